@@ -1,0 +1,27 @@
+"""AutoDist: train a TensorFlow script written for one device on many devices and many machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from autodist.versions import check_versions
+
+if TYPE_CHECKING:
+    from autodist.api import AutoDist
+    from autodist.resources import ResourceSpec
+
+__version__ = "0.1.0"
+__all__ = ["AutoDist", "ResourceSpec"]
+
+check_versions()
+
+_WHERE = {"AutoDist": "autodist.api", "ResourceSpec": "autodist.resources"}
+
+
+def __getattr__(name: str) -> Any:
+    """Imports what is asked for when it is asked for: an agent on another machine needs no TensorFlow."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'autodist' has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(_WHERE[name]), name)

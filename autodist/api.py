@@ -1,0 +1,143 @@
+"""AutoDist: scope → capture → plan → launch → rewrite → run."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.capture.keras_models import KerasModels
+from autodist.cluster.script_end import watch_script_end
+from autodist.errors import AutoDistError
+from autodist.function_step import DistributedFunction
+from autodist.messages import log_to_the_terminal
+from autodist.resources import ResourceSpec
+from autodist.run import Run
+from autodist.runtime.seeds import seed_what_has_no_seed
+from autodist.runtime.threads import share_cores
+from autodist.strategies import BuildsStrategy, builder_from_section
+
+log = logging.getLogger("autodist")
+
+
+class AutoDist:
+    """Trains what is built in its scope on all devices of all machines.
+
+    Args:
+        resource_spec_file: the YAML of the machines and the strategy; None: this machine, one worker.
+        strategy_builder: decides the strategy, in place of what the YAML says.
+        resource_spec: the machines, in place of a file.
+
+    Raises:
+        ResourceSpecError, StrategyError: with file, line and key.
+    """
+
+    def __init__(
+        self,
+        resource_spec_file: str | os.PathLike[str] | None = None,
+        strategy_builder: BuildsStrategy | None = None,
+        resource_spec: ResourceSpec | None = None,
+    ) -> None:
+        watch_script_end()
+        spec = _read_spec(resource_spec_file, resource_spec)
+        builder = strategy_builder if strategy_builder is not None else builder_from_section(spec.strategy)
+        self._run = Run.begin(spec, builder)
+        log_to_the_terminal(self.is_chief)
+        self._run.check_devices()
+        share_cores(self._run.spec.workers, self._run.index)
+        keras_steps_are_global = self._run.spec.batch != "per_worker"
+        self._keras = KerasModels(
+            lambda step: DistributedFunction(step, self._run, is_global=keras_steps_are_global), self.is_chief
+        )
+        atexit.register(self._end)
+
+    # -- who runs --------------------------------------------------------------------------------------------------
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this is the process that the user started."""
+        return self._run.index == 0
+
+    @property
+    def worker_index(self) -> int:
+        """Index of this worker; the chief's is 0."""
+        return self._run.index
+
+    @property
+    def num_workers(self) -> int:
+        return self._run.workers
+
+    @property
+    def num_replicas(self) -> int:
+        """Replicas of all workers."""
+        return len(self._run.spec.replicas)
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """The same as `num_replicas`, under the name that `tf.distribute` has for it."""
+        return self.num_replicas
+
+    # -- what is distributed ---------------------------------------------------------------------------------------
+
+    @contextmanager
+    def scope(self) -> Iterator[AutoDist]:
+        """What is built here trains on all replicas, also after the scope."""
+        seed_what_has_no_seed(self._run.seed)
+        with self._keras.adopting():
+            yield self
+
+    def function(
+        self,
+        step: Callable[..., Any] | None = None,
+        *,
+        batch_axis: Mapping[str, int | None] | None = None,
+        batch: str | None = None,
+    ) -> Any:
+        """Decorator of a training step, in place of `tf.function`.
+
+        Args:
+            step: the step; it computes gradients and applies them.
+            batch_axis: by parameter, the axis along which an argument is split over the replicas; by default the first one of
+                arrays, none of scalars; None: every replica gets the whole.
+            batch: "per_worker" (default): what is passed is this worker's own part; "global": every worker passes the same
+                batch, of which each keeps its share.
+        """
+        if batch not in (None, "per_worker", "global"):
+            raise ValueError(f"batch is {batch!r}; it may be 'global' or 'per_worker'.")
+        is_global = (batch or self._run.spec.batch) == "global"
+
+        def decorate(function: Callable[..., Any]) -> DistributedFunction:
+            return DistributedFunction(function, self._run, batch_axis, is_global)
+
+        return decorate if step is None else decorate(step)
+
+    def pull(self) -> None:
+        """Brings the script's variables up to date; reading one does it too."""
+        self._run.pull()
+
+    # -- end -------------------------------------------------------------------------------------------------------
+
+    def _end(self) -> None:
+        try:
+            self._run.finish()
+        except AutoDistError as error:
+            log.error("%s", error)
+            # At this point only a signal can still make the process's exit status tell of the failure.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
+
+
+def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -> ResourceSpec:
+    if spec is not None and file is not None:
+        raise ValueError("give resource_spec_file or resource_spec, not both.")
+    if spec is not None:
+        return spec
+    if file is not None:
+        return ResourceSpec.from_file(file)
+    return ResourceSpec.local(len(tf.config.list_physical_devices("GPU")))

@@ -1,0 +1,139 @@
+"""From a graph and the notes made while it was built to a GraphItem."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.capture.gradients import NotedCall
+from autodist.errors import CaptureError
+from autodist.graph.item import Aggregation, Gradient, GradientCall, GraphItem, Variable
+from autodist.graph.stages import find_stages
+
+log = logging.getLogger("autodist")
+
+_SEED_SUFFIXES = ("seed_generator_state", "StateVar")
+
+_AGGREGATIONS = {
+    "MEAN": Aggregation.MEAN,
+    "SUM": Aggregation.SUM,
+    "ONLY_FIRST_REPLICA": Aggregation.ONLY_FIRST_REPLICA,
+}
+
+
+@dataclass(frozen=True)
+class FoundVariable:
+    """A variable of the script and the node that makes its handle in the captured graph."""
+
+    source: tf.Variable
+    handle: str
+
+
+def describe_variables(found: Iterable[FoundVariable]) -> tuple[Variable, ...]:
+    """What the kernels need to know of each variable; names are made unique in the order of `found`.
+
+    Raises:
+        CaptureError: if a shape is not fully known.
+    """
+    taken: dict[str, int] = {}
+    described = []
+    for one in found:
+        source = one.source
+        name = source.name.removesuffix(":0")
+        count = taken[name] = taken.get(name, 0) + 1
+        unique = name if count == 1 else f"{name}_{count - 1}"
+        if not source.shape.is_fully_defined():
+            raise CaptureError(
+                f"variable {unique} has shape {source.shape}, which is not fully known; give it a shape when it is made."
+            )
+        described.append(
+            Variable(
+                name=unique,
+                handle=one.handle,
+                shape=tuple(source.shape.as_list()),
+                dtype=source.dtype.base_dtype,
+                trainable=bool(source.trainable),
+                aggregation=_AGGREGATIONS.get(source.aggregation.name, Aggregation.NONE),
+                is_seed=source.dtype.is_integer and name.endswith(_SEED_SUFFIXES),
+            )
+        )
+    return tuple(described)
+
+
+def assemble(
+    graph_def: tf.compat.v1.GraphDef,
+    variables: Sequence[Variable],
+    calls: Sequence[NotedCall],
+    handle_of: Callable[[Any], str | None],
+    inputs: Mapping[str, int | None],
+    outputs: Sequence[str],
+    targets: Sequence[str],
+    graph: tf.Graph,
+) -> GraphItem:
+    """The item of a step.
+
+    Args:
+        graph_def: what was captured, a VarHandleOp for each variable in it.
+        variables: all of them.
+        calls: the calls of `gradient` made in this graph.
+        handle_of: name of the VarHandleOp for a handle that was noted; None if it is not in this graph.
+        inputs: tensors given anew for every step, with their batch axes.
+        outputs: tensors that the step returns.
+        targets: nodes that run without being returned.
+        graph: asked for shapes and dtypes.
+    """
+    names = {v.handle: v.name for v in variables}
+    present = {node.name for node in graph_def.node}
+    gradients: list[Gradient] = []
+    made: list[GradientCall] = []
+    for call in calls:
+        kept = [
+            Gradient(names[handle], tensors, len(made))
+            for source, gradient in call.pairs
+            if (handle := handle_of(source)) in names and (tensors := _tensors(gradient))
+            and all(t.partition(":")[0] in present for t in tensors)
+        ]  # fmt: skip
+        if kept:
+            gradients += kept
+            made.append(GradientCall(tuple(t.name for t in call.targets), call.seed.op.name))
+    specs: dict[str, tf.TensorSpec] = {}
+
+    def spec_of(name: str) -> tf.TensorSpec:
+        if name not in specs:
+            tensor = graph.get_tensor_by_name(name)
+            specs[name] = tf.TensorSpec(tensor.shape, tensor.dtype)
+        return specs[name]
+
+    item = GraphItem(
+        graph_def=graph_def,
+        variables=tuple(variables),
+        gradients=tuple(gradients),
+        gradient_calls=tuple(made),
+        inputs=dict(inputs),
+        outputs=tuple(outputs),
+        targets=tuple(targets),
+        spec_of=spec_of,
+    )
+    return replace(item, gradients=find_stages(item).gradients) if gradients else item
+
+
+def _tensors(gradient: tf.Tensor | tf.IndexedSlices) -> tuple[str, ...]:
+    if isinstance(gradient, tf.IndexedSlices):
+        return (gradient.indices.name, gradient.values.name)
+    return (gradient.name,)
+
+
+def warn_of_variables_without_gradient(item: GraphItem, calls: Sequence[NotedCall], handle_of: Callable[[Any], str | None]) -> None:
+    """Names once the variables that were differentiated by and that the loss does not depend on."""
+    by_handle = item.by_handle
+    lost = {by_handle[h].name for c in calls for s in c.without if (h := handle_of(s)) in by_handle}
+    lost -= {g.variable for g in item.gradients}
+    if lost:
+        log.warning(
+            "the loss does not depend on %s; without a gradient they are not synchronised and keep their values.",
+            ", ".join(sorted(lost)),
+        )

@@ -1,0 +1,174 @@
+"""Front end of TensorFlow 2 steps: a Python function becomes a GraphItem."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.capture.assemble import FoundVariable, assemble, describe_variables, warn_of_variables_without_gradient
+from autodist.capture.gradients import NotedCall, noting_gradients
+from autodist.capture.inline import inlining_functions
+from autodist.errors import CaptureError
+from autodist.graph.editor import GraphEditor
+from autodist.graph.item import GraphItem, Variable
+from autodist.graph.names import node_of, tensor
+
+
+@dataclass(frozen=True)
+class CapturedFunction:
+    """A traced step.
+
+    Attributes:
+        item: the step.
+        sources: the script's variable for each of the item's, in their order.
+        inputs: tensors of the item, in the order of the flattened arguments.
+        outputs: structure of what the step returns; its leaves are tensors, in the order of `item.outputs`, or
+            Python values.
+    """
+
+    item: GraphItem
+    sources: tuple[tf.Variable, ...]
+    inputs: tuple[str, ...]
+    outputs: Any
+
+
+def capture_function(function: Callable[..., Any], arguments: Any, batch_axes: Iterable[int | None], needs_gradients: bool = True) -> CapturedFunction:
+    """Traces `function(*arguments)`.
+
+    Args:
+        function: the step.
+        arguments: a tuple whose tensors are `tf.TensorSpec`s.
+        batch_axes: for each tensor of the flattened arguments, the axis along which it is split.
+        needs_gradients: whether a step without gradients is an error.
+
+    Raises:
+        CaptureError: no gradient of a variable is made in the step, or it is made in a loop; or the step uses something
+            that lives outside of it and cannot be brought along.
+    """
+    with noting_gradients() as notes, inlining_functions():
+        concrete = tf.function(function).get_concrete_function(*arguments)
+    graph = concrete.graph
+    calls = [c for c in notes.calls if c.graph is graph]
+    if needs_gradients:
+        _require_gradients(notes.calls, calls)
+    editor = GraphEditor(graph.as_graph_def())
+    found = _bind_captures(editor, graph)
+    variables = describe_variables(found)
+    handles = {id(one.source.handle): one.handle for one in found}
+
+    def handle_of(source: Any) -> str | None:
+        return handles.get(id(source)) or _inner_handle(graph, source, handles)
+
+    inputs = [t.name for t in graph.inputs[: len(graph.inputs) - len(graph.captures)]]
+    outputs = [_through_identities(editor, t.name) for t in concrete.outputs]
+    targets = sorted(op.name for op in graph.control_outputs if op.type not in ("ReadVariableOp", "ResourceGather"))
+    named = [node_of(t) for c in calls for t in _noted_tensors(c)]
+    editor.prune([*map(node_of, outputs), *targets, *map(node_of, inputs), *named, *(v.handle for v in variables)])
+    item = assemble(
+        editor.to_graph_def(), variables, calls, handle_of, dict(zip(inputs, batch_axes, strict=True)), outputs, targets, graph
+    )
+    if needs_gradients and not item.gradients:
+        raise CaptureError(_UNUSED)
+    warn_of_variables_without_gradient(item, calls, handle_of)
+    return CapturedFunction(item, tuple(one.source for one in found), tuple(inputs), concrete.structured_outputs)
+
+
+_NONE = (
+    "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with tf.GradientTape "
+    "or tf.gradients inside the step, and apply them there."
+)
+_UNUSED = (
+    "the step computes gradients but writes no variable from them. Apply them to their variables inside the step "
+    "(optimizer.apply_gradients)."
+)
+
+
+def _require_gradients(noted: list[NotedCall], calls: list[NotedCall]) -> None:
+    if any(c.pairs for c in calls):
+        return
+    if any(c.pairs for c in noted if isinstance(c.graph, tf.__internal__.FuncGraph) and c.graph.outer_graph is not None):
+        raise CaptureError(
+            "the step makes its gradients inside a tf.while_loop or tf.cond, which cannot be synchronised. Move the loop "
+            "out of the step: call the step once for each batch."
+        )
+    raise CaptureError(_NONE)
+
+
+def _noted_tensors(call: NotedCall) -> list[str]:
+    found = [call.seed.name, *(t.name for t in call.targets)]
+    for _, gradient in call.pairs:
+        sparse = isinstance(gradient, tf.IndexedSlices)
+        found += [gradient.indices.name, gradient.values.name] if sparse else [gradient.name]
+    return found
+
+
+def _bind_captures(editor: GraphEditor, graph: tf.Graph) -> list[FoundVariable]:
+    """What the step takes from outside becomes part of it: handles of variables, values of tensors."""
+    known = {id(v.handle): v for v in graph.variables}
+    found = []
+    for outer, inner in graph.captures:
+        node = editor[inner.op.name]
+        if inner.dtype == tf.resource:
+            variable = known[id(outer)] if id(outer) in known else _search(outer)
+            if variable is None:
+                raise CaptureError(
+                    f"the step uses a resource that is not a variable ({inner.op.name}: a lookup table, an iterator or a queue), "
+                    "which lives in this process alone. Move it into the input pipeline."
+                )
+            _become_handle(node, variable)
+            found.append(FoundVariable(variable, node.name))
+        else:
+            _become_constant(node, outer)
+    return found
+
+
+def _search(handle: Any) -> tf.Variable | None:
+    """A variable that the step writes without reading it, found by its handle."""
+    for candidate in gc.get_objects():
+        if isinstance(candidate, tf.Variable) and getattr(candidate, "handle", None) is handle:
+            return candidate
+    return None
+
+
+def _become_handle(node: tf.compat.v1.NodeDef, variable: tf.Variable) -> None:
+    node.op = "VarHandleOp"
+    node.attr.clear()
+    node.attr["dtype"].type = variable.dtype.base_dtype.as_datatype_enum
+    node.attr["shape"].shape.CopyFrom(variable.shape.as_proto())
+    node.attr["shared_name"].s = node.name.encode()
+
+
+def _become_constant(node: tf.compat.v1.NodeDef, value: tf.Tensor) -> None:
+    if isinstance(value, tf.Tensor) and not hasattr(value, "numpy"):
+        raise CaptureError(
+            f"the step uses {value.name}, a tensor of another graph. Pass it to the step as an argument."
+        )
+    node.op = "Const"
+    node.attr.clear()
+    node.attr["dtype"].type = value.dtype.as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value.numpy(), dtype=value.dtype))
+
+
+def _inner_handle(graph: tf.Graph, source: Any, handles: dict[int, str]) -> str | None:
+    """The node for a handle that was noted as the placeholder which stands for it in the graph."""
+    for outer, inner in graph.captures:
+        if inner is source:
+            return handles.get(id(outer))
+    return None
+
+
+def _through_identities(editor: GraphEditor, name: str) -> str:
+    """An output without the Identity that orders it after all of the step's writes."""
+    node = editor[node_of(name)]
+    while node.op == "Identity":
+        name = tensor(node.input[0])
+        node = editor[node_of(name)]
+    return name
+
+
+def variables_of(captured: CapturedFunction) -> dict[str, Variable]:
+    return captured.item.by_name

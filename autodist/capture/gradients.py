@@ -1,0 +1,129 @@
+"""Gradients are noted where they are made: `tf.gradients` and `tf.GradientTape.gradient`, never guessed from op types."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
+
+SEED_NAME = "autodist_loss_weight"
+
+
+@dataclass(frozen=True)
+class NotedCall:
+    """One call of `gradient` for variables.
+
+    Attributes:
+        graph: in which the gradients were made.
+        targets: what was differentiated.
+        seed: a scalar, 1 unless it is replaced, to which the gradients are proportional.
+        pairs: handle of a variable, and its gradient (a tensor or IndexedSlices), where there is one.
+        without: handles of variables that the targets do not depend on.
+    """
+
+    graph: tf.Graph
+    targets: tuple[tf.Tensor, ...]
+    seed: tf.Tensor
+    pairs: tuple[tuple[Any, tf.Tensor | tf.IndexedSlices], ...]
+    without: tuple[Any, ...]
+
+
+@dataclass
+class GradientNotes:
+    """What was noted, in order."""
+
+    calls: list[NotedCall] = field(default_factory=list)
+    _depth: threading.local = field(default_factory=threading.local)
+
+    @contextmanager
+    def _inside(self) -> Iterator[bool]:
+        """Whether this is the outermost call: what a call differentiates on its way is part of it."""
+        depth = getattr(self._depth, "value", 0)
+        self._depth.value = depth + 1
+        try:
+            yield depth == 0
+        finally:
+            self._depth.value = depth
+
+    def differentiate(self, targets: Any, sources: Any, weights: Any, plain: Any) -> Any:
+        """Calls `plain(targets, weights)` with the weights multiplied by a seed, and notes what comes of it.
+
+        Args:
+            targets: as given by the user; flat or nested.
+            sources: likewise.
+            weights: gradients of the outcome by the targets; None: ones.
+            plain: the function that differentiates.
+        """
+        with self._inside() as is_outermost:
+            handles = [_handle_of(s) for s in tf.nest.flatten(sources)]
+            flat = tf.nest.flatten(targets, expand_composites=False)
+            if not is_outermost or tf.executing_eagerly() or all(h is None for h in handles) or not _floats(flat):
+                return plain(targets, weights)
+            graph = tf.compat.v1.get_default_graph()
+            tensors = [tf.convert_to_tensor(t) for t in flat]
+            seed = tf.raw_ops.PlaceholderWithDefault(input=tf.ones([], tensors[0].dtype), shape=[], name=SEED_NAME)
+            given = [None] * len(flat) if weights is None else tf.nest.flatten(weights)
+            weighted = [
+                (tf.ones_like(t) if w is None else w) * tf.cast(seed, t.dtype) for t, w in zip(tensors, given, strict=True)
+            ]
+            found = plain(targets, tf.nest.pack_sequence_as(targets, weighted))
+            made = list(zip(handles, tf.nest.flatten(found, expand_composites=False), strict=True))
+            self.calls.append(
+                NotedCall(
+                    graph,
+                    tuple(tensors),
+                    seed,
+                    tuple((h, g) for h, g in made if h is not None and g is not None),
+                    tuple(h for h, g in made if h is not None and g is None),
+                )
+            )
+            return found
+
+
+def _handle_of(source: Any) -> Any:
+    """The handle of a variable, or of what stands for one; None for a tensor."""
+    if isinstance(source, tf.Tensor):
+        return source if source.dtype == tf.resource else None
+    return getattr(source, "handle", None)
+
+
+def _floats(targets: list[Any]) -> bool:
+    return all(hasattr(t, "dtype") and tf.as_dtype(t.dtype).is_floating for t in targets)
+
+
+@contextmanager
+def noting_gradients() -> Iterator[GradientNotes]:
+    """Notes all gradients of variables that are made in graphs while the context is open."""
+    notes = GradientNotes()
+    tape_gradient = tf.GradientTape.gradient
+    graph_gradients = gradients_util._GradientsHelper
+
+    def gradient(
+        self: tf.GradientTape,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
+    ) -> Any:
+        return notes.differentiate(
+            target, sources, output_gradients, lambda t, w: tape_gradient(self, t, sources, w, unconnected_gradients)
+        )
+
+    def helper(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("src_graph") is not None or len(args) >= 7:  # TensorFlow differentiates the body of a loop
+            return graph_gradients(ys, xs, grad_ys, *args, **kwargs)
+        ys = list(ys) if isinstance(ys, list | tuple) else [ys]
+        return notes.differentiate(ys, xs, grad_ys, lambda t, w: graph_gradients(t, xs, w, *args, **kwargs))
+
+    tf.GradientTape.gradient = gradient
+    gradients_util._GradientsHelper = helper
+    try:
+        yield notes
+    finally:
+        tf.GradientTape.gradient = tape_gradient
+        gradients_util._GradientsHelper = graph_gradients

@@ -1,0 +1,34 @@
+"""Nested `tf.function`s are taken inline while a step is captured, so that all gradients and writes lie in one graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+
+@contextmanager
+def inlining_functions() -> Iterator[None]:
+    """Within it, calling a `tf.function` while a graph is being built traces its Python function into that graph.
+
+    AutoGraph is kept: the Python function is converted as `tf.function` would convert it.
+    """
+    kind = type(tf.function(lambda: None))
+    plain = kind.__call__
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not tf.inside_function() and tf.executing_eagerly():
+            return plain(self, *args, **kwargs)
+        status = tf.__internal__.autograph.control_status_ctx()
+        body = self.python_function
+        if getattr(self, "_autograph", True):
+            body = tf.__internal__.autograph.tf_convert(body, status)
+        return body(*args, **kwargs)
+
+    kind.__call__ = call
+    try:
+        yield
+    finally:
+        kind.__call__ = plain

@@ -1,0 +1,113 @@
+"""Front end of Keras 3: models compiled in a scope train through AutoDist, `fit` and all that stands around it kept."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from autodist.errors import CaptureError
+
+log = logging.getLogger("autodist")
+
+StepMaker = Callable[[Callable[..., Any]], Callable[..., Any]]
+"""Makes of a Keras `train_step`, a function of one batch, one that trains on all replicas."""
+
+_SHOWS_PROGRESS = ("fit", "evaluate", "predict")
+
+
+class KerasModels:
+    """Lets models train through steps that `distribute` makes.
+
+    Args:
+        distribute: makes a distributed step of a model's `train_step`.
+        shows_progress: whether this worker shows Keras's progress bars.
+    """
+
+    def __init__(self, distribute: StepMaker, shows_progress: bool) -> None:
+        self._distribute, self._shows_progress = distribute, shows_progress
+
+    @contextmanager
+    def adopting(self) -> Iterator[None]:
+        """Adopts every model that is compiled or makes its train function while the context is open."""
+        compile_model, make_train = keras.Model.compile, keras.Model.make_train_function
+        adopt = self.adopt
+
+        @functools.wraps(compile_model)
+        def compile_and_adopt(model: keras.Model, *args: Any, **kwargs: Any) -> None:
+            compile_model(model, *args, **kwargs)
+            adopt(model)
+
+        @functools.wraps(make_train)
+        def adopt_and_make(model: keras.Model, force: bool = False) -> Any:
+            adopt(model)
+            return model.make_train_function(force)
+
+        keras.Model.compile, keras.Model.make_train_function = compile_and_adopt, adopt_and_make
+        try:
+            yield
+        finally:
+            keras.Model.compile, keras.Model.make_train_function = compile_model, make_train
+
+    def adopt(self, model: keras.Model) -> None:
+        """Gives one model a train function of ours; it keeps it after the scope."""
+
+        def make_train_function(force: bool = False) -> Any:
+            if model.train_function is None or force:
+                _check(model)
+                model.train_function = self._train_function(model)
+            return model.train_function
+
+        vars(model)["make_train_function"] = make_train_function
+        model.train_function = None
+        if not self._shows_progress:
+            for name in _SHOWS_PROGRESS:
+                vars(model)[name] = _silenced(getattr(type(model), name).__get__(model))
+
+    def _train_function(self, model: keras.Model) -> Callable[[Iterator[Any]], Any]:
+        def train_step(data: Any) -> Any:
+            return model.train_step(data)
+
+        step = self._distribute(train_step)
+
+        def train(iterator: Iterator[Any]) -> Any:
+            logs = step(next(iterator))
+            for _ in range(model.steps_per_execution - 1):
+                try:
+                    data = next(iterator)
+                except StopIteration:
+                    break
+                logs = step(data)
+            return logs
+
+        return train
+
+
+def _check(model: keras.Model) -> None:
+    if model.run_eagerly:
+        raise CaptureError(
+            f"{model.name} is compiled with run_eagerly=True, and a step that is never a graph cannot be distributed. Compile it "
+            "without."
+        )
+    if model.jit_compile:
+        log.warning(
+            "%s is compiled with jit_compile=True; its steps run without XLA under AutoDist.", model.name
+        )
+
+
+def _silenced(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method` without its progress bar, however `verbose` was passed."""
+    signature = inspect.signature(method)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments["verbose"] = 0
+        return method(*bound.args, **bound.kwargs)
+
+    return call

@@ -1,0 +1,269 @@
+"""The coordinator: in the chief's process, it starts the other workers, watches them, and ends them."""
+
+from __future__ import annotations
+
+import enum
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from autodist.cluster.addresses import check_reach, host_and_port
+from autodist.cluster.agent import find_facts
+from autodist.cluster.failure import Ending, choose_cause
+from autodist.cluster.link import Link
+from autodist.cluster.output import Output
+from autodist.cluster.ports import PortHeld
+from autodist.cluster.preflight import check_all
+from autodist.cluster.protocol import GRACE, Facts, Inspect, Join, Lost, Message, Release, Start, Stop
+from autodist.cluster.script import Script
+from autodist.cluster.ssh_settings import SSHSettings
+from autodist.cluster.transport import LocalTransport, SSHTransport, Transport
+from autodist.errors import WorkerFailedError
+from autodist.resources import ResourceSpec, Worker
+
+_log = logging.getLogger("autodist.cluster")
+
+ANSWER_LIMIT = 45.0
+"""Seconds within which every agent has to answer: logging in over SSH takes the most of it."""
+
+RELEASE_LIMIT = 10.0
+"""Seconds that a released worker has for its process to end."""
+
+# Endings that one cause has come in within the first; a cut link may show later than what it causes, as an echo.
+_COLLECT, _COLLECT_ECHOES = 1.0, 3.0
+_STOP_LIMIT = GRACE + 2.0
+
+
+class _Phase(enum.Enum):
+    """What an ended worker means: nothing yet, a failure, what was asked for, nothing any more."""
+
+    PREPARING = enum.auto()
+    RUNNING = enum.auto()
+    RELEASED = enum.auto()
+    STOPPED = enum.auto()
+
+
+class Coordinator:
+    """The chief's hand on all other workers: `prepare`, `start`, then `finish` or `abort`.
+
+    However this process ends, the other workers end with it: their agents see that the channel has closed. Nothing is
+    started before `prepare`, and with a single worker nothing at all.
+
+    Args:
+        spec: the machines.
+        on_failure: called once, from a thread of the coordinator, when a worker has ended badly while the chief's
+            script runs; the others are being stopped by then. The chief may be inside TensorFlow, waiting for a worker
+            that is gone: the callback's part is to get it out (close its session).
+        script: what the workers run; by default what this process runs.
+    """
+
+    def __init__(
+        self, spec: ResourceSpec, on_failure: Callable[[WorkerFailedError], None], script: Script | None = None
+    ) -> None:
+        self._workers, self._spec = spec.workers, spec
+        self._on_failure, self._script = on_failure, script
+        self._process = os.getpid()
+        self._output = Output()
+        # Guards everything below, and the fields of the links.
+        self._changed = threading.Condition()
+        self._phase = _Phase.PREPARING
+        self._links: tuple[Link, ...] = ()
+        self._endings: list[Ending] = []
+        self._cause: WorkerFailedError | None = None
+        self._held: PortHeld | None = None
+        self._addresses: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> PortHeld:
+        """The chief's own port; `start_server` releases it. There from `prepare` on."""
+        assert self._held is not None, "prepare comes first"
+        return self._held
+
+    def prepare(self) -> tuple[str, ...]:
+        """Reaches every worker's machine, all at once, starts an agent for each worker, and checks what must hold.
+
+        Returns:
+            "host:port" of every worker's server, by the worker's index.
+
+        Raises:
+            ClusterError: with every fault of every machine: not reachable, versions that differ, no script, no port.
+        """
+        try:
+            check_reach([worker.node.address for worker in self._workers])
+            script = self._script_to_run()
+            self._open_links()
+            answers = self._inspect(script)
+            check_all(answers)
+        except BaseException:
+            self.abort("the run could not be prepared")
+            raise
+        self._addresses = tuple(
+            host_and_port(worker.node.address, answer.port)
+            for worker, answer in zip(self._workers, answers.values(), strict=True)
+            if isinstance(answer, Facts) and answer.port is not None
+        )
+        return self._addresses
+
+    def start(self, payload: bytes) -> None:
+        """Starts the script on every other worker, and watches from now on.
+
+        Args:
+            payload: reaches every worker as `Member.payload`.
+        """
+        script = self._script_to_run()
+        environment = dict(script.environment) if script else {}
+        for worker, link in zip(self._workers[1:], self._links, strict=True):
+            assert script is not None
+            join = Join(worker.index, worker.name, self._addresses, payload)
+            link.send(Start(script.arguments, script.directory, environment, join))
+        with self._changed:
+            self._phase = _Phase.RUNNING
+            # What ended while nothing ran yet counts from now on.
+            self._endings.extend(link.ending for link in self._links if link.ending)
+        if self._links:
+            _log.info("started %s", ", ".join(link.name for link in self._links))
+            threading.Thread(target=self._supervise, name="autodist-supervisor", daemon=True).start()
+
+    def finish(self) -> None:
+        """The chief's script has ended well: waits until all workers are done, then lets all of them end.
+
+        Raises:
+            WorkerFailedError: a worker ended badly, or did not end within `RELEASE_LIMIT` seconds after its release.
+        """
+        if self._phase is _Phase.PREPARING:
+            self.abort("nothing was started")
+        if self._is_over():
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: self._endings or all(link.done for link in self._links))
+            if not self._endings:
+                self._phase = _Phase.RELEASED
+        if self._phase is not _Phase.RELEASED:
+            cause = self.first_cause(_COLLECT_ECHOES + 1)
+            self.abort("a worker ended badly")
+            assert cause is not None
+            raise cause
+        self._release()
+
+    def abort(self, reason: str) -> None:
+        """Stops all workers now; returns within 10 s, when they are gone. Again, or after `finish`: nothing happens.
+
+        Args:
+            reason: for the log.
+        """
+        if self._is_over():
+            return
+        _log.info("stopping all workers: %s", reason)
+        with self._changed:
+            self._phase = _Phase.STOPPED
+            self._changed.notify_all()
+        self._tell_all(Stop())
+        self._close(_STOP_LIMIT)
+
+    def first_cause(self, timeout: float) -> WorkerFailedError | None:
+        """Why the run failed, if a worker ended badly; waits for that for up to `timeout` seconds.
+
+        The chief asks this when TensorFlow tells it that another worker has gone: that error names no cause.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._cause is not None, timeout)
+            return self._cause
+
+    def check(self) -> None:
+        """Raises the failure of the run if there is one by now; `wait_until_listening` calls it between tries.
+
+        Raises:
+            WorkerFailedError: a worker has ended badly.
+        """
+        cause = self.first_cause(0)
+        if cause is not None:
+            raise cause
+
+    def _is_over(self) -> bool:
+        """Whether all is done here: stopped, released, or another process's affair, since this one was forked."""
+        return self._phase in (_Phase.RELEASED, _Phase.STOPPED) or os.getpid() != self._process
+
+    def _script_to_run(self) -> Script | None:
+        if self._script is None and len(self._workers) > 1:
+            self._script = Script.of_this_process()
+        return self._script
+
+    def _open_links(self) -> None:
+        for worker in self._workers[1:]:
+            transport, options = self._transport(worker)
+            channel = transport.open("autodist.cluster.agent", *options)
+            link = Link(worker.name, channel, self._changed, self._output, self._note_ending)
+            self._links += (link,)
+
+    def _transport(self, worker: Worker) -> tuple[Transport, tuple[str, ...]]:
+        group = self._spec.ssh_group(worker.node)
+        if group is None:
+            return LocalTransport(), ()
+        return SSHTransport(SSHSettings.of_group(worker.node.address, group)), ("--remote",)
+
+    def _inspect(self, script: Script | None) -> dict[str, Facts | Lost]:
+        """What every worker's machine says, by the worker's name."""
+        file, directory = (script.file, script.directory) if script else (None, os.getcwd())
+        asks = [Inspect(file, directory, worker.port) for worker in self._workers]
+        for link, ask in zip(self._links, asks[1:], strict=True):
+            link.send(ask)
+        own, self._held = find_facts(asks[0])
+        with self._changed:
+            self._changed.wait_for(lambda: all(link.answer for link in self._links), ANSWER_LIMIT)
+            late = Lost(f"no answer within {ANSWER_LIMIT:.0f} s; see whether the machine is up and not overloaded")
+            return {self._workers[0].name: own} | {link.name: link.answer or late for link in self._links}
+
+    def _note_ending(self, link: Link) -> None:
+        assert link.ending is not None
+        if self._phase is _Phase.RUNNING or (self._phase is _Phase.RELEASED and link.status != 0):
+            self._endings.append(link.ending)
+
+    def _supervise(self) -> None:
+        """Waits for the first bad ending while the chief's script runs, and acts on it."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._endings or self._phase is not _Phase.RUNNING)
+            if not self._endings or self._phase is _Phase.RELEASED:
+                return
+            self._collect()
+            self._cause = choose_cause(self._endings).error()
+            self._changed.notify_all()
+        self._tell_all(Stop())
+        self._on_failure(self._cause)
+
+    def _collect(self) -> None:
+        """Gives other endings that have the same cause a moment to come in; what nothing else causes needs none."""
+        began = time.monotonic()
+        self._changed.wait_for(
+            lambda: choose_cause(self._endings).is_lost or len(self._endings) == len(self._links), _COLLECT
+        )
+        rest = began + _COLLECT_ECHOES - time.monotonic()
+        self._changed.wait_for(
+            lambda: not choose_cause(self._endings).is_echo or len(self._endings) == len(self._links), rest
+        )
+
+    def _release(self) -> None:
+        self._tell_all(Release())
+        with self._changed:
+            self._changed.wait_for(lambda: all(link.ending for link in self._links), RELEASE_LIMIT)
+            late = [link.name for link in self._links if not link.ending]
+            bad = [*self._endings, *(Ending(name, f"did not end within {RELEASE_LIMIT:.0f} s") for name in late)]
+        if late:
+            self._tell_all(Stop())
+        self._close(_STOP_LIMIT)
+        if bad:
+            raise choose_cause(bad).error()
+
+    def _tell_all(self, message: Message) -> None:
+        for link in self._links:
+            link.send(message)
+
+    def _close(self, limit: float) -> None:
+        """Waits until all agents have ended, for `limit` seconds in all, and ends what is left on this machine."""
+        deadline = time.monotonic() + limit
+        for link in self._links:
+            link.wait(max(0.0, deadline - time.monotonic()))
+            link.close()
+        if self._held is not None:
+            self._held.release()

@@ -1,0 +1,112 @@
+"""A script started by the agent, under a guard."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import BinaryIO
+
+from autodist.cluster.member import CONTROL_VARIABLE
+from autodist.cluster.ports import PortHeld
+from autodist.cluster.protocol import Exited, Line, Message, Start, decode, encode
+
+# A line without an end is passed on in pieces of this many bytes.
+_LONGEST_LINE = 1 << 16
+
+# In seconds: the last lines and the exit status may wait on a link that is cut.
+_REPORT_LIMIT = 1.0
+
+
+class LaunchedScript:
+    """A running script: what it prints and says is passed on, and `end` leaves nothing of it.
+
+    Args:
+        start: what to run.
+        held: the port of its server; the script inherits the hold.
+        send: called with `Line`, `Joined`, `Done` and, last, `Exited`, from several threads.
+        on_exit: called when all has been sent.
+    """
+
+    def __init__(
+        self, start: Start, held: PortHeld, send: Callable[[Message], None], on_exit: Callable[[], None]
+    ) -> None:
+        self._send, self._on_exit = send, on_exit
+        self._gone = threading.Event()
+        self._control, theirs = socket.socketpair()
+        self._reports, report_fd = os.pipe()
+        # PYTHONUNBUFFERED: lines arrive when they are printed, and the last ones of a killed script are not lost.
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(start.environment)
+        environment[CONTROL_VARIABLE] = f"{theirs.fileno()},{held.fileno()}"
+        guard = [sys.executable, "-P", "-m", "autodist.cluster.guard", str(report_fd), environment[CONTROL_VARIABLE]]
+        self._guard = subprocess.Popen(
+            [*guard, sys.executable, *start.arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            cwd=start.directory,
+            env=environment,
+            pass_fds=(theirs.fileno(), held.fileno(), report_fd),
+            start_new_session=True,
+        )
+        theirs.close()
+        os.close(report_fd)
+        held.release()
+        self._pumps = [self._run(self._pump, stream) for stream in ("stdout", "stderr")]
+        self._run(self._converse, start)
+        self._watch = self._run(self._wait)
+
+    def tell(self, message: Message) -> None:
+        """Passes a message on to the script's member."""
+        try:
+            self._control.sendall(encode(message))
+        except OSError:
+            return  # the script has just ended, which is reported by itself
+
+    def end(self) -> None:
+        """Ends the script, if it has not ended; returns when it has, and has been reported if anybody listens."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        self._gone.wait()
+        self._watch.join(_REPORT_LIMIT)
+
+    def _run(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        thread.start()
+        return thread
+
+    def _pump(self, stream: str) -> None:
+        source: BinaryIO = getattr(self._guard, stream)
+        while line := source.readline(_LONGEST_LINE):
+            self._send(Line(stream, line.decode(errors="replace").rstrip("\r\n")))
+
+    def _converse(self, start: Start) -> None:
+        try:
+            self._control.sendall(encode(start.join))
+            for line in self._control.makefile("rb"):
+                self._send(decode(line))
+        except OSError:
+            return  # the script has ended, which is reported by itself
+
+    def _wait(self) -> None:
+        with os.fdopen(self._reports, "rb") as reports:
+            numbers = [int(line) for line in reports]
+        guard_status = self._guard.wait()
+        status = numbers[1] if len(numbers) == 2 else self._end_unguarded(numbers, guard_status)
+        self._gone.set()
+        for pump in self._pumps:
+            pump.join(_REPORT_LIMIT / 4)  # a process that got away may keep the outputs open
+        self._send(Exited(status))
+        self._on_exit()
+
+    def _end_unguarded(self, numbers: list[int], guard_status: int) -> int:
+        """Ends the script of a guard that was killed or could not start it."""
+        for group in numbers[:1]:
+            try:
+                os.killpg(group, 9)
+            except ProcessLookupError:
+                continue
+        return guard_status or 1

@@ -1,0 +1,131 @@
+"""The coordinator's side of one worker: its channel, and what is known of it."""
+
+from __future__ import annotations
+
+import collections
+import threading
+from collections.abc import Callable
+
+from autodist.cluster.failure import LAST_LINES, Ending, exit_reason, why_agent_ended
+from autodist.cluster.output import Output
+from autodist.cluster.protocol import (
+    Done,
+    Exited,
+    Facts,
+    Joined,
+    Line,
+    Lost,
+    Message,
+    ProtocolError,
+    decode,
+    encode,
+)
+from autodist.cluster.transport import Channel
+
+
+class Link:
+    """One worker, as the coordinator knows it.
+
+    All fields below change under `changed`, which is notified then.
+
+    Args:
+        name: of the worker.
+        channel: to its agent.
+        changed: shared by all links of a run.
+        output: where its lines go.
+        on_end: called under `changed`, once, when it has ended (badly or not).
+
+    Attributes:
+        answer: to `Inspect`; None until it is there.
+        joined: whether the script has made contact.
+        done: whether the script has reported that it is done.
+        ending: how it ended; None while it runs.
+        status: exit status of the script, if it is known.
+    """
+
+    def __init__(
+        self, name: str, channel: Channel, changed: threading.Condition, output: Output, on_end: Callable[[Link], None]
+    ) -> None:
+        self.name = name
+        self.answer: Facts | Lost | None = None
+        self.joined = self.done = False
+        self.ending: Ending | None = None
+        self.status: int | None = None
+        self._channel, self._changed, self._output, self._on_end = channel, changed, output, on_end
+        self._sending = threading.Lock()
+        self._lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        self._complaints: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
+        self._complaining = threading.Thread(target=self._read_complaints, daemon=True)
+        self._complaining.start()
+        threading.Thread(target=self._read, name=f"autodist-{name}", daemon=True).start()
+
+    def send(self, message: Message) -> None:
+        """Tells the agent something. That it is gone is learnt from the reading side."""
+        try:
+            with self._sending:
+                self._channel.stdin.write(encode(message))
+                self._channel.stdin.flush()
+        except (OSError, ValueError):  # ValueError: closed by `close`
+            return
+
+    def wait(self, timeout: float) -> bool:
+        """Waits until the agent's process has ended, and says whether it has."""
+        return self._channel.wait(timeout) is not None
+
+    def close(self) -> None:
+        """Ends the agent's process, if it still runs."""
+        self._channel.close()
+
+    def _read(self) -> None:
+        try:
+            for line in self._channel.stdout:
+                self._handle(line)
+        finally:
+            self._complaining.join(1)
+            with self._changed:
+                self._end(Lost(why_agent_ended("\n".join(self._complaints))))
+                self._changed.notify_all()
+
+    def _handle(self, line: bytes) -> None:
+        try:
+            message = decode(line)
+        except ProtocolError:
+            # A machine's login may print a greeting; it belongs to what the machine says of itself.
+            self._complaints.append(line.decode(errors="replace").rstrip())
+            return
+        if isinstance(message, Line):
+            self._output.line(message.stream, self.name, message.text)
+        with self._changed:
+            self._note(message)
+            self._changed.notify_all()
+
+    def _note(self, message: Message) -> None:
+        match message:
+            case Line():
+                self._lines.append(message.text)
+            case Facts():
+                self.answer = message
+            case Joined():
+                self.joined = True
+            case Done():
+                self.done = True
+            case Exited():
+                self.status = message.status
+                self._end(message)
+            case Lost():
+                self._end(message)
+
+    def _end(self, message: Exited | Lost) -> None:
+        if self.ending is not None:
+            return
+        if isinstance(message, Exited):
+            reason = exit_reason(message.status, self.joined, self.done)
+            self.ending = Ending(self.name, reason, tuple(self._lines))
+        else:
+            self.answer = self.answer or message
+            self.ending = Ending(self.name, f"was lost: {message.problem}", tuple(self._lines), is_lost=True)
+        self._on_end(self)
+
+    def _read_complaints(self) -> None:
+        for line in self._channel.stderr:
+            self._complaints.append(line.decode(errors="replace").rstrip())

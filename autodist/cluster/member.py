@@ -1,0 +1,108 @@
+"""A worker's side of the run, inside the script's process."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import threading
+
+from autodist.cluster.ports import PortHeld
+from autodist.cluster.protocol import GRACE, Done, Join, Joined, Message, Release, decode, encode
+from autodist.cluster.script_end import watch_script_end
+from autodist.errors import ClusterError
+
+CONTROL_VARIABLE = "AUTODIST_CONTROL"
+"""Environment variable by which the agent hands two file descriptors to the script: control socket and held port."""
+
+_TAKEN = "taken"
+
+
+class Member:
+    """This process's part in a run that a chief started.
+
+    When the agent goes away without having released the member, the member ends its process group: SIGTERM, then
+    SIGKILL. (The guard does the same from outside; a signal is needed, since the script may sit inside TensorFlow.)
+
+    Attributes:
+        index: of this worker.
+        name: of this worker.
+        addresses: of all workers' servers, as "host:port", by index.
+        payload: what the chief passed to `Coordinator.start`.
+        held: this worker's port; `start_server` releases it.
+    """
+
+    def __init__(self, control: socket.socket, held: PortHeld) -> None:
+        self._control, self.held = control, held
+        self._lines = control.makefile("rb")
+        join = decode(self._lines.readline())
+        assert isinstance(join, Join), "the agent's first message"
+        self.index, self.name, self.addresses, self.payload = join.index, join.name, join.addresses, join.payload
+        self._script_end = watch_script_end()
+        self._waiting = threading.Event()
+        self._ended = threading.Event()
+        self._send(Joined())
+        threading.Thread(target=self._listen, name="autodist-member", daemon=True).start()
+
+    @staticmethod
+    def from_environment() -> Member | None:
+        """This process's member; None in the process that the user started, which is the chief. One per process.
+
+        Raises:
+            ClusterError: the process was started by a worker's script, and would take part a second time.
+        """
+        return _member()
+
+    def wait_for_end(self) -> None:
+        """Reports that this worker's script ended well and returns when all have; call it when the script ends.
+
+        Others may still need this worker's server until then. Returns at once if the script ends badly (its exit status
+        is what is reported then), and when the chief goes away.
+        """
+        if self._script_end.is_bad:
+            return
+        self._waiting.set()
+        self._send(Done())
+        self._ended.wait()
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._control.sendall(encode(message))
+        except OSError:
+            return  # the agent is gone; the listening thread sees it as well and acts
+
+    def _listen(self) -> None:
+        released = False
+        try:
+            released = any(isinstance(decode(line), Release) for line in self._lines)
+        except OSError:
+            released = False
+        self._ended.set()
+        if not released and not self._waiting.is_set():
+            _end_own_group()
+
+
+def _end_own_group() -> None:
+    os.killpg(0, signal.SIGTERM)
+    threading.Event().wait(GRACE)
+    os.killpg(0, signal.SIGKILL)
+
+
+@functools.cache
+def _member() -> Member | None:
+    handed = os.environ.get(CONTROL_VARIABLE)
+    if handed is None:
+        return None
+    if handed == _TAKEN:
+        raise ClusterError(
+            "AutoDist is used in a process that a worker's script started, and would start a second run there. "
+            'Put the part of the script that trains under `if __name__ == "__main__":`, '
+            "so that processes which only import the script (as those of `multiprocessing` do) leave it out."
+        )
+    # Processes that the script starts must neither inherit the descriptors nor take themselves for the worker.
+    os.environ[CONTROL_VARIABLE] = _TAKEN
+    control_fd, port_fd = (int(number) for number in handed.split(","))
+    for number in (control_fd, port_fd):
+        os.set_inheritable(number, False)
+    return Member(socket.socket(fileno=control_fd), PortHeld(socket.socket(fileno=port_fd)))

@@ -1,0 +1,45 @@
+"""Workers' lines on the chief's own outputs."""
+
+from __future__ import annotations
+
+import io
+import os
+import select
+import sys
+import threading
+from typing import TextIO
+
+
+class Output:
+    """Writes whole lines, each with the name of its worker before it.
+
+    A line goes to the file descriptor in one piece, past Python's buffer: a line that the chief's script is in the
+    middle of printing stays in that buffer and is not torn.
+    """
+
+    def __init__(self) -> None:
+        self._writing = threading.Lock()
+
+    def line(self, stream: str, name: str, text: str) -> None:
+        """Writes one line to "stdout" or "stderr"."""
+        whole = f"[{name}] {text}\n"
+        with self._writing:
+            try:
+                _write(getattr(sys, stream), whole)
+            except (OSError, ValueError):
+                return  # nobody reads the chief's output any more; the run goes on, as the chief's script does
+
+
+def _write(target: TextIO | None, text: str) -> None:
+    if target is None:
+        return
+    try:
+        descriptor = target.fileno()
+    except (io.UnsupportedOperation, AttributeError):  # a stand-in, as in a notebook or under redirect_stdout
+        target.write(text)
+        target.flush()
+        return
+    rest = text.encode(target.encoding or "utf-8", errors="replace")
+    while rest:
+        select.select([], [descriptor], [])  # whoever started the chief may have made its output non-blocking
+        rest = rest[os.write(descriptor, rest[: select.PIPE_BUF]) :]

@@ -1,0 +1,65 @@
+"""How one machine is reached over SSH, and what is run there; light, since the relay reads it back from text."""
+
+from __future__ import annotations
+
+import posixpath
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autodist.resources import SSHGroup
+
+
+@dataclass(frozen=True)
+class SSHSettings:
+    """One machine's way in. What is None comes from `~/.ssh/config`, or is what the `ssh` command would take.
+
+    Attributes:
+        host: name or address.
+        username: to log in as.
+        port: of the SSH server.
+        key_file: private key, on the chief's machine.
+        known_hosts: file of known host keys, on the chief's machine.
+        host_key_checking: whether a host whose key is not known is refused.
+        python_venv: virtual environment there; without it the interpreter has the same path as the chief's.
+        environment: variables of what is run there.
+    """
+
+    host: str
+    username: str | None = None
+    port: int | None = None
+    key_file: str | None = None
+    known_hosts: str | None = None
+    host_key_checking: bool = True
+    python_venv: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of_group(host: str, group: SSHGroup) -> SSHSettings:
+        """The settings that the YAML gives for one host."""
+        return SSHSettings(
+            host=host,
+            username=group.username,
+            port=group.port if "port" in group.model_fields_set else None,
+            key_file=None if group.key_path is None else str(group.key_path),
+            known_hosts=None if group.known_hosts_path is None else str(group.known_hosts_path),
+            host_key_checking=group.host_key_checking,
+            python_venv=group.python_venv,
+            environment=group.shared_envs,
+        )
+
+    def command(self, module: str, *arguments: str) -> list[str]:
+        """Arguments that start `python -P -m module arguments` there, each still unquoted."""
+        variables = [f"{name}={value}" for name, value in self.environment.items()]
+        return ["env", *variables, self.interpreter, "-P", "-m", module, *arguments]
+
+    @property
+    def interpreter(self) -> str:
+        """Path of Python there; a leading `~` is the home directory there."""
+        return sys.executable if self.python_venv is None else posixpath.join(self.python_venv, "bin", "python")
+
+    def as_json(self) -> dict[str, Any]:
+        """What `SSHSettings(**...)` takes back."""
+        return asdict(self)

@@ -1,0 +1,98 @@
+"""Every error that AutoDist raises on purpose; each message names the thing, the reason and the mend."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class AutoDistError(Exception):
+    """Base of all errors that AutoDist raises on purpose."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where in a YAML file something stands."""
+
+    file: str
+    line: int
+    key: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.key}"
+
+
+class ResourceSpecError(AutoDistError, ValueError):
+    """The YAML that describes the machines cannot be used.
+
+    Args:
+        problem: what is wrong, with what is allowed.
+        place: where it stands, if it came from a file.
+    """
+
+    def __init__(self, problem: str, place: Place | None = None) -> None:
+        self.problem, self.place = problem, place
+        super().__init__(f"{place}: {problem}" if place else problem)
+
+
+class StrategyError(AutoDistError, ValueError):
+    """A strategy asks for what cannot be done.
+
+    Args:
+        problem: the variable, the reason and the mend.
+        place: where it stands, if it came from a file.
+    """
+
+    def __init__(self, problem: str, place: Place | None = None) -> None:
+        self.problem, self.place = problem, place
+        super().__init__(f"{place}: {problem}" if place else problem)
+
+
+class CaptureError(AutoDistError):
+    """The training step cannot be captured as it is written."""
+
+
+class CaptureMismatchError(CaptureError):
+    """A worker captured another graph than the chief did."""
+
+
+class RewriteError(AutoDistError):
+    """A kernel cannot rewrite the graph without changing what is trained."""
+
+
+class UnevenBatchError(AutoDistError, ValueError):
+    """A batch cannot be split over the replicas without changing what is trained."""
+
+
+class ClusterError(AutoDistError):
+    """The machines cannot be reached or cannot run the script."""
+
+
+class WorkerFailedError(ClusterError):
+    """A worker ended badly and the rest was stopped.
+
+    Args:
+        worker: its name, as in the output.
+        reason: exit status, signal or loss of connection.
+        last_lines: the last lines that it printed.
+    """
+
+    def __init__(self, worker: str, reason: str, last_lines: tuple[str, ...] = ()) -> None:
+        self.worker, self.reason, self.last_lines = worker, reason, last_lines
+        tail = "".join(f"\n    {line}" for line in last_lines)
+        super().__init__(f"{worker} {reason}; the other workers were stopped." + (f" Its last lines:{tail}" if tail else ""))
+
+
+class UnsupportedVersionError(AutoDistError, ImportError):
+    """Python or a package that AutoDist stands on is missing or has a version that cannot work.
+
+    Args:
+        package: what it is.
+        found: its version; None if it is not installed.
+        needed: the versions that work.
+        mend: the command that installs one.
+    """
+
+    def __init__(self, package: str, found: str | None, needed: str, mend: str) -> None:
+        self.package, self.found, self.needed, self.mend = package, found, needed, mend
+        state = "is not installed" if found is None else f"{found} is installed"
+        super().__init__(f"{package} {state}; AutoDist needs {package} {needed}. Mend: {mend}")

@@ -1,0 +1,154 @@
+"""`ad.function`: a TensorFlow 2 training step that runs on all replicas."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.capture.function import CapturedFunction, capture_function
+from autodist.errors import CaptureError, UnevenBatchError
+from autodist.run import Run, RunningStep
+from autodist.runtime.batches import count_examples, share_of, take, with_a_row
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One array or tensor among the arguments of a step.
+
+    Attributes:
+        parameter: name of the parameter that it came in.
+        value: the array.
+        axis: along which it is split; None: every replica gets the whole.
+    """
+
+    parameter: str
+    value: Any
+    axis: int | None
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """Its shape, open along the batch axis, and its dtype."""
+        shape = [None if a == self.axis else n for a, n in enumerate(np.shape(self.value))]
+        return tf.TensorSpec(shape, self.value.dtype)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    captured: CapturedFunction
+    running: RunningStep
+
+
+class DistributedFunction:
+    """A captured step; calling it runs the step on this worker's replicas and combines with the other workers.
+
+    Arrays and tensors of rank 1 and more are split over the local replicas along their first axis; scalars go whole to
+    every replica; all else is part of the step, as for `tf.function`.
+
+    Args:
+        function: the step.
+        run: in which it runs.
+        batch_axis: by parameter, the axis along which it is split; None: every replica gets the whole.
+        is_global: whether every worker passes the same global batch, of which each keeps its share; otherwise what is passed
+            is this worker's own part.
+        needs_gradients: whether a step without gradients is an error.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        run: Run,
+        batch_axis: Mapping[str, int | None] | None = None,
+        is_global: bool = False,
+        needs_gradients: bool = True,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._run = function, run
+        self._batch_axis = dict(batch_axis or {})
+        self._is_global, self._needs_gradients = is_global, needs_gradients
+        self._traced: dict[Any, _Traced] = {}
+        self._signature = inspect.signature(function)
+        unknown = set(self._batch_axis) - set(self._signature.parameters)
+        if unknown:
+            raise CaptureError(
+                f"batch_axis names {', '.join(sorted(unknown))}, and {function.__name__} has the parameters "
+                f"{', '.join(self._signature.parameters)}."
+            )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs one step.
+
+        Returns:
+            What the function returns: scalars combined over all workers, rows joined over the local replicas.
+
+        Raises:
+            UnevenBatchError: arguments disagree in their number of examples.
+            WorkerFailedError: another worker ended badly.
+        """
+        arguments = dict(self._signature.bind(*args, **kwargs).arguments)
+        flat = [(p, v) for p, value in arguments.items() for v in tf.nest.flatten(value)]
+        leaves = [Leaf(p, v, self._axis(p, v)) for p, v in flat if _is_array(v)]
+        constants = tuple((p, None if _is_array(v) else _constant(v)) for p, v in flat)
+        key = (constants, tuple((str(leaf.spec), leaf.axis) for leaf in leaves))
+        if key not in self._traced:
+            self._traced[key] = self._trace(arguments, leaves)
+        return self._run_step(self._traced[key], leaves)
+
+    def _axis(self, parameter: str, value: Any) -> int | None:
+        if parameter in self._batch_axis:
+            return self._batch_axis[parameter]
+        return 0 if np.ndim(value) else None
+
+    def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf]) -> _Traced:
+        def step(*tensors: tf.Tensor) -> Any:
+            remaining = iter(tensors)
+            filled = tf.nest.map_structure(lambda v: next(remaining) if _is_array(v) else v, dict(arguments))
+            bound = self._signature.bind_partial()
+            bound.arguments.update({name: filled[name] for name in arguments})
+            return self._function(*bound.args, **bound.kwargs)
+
+        axes = [leaf.axis for leaf in leaves]
+        captured = capture_function(step, tuple(leaf.spec for leaf in leaves), axes, self._needs_gradients)
+        sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
+        return _Traced(captured, self._run.prepare(captured.item, sources, joins_outputs=True))
+
+    def _run_step(self, traced: _Traced, leaves: Sequence[Leaf]) -> Any:
+        split = [leaf for leaf in leaves if leaf.axis is not None]
+        examples = count_examples([(leaf.parameter, leaf.value, leaf.axis) for leaf in split])
+        values, mine = self._own_part(leaves, examples)
+        results = iter(traced.running(values, mine))
+        return tf.nest.map_structure(
+            lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.Tensor) else leaf, traced.captured.outputs
+        )
+
+    def _own_part(self, leaves: Sequence[Leaf], examples: int) -> tuple[list[Any], int]:
+        if not self._is_global:
+            if examples == 0:
+                return [x.value if x.axis is None else with_a_row(x.value, x.axis) for x in leaves], 0
+            return [_numpy(x.value) for x in leaves], examples
+        if examples == 0 and any(x.axis is not None for x in leaves):
+            raise UnevenBatchError("a global batch has no examples at all; leave such batches out of the dataset.")
+        share = share_of(examples, [r.worker.index for r in self._run.spec.replicas], self._run.index)
+        return [_numpy(x.value) if x.axis is None else take(x.value, x.axis, share) for x in leaves], share.size
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray | np.generic | tf.Tensor)
+
+
+def _numpy(value: Any) -> Any:
+    return value.numpy() if isinstance(value, tf.Tensor) else value
+
+
+def _constant(value: Any) -> Any:
+    """What stands for a Python value in the key of a trace."""
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return value

@@ -1,0 +1,218 @@
+"""GraphEditor: the verbs with which every kernel changes a GraphDef.
+
+Nodes and consumers are indexed once; every verb then costs what it touches. The graph that the editor is made from
+is copied and stays as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.graph.names import as_input, is_control, node_of, tensor
+
+NodeDef = tf.compat.v1.NodeDef
+GraphDef = tf.compat.v1.GraphDef
+
+
+class GraphEditor:
+    """A GraphDef that is being changed.
+
+    Args:
+        graph_def: where to start; not modified.
+    """
+
+    def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
+        self._work = GraphDef()
+        self._work.CopyFrom(graph_def)
+        self._nodes: dict[str, NodeDef] = {node.name: node for node in self._work.node}
+        self._consumers: dict[str, set[str]] = {name: set() for name in self._nodes}
+        for node in self._work.node:
+            self._enter(node)
+
+    # -- looking ---------------------------------------------------------------------------------------------------
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._nodes
+
+    def __getitem__(self, name: str) -> NodeDef:
+        try:
+            return self._nodes[name]
+        except KeyError:
+            raise RewriteError(f"node {name!r} is not in the graph; a kernel named one that was removed") from None
+
+    def __iter__(self) -> Iterator[NodeDef]:
+        return iter(list(self._nodes.values()))
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def names(self) -> Collection[str]:
+        return self._nodes.keys()
+
+    @property
+    def library(self) -> tf.compat.v1.GraphDef:
+        return self._work.library
+
+    def consumers(self, name: str) -> frozenset[str]:
+        """Names of the nodes that have `name`'s outputs as data or control inputs."""
+        return frozenset(self._consumers[name])
+
+    def to_graph_def(self) -> tf.compat.v1.GraphDef:
+        """The graph as it is now, in an order in which nodes were made."""
+        out = GraphDef(versions=self._work.versions, library=self._work.library)
+        out.node.extend(self._nodes.values())
+        return out
+
+    # -- changing --------------------------------------------------------------------------------------------------
+
+    def add(self, node: tf.compat.v1.NodeDef) -> str:
+        """Adds a copy of `node`; returns its name.
+
+        Raises:
+            RewriteError: if the name is taken.
+        """
+        if node.name in self._nodes:
+            raise RewriteError(f"node {node.name!r} is in the graph already; two kernels chose one name")
+        mine = self._work.node.add()
+        mine.CopyFrom(node)
+        self._nodes[mine.name] = mine
+        self._consumers.setdefault(mine.name, set())
+        self._enter(mine)
+        return mine.name
+
+    def add_graph(self, graph_def: tf.compat.v1.GraphDef) -> None:
+        """Adds copies of all nodes and library functions of `graph_def`."""
+        for node in graph_def.node:
+            self.add(node)
+        known = {f.signature.name for f in self._work.library.function}
+        self._work.library.function.extend(f for f in graph_def.library.function if f.signature.name not in known)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Removes nodes; what others still ask of them is the caller's to mend (`rewire`, `drop_control`)."""
+        for name in names:
+            node = self._nodes.pop(name)
+            for source in {node_of(i) for i in node.input}:
+                self._consumers.get(source, set()).discard(name)
+            if not self._consumers[name]:
+                del self._consumers[name]
+
+    def set_inputs(self, name: str, inputs: Iterable[str]) -> None:
+        """Gives a node other inputs; control inputs are put last, each once."""
+        node = self[name]
+        for source in {node_of(i) for i in node.input}:
+            self._consumers.get(source, set()).discard(name)
+        spelled = list(inputs)
+        data = [as_input(i) for i in spelled if not is_control(i)]
+        control = dict.fromkeys(i for i in spelled if is_control(i))
+        node.input[:] = [*data, *control]
+        self._enter(node)
+
+    def rewire(self, old: str, new: str, consumers: Iterable[str] | None = None) -> int:
+        """Lets `consumers` (all, if None) of the tensor `old` read the tensor `new`; returns how many inputs changed."""
+        old, changed = tensor(old), 0
+        for name in list(self._consumers.get(node_of(old), ())) if consumers is None else list(consumers):
+            inputs = list(self[name].input)
+            hits = [k for k, i in enumerate(inputs) if not is_control(i) and tensor(i) == old]
+            if hits:
+                for k in hits:
+                    inputs[k] = new
+                self.set_inputs(name, inputs)
+                changed += len(hits)
+        return changed
+
+    def add_control(self, name: str, before: Iterable[str]) -> None:
+        """Orders the nodes `before` before `name`."""
+        more = [f"^{b}" for b in before if b != name]
+        if more:
+            self.set_inputs(name, [*self[name].input, *more])
+
+    def replace_control(self, old: str, new: Iterable[str], consumers: Iterable[str] | None = None) -> None:
+        """Nodes that were ordered after `old` are ordered after all of `new` instead."""
+        after = [f"^{n}" for n in new]
+        for name in list(self._consumers.get(old, ())) if consumers is None else list(consumers):
+            inputs = list(self[name].input)
+            if f"^{old}" in inputs:
+                self.set_inputs(name, [*(i for i in inputs if i != f"^{old}"), *(a for a in after if a != f"^{name}")])
+
+    def clone(self, names: Collection[str], prefix: str, outside: Callable[[str], str] | None = None) -> dict[str, str]:
+        """Copies the nodes `names` under `prefix`; inputs among them lead to the copies, others to `outside(input)`.
+
+        What must not be shared between copies is renamed with the prefix too: colocation classes, frames of v1 loops,
+        `shared_name`s of stateful ops.
+
+        Returns:
+            The copy's name for each name.
+        """
+        renamed = {name: prefix + name for name in names}
+        for name in names:
+            copy = NodeDef()
+            copy.CopyFrom(self[name])
+            copy.name = renamed[name]
+            copy.input[:] = [self._in_clone(i, renamed, outside) for i in copy.input]
+            _rename_attributes(copy, prefix, renamed)
+            self.add(copy)
+        return renamed
+
+    def prune(self, roots: Iterable[str]) -> list[str]:
+        """Removes what no root needs, by data or control; returns the names that went."""
+        keep = self.ancestors(roots)
+        gone = [name for name in self._nodes if name not in keep]
+        self.remove(gone)
+        for node in self._nodes.values():
+            _drop_lost_colocation(node, self._nodes)
+        return gone
+
+    # -- walking ---------------------------------------------------------------------------------------------------
+
+    def ancestors(self, roots: Iterable[str], *, control: bool = True, stop: Collection[str] = ()) -> set[str]:
+        """The nodes `roots` and all that they need; nodes in `stop` are not entered."""
+        found: set[str] = set()
+        front = [node_of(r) for r in roots]
+        while front:
+            name = front.pop()
+            if name in found or name in stop:
+                continue
+            found.add(name)
+            front += [node_of(i) for i in self[name].input if control or not is_control(i)]
+        return found
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _enter(self, node: NodeDef) -> None:
+        for i in node.input:
+            self._consumers.setdefault(node_of(i), set()).add(node.name)
+
+    @staticmethod
+    def _in_clone(spelling: str, renamed: Mapping[str, str], outside: Callable[[str], str] | None) -> str:
+        source = node_of(spelling)
+        if source in renamed:
+            return spelling.replace(source, renamed[source], 1)
+        return outside(spelling) if outside else spelling
+
+
+def _rename_attributes(node: NodeDef, prefix: str, renamed: Mapping[str, str]) -> None:
+    if "_class" in node.attr:
+        kept = []
+        for value in node.attr["_class"].list.s:
+            target = value.removeprefix(b"loc:@").decode()
+            kept.append(b"loc:@" + renamed.get(target, target).encode() if value.startswith(b"loc:@") else value)
+        node.attr["_class"].list.s[:] = kept
+    if "frame_name" in node.attr:
+        node.attr["frame_name"].s = prefix.encode() + node.attr["frame_name"].s
+    if node.attr["shared_name"].s if "shared_name" in node.attr else False:
+        node.attr["shared_name"].s = prefix.encode() + node.attr["shared_name"].s
+
+
+def _drop_lost_colocation(node: NodeDef, nodes: Mapping[str, NodeDef]) -> None:
+    if "_class" not in node.attr:
+        return
+    classes = node.attr["_class"].list.s
+    kept = [c for c in classes if not c.startswith(b"loc:@") or c[5:].decode() in nodes]
+    if len(kept) != len(classes):
+        del node.attr["_class"]
+        if kept:
+            node.attr["_class"].list.s[:] = kept

@@ -1,0 +1,133 @@
+"""Which variables a node reads and writes, functions called by control flow included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from autodist.graph.names import is_control, node_of
+
+READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "_ReadVariablesOp"})
+
+# They ask for a variable's static facts and order nothing.
+QUERIES = frozenset({"VariableShape", "VarIsInitializedOp"})
+
+# The handle is passed on as it is.
+PASSES = frozenset({"Identity", "Enter", "Switch", "RefSwitch"})
+
+_UPDATES = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
+
+
+def is_scatter(op: str) -> bool:
+    """Whether an op writes some rows of a variable, given by its second input, and leaves the rest."""
+    return op.startswith(("ResourceScatter", "ResourceSparseApply"))
+
+
+@dataclass(frozen=True)
+class Effect:
+    """The handles (VarHandleOp node names) that a node reads and writes."""
+
+    reads: frozenset[str] = frozenset()
+    writes: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.reads or self.writes)
+
+
+NO_EFFECT = Effect()
+
+
+@dataclass
+class Effects:
+    """Answers for one GraphDef; made once, as it indexes the graph's nodes and functions.
+
+    Args:
+        graph_def: the graph; must not change while this is used.
+    """
+
+    graph_def: tf.compat.v1.GraphDef
+    _handles: dict[str, str | None] = field(default_factory=dict)
+    _bodies: dict[tuple[str, int], tuple[bool, bool]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._nodes = {node.name: node for node in self.graph_def.node}
+        self._functions = {f.signature.name: f for f in self.graph_def.library.function}
+
+    def handle_of(self, spelling: str) -> str | None:
+        """The VarHandleOp behind an input, or None if it is not a variable's handle."""
+        name = node_of(spelling)
+        if name not in self._handles:
+            node = self._nodes[name]
+            if node.op == "VarHandleOp":
+                self._handles[name] = name
+            elif node.op in PASSES and node.attr["T"].type == tf.resource.as_datatype_enum:
+                self._handles[name] = self.handle_of(node.input[0])
+            else:
+                self._handles[name] = None
+        return self._handles[name]
+
+    def of(self, node: tf.compat.v1.NodeDef) -> Effect:
+        """What `node` reads and writes; an op that is not known to read alone is taken to write."""
+        if node.op in QUERIES or node.op in PASSES or node.op == "VarHandleOp":
+            return NO_EFFECT
+        handles = [(k, h) for k, i in enumerate(node.input) if not is_control(i) and (h := self.handle_of(i))]
+        if not handles:
+            return NO_EFFECT
+        if node.op in READS:
+            return Effect(reads=frozenset(h for _, h in handles))
+        called = self._called(node)
+        if called is None:
+            whole = node.op == "AssignVariableOp"
+            every = frozenset(h for _, h in handles)
+            return Effect(reads=frozenset() if whole else every, writes=every)
+        reads, writes = set(), set()
+        for k, handle in handles:
+            for body, shift in called:
+                does_read, does_write = self._in_body(body, k - shift)
+                if does_read:
+                    reads.add(handle)
+                if does_write:
+                    writes.add(handle)
+        return Effect(frozenset(reads), frozenset(writes))
+
+    @staticmethod
+    def _called(node: tf.compat.v1.NodeDef) -> list[tuple[str, int]] | None:
+        """The functions that a node calls, each with how many inputs come before its arguments."""
+        found = []
+        shift = 1 if node.op in ("If", "StatelessIf", "Case", "StatelessCase") else 0
+        for value in node.attr.values():
+            if value.HasField("func"):
+                found.append((value.func.name, shift))
+            found += [(f.name, shift) for f in value.list.func]
+        return found or None
+
+    def _in_body(self, name: str, argument: int) -> tuple[bool, bool]:
+        """Whether a function reads and writes the variable that it is given as an argument."""
+        key = (name, argument)
+        if key in self._bodies:
+            return self._bodies[key]
+        self._bodies[key] = (False, False)
+        body = self._functions[name]
+        if not 0 <= argument < len(body.signature.input_arg):
+            return False, False
+        inside = {body.signature.input_arg[argument].name}
+        reads = writes = False
+        for node in body.node_def:
+            places = [k for k, i in enumerate(node.input) if not is_control(i) and node_of(i) in inside]
+            if not places or node.op in QUERIES:
+                continue
+            if node.op in PASSES:
+                inside.add(node.name)
+                continue
+            called = self._called(node)
+            if called is not None:
+                answers = [self._in_body(f, k - shift) for k in places for f, shift in called]
+                reads |= any(r for r, _ in answers)
+                writes |= any(w for _, w in answers)
+            else:
+                reads |= node.op != "AssignVariableOp"
+                writes |= node.op not in READS
+        self._bodies[key] = (reads, writes)
+        return reads, writes

@@ -1,0 +1,97 @@
+"""Fragments: new arithmetic, written with TensorFlow's public API in a scratch graph and spliced into an editor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.names import as_input, is_control, node_of, output_index, tensor
+
+
+class Fragment:
+    """A scratch graph whose inputs are tensors of the graph that is edited.
+
+    Made by `fragment`; inside its `with` block TensorFlow's API builds in the scratch graph.
+
+    Attributes:
+        made: names of the nodes that it added to the edited graph; empty before it was left.
+    """
+
+    def __init__(self, prefix: str, graph: tf.Graph) -> None:
+        self.prefix, self.graph = prefix, graph
+        self._inputs: dict[str, tf.Tensor] = {}
+        self._bound: dict[str, str] = {}
+        self._orders: dict[str, tuple[str, ...]] = {}
+        self.made: tuple[str, ...] = ()
+
+    def input(self, name: str, dtype: tf.DType, shape: object = None) -> tf.Tensor:
+        """The tensor `name` of the edited graph, to compute with here."""
+        name = tensor(name)
+        if name not in self._inputs:
+            with self.graph.as_default(), tf.device(None), tf.control_dependencies(None):
+                if dtype == tf.resource:
+                    made = tf.raw_ops.Placeholder(dtype=tf.resource)
+                else:
+                    made = tf.compat.v1.placeholder(dtype, shape)
+            self._inputs[name] = made
+            self._bound[made.op.name] = name
+        return self._inputs[name]
+
+    def after(self, names: Iterable[str]) -> tf.Operation:
+        """An operation that stands for the nodes `names` of the edited graph, for `tf.control_dependencies`."""
+        with self.graph.as_default(), tf.device(None), tf.control_dependencies(None):
+            made = tf.no_op()
+        self._orders[made.name] = tuple(names)
+        return made
+
+    def name(self, made: tf.Tensor | tf.Operation) -> str:
+        """The name that a tensor or operation made here has in the edited graph."""
+        if isinstance(made, tf.Operation):
+            return self.prefix + made.name
+        bound = self._bound.get(made.op.name)
+        return bound if bound is not None else f"{self.prefix}{made.op.name}:{made.value_index}"
+
+    def _spliced_input(self, spelling: str) -> list[str]:
+        source = node_of(spelling)
+        if is_control(spelling):
+            if source in self._orders:
+                return [f"^{n}" for n in self._orders[source]]
+            return ["^" + (node_of(self._bound[source]) if source in self._bound else self.prefix + source)]
+        if source in self._bound:
+            return [as_input(self._bound[source])]
+        return [as_input(f"{self.prefix}{source}:{output_index(spelling)}")]
+
+    def splice_into(self, editor: GraphEditor) -> None:
+        definition = self.graph.as_graph_def()
+        out = tf.compat.v1.GraphDef(library=definition.library)
+        for node in definition.node:
+            if node.name in self._bound or node.name in self._orders:
+                continue
+            copy = out.node.add()
+            copy.CopyFrom(node)
+            copy.name = self.prefix + node.name
+            inputs = [spelled for i in node.input for spelled in self._spliced_input(i)]
+            data = [i for i in inputs if not is_control(i)]
+            copy.input[:] = [*data, *dict.fromkeys(i for i in inputs if is_control(i))]
+            if "_class" in copy.attr:
+                del copy.attr["_class"]
+        editor.add_graph(out)
+        self.made = tuple(node.name for node in out.node)
+
+
+@contextmanager
+def fragment(editor: GraphEditor, prefix: str) -> Iterator[Fragment]:
+    """Builds with TensorFlow's API; on leaving, what was built stands in `editor` under "autodist/" + `prefix`.
+
+    >>> with fragment(editor, "scale") as f:                              # doctest: +SKIP
+    ...     half = tf.raw_ops.Mul(x=f.input("g:0", tf.float32), y=0.5)
+    >>> editor.rewire("g:0", f.name(half), consumers)                     # doctest: +SKIP
+    """
+    graph = tf.Graph()
+    made = Fragment(f"autodist/{prefix}/", graph)
+    with graph.as_default():
+        yield made
+    made.splice_into(editor)

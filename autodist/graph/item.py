@@ -1,0 +1,177 @@
+"""GraphItem: a captured training step, the value that capture makes and every kernel maps to another."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+import tensorflow as tf
+
+
+EXAMPLES = "autodist/examples:0"
+"""The placeholder, in a replicated step, that is fed the number of examples of this worker (int64 scalar).
+
+A worker without examples is fed one row all the same, and 0 here: ops need not bear empty batches, and what the row
+gives is left out.
+"""
+
+
+def _no_specs(tensor: str) -> tf.TensorSpec:
+    raise KeyError(f"nothing is known of {tensor}: this step was not captured from a graph")
+
+
+class Aggregation(enum.Enum):
+    """What is declared of writes that the compute part makes to a variable."""
+
+    NONE = "none"
+    MEAN = "mean"
+    SUM = "sum"
+    ONLY_FIRST_REPLICA = "only_first_replica"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable that the script created.
+
+    Attributes:
+        name: unique in the graph, the name that strategies use ("dense/kernel").
+        handle: name of its VarHandleOp node.
+        shape: length of each axis, fully known.
+        dtype: of its elements.
+        trainable: as the script declared it.
+        aggregation: as the script declared it (Keras declares one for each of its variables).
+        is_seed: whether it is the state of a random generator, which replicas must read differently.
+    """
+
+    name: str
+    handle: str
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    trainable: bool
+    aggregation: Aggregation = Aggregation.NONE
+    is_seed: bool = False
+
+    @property
+    def byte_size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.size
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one variable, before clipping or any arithmetic of an optimizer.
+
+    Attributes:
+        variable: name of the variable.
+        tensors: ("values:0",) if dense, ("indices:0", "values:0") if sparse.
+        call: index into GraphItem.gradient_calls.
+    """
+
+    variable: str
+    tensors: tuple[str, ...]
+    call: int
+
+    @property
+    def is_sparse(self) -> bool:
+        return len(self.tensors) == 2
+
+
+@dataclass(frozen=True)
+class GradientCall:
+    """One call of `gradient`: what was differentiated and by which weight the result is multiplied.
+
+    Attributes:
+        targets: the tensors that were differentiated, the loss mostly.
+        seed: node that holds the weight, a PlaceholderWithDefault of 1; the gradients are proportional to it.
+    """
+
+    targets: tuple[str, ...]
+    seed: str
+
+
+class JoinKind(enum.Enum):
+    """What a join is for; joins of different kinds never share a bucket."""
+
+    GRADIENT = "gradient"
+    BOUNDARY = "boundary"  # what an update asks of the compute part besides gradients
+    STATE = "state"  # what the compute part writes, and outputs
+
+
+@dataclass(frozen=True)
+class Join:
+    """A tensor that is summed over all replicas of all workers.
+
+    Attributes:
+        name: the same on all workers.
+        kind: what it is for.
+        local: this worker's part of the sum: ("sum:0",) if dense, ("indices:0", "values:0") if it is rows.
+        result: the tensors that consumers read; where this worker is not alone, a synchronizer gives them another.
+        weight: this worker's part of the weight by which the whole sum is divided; None: it is a sum.
+        level: update stage, from 1.
+        dtype: of the values.
+        shape: of the values; the first axis of rows is open.
+        variable: whose gradient it is, if it is one.
+        index_dtype: of the indices, if it is rows.
+        weight_dtype: of the weight, if there is one.
+    """
+
+    name: str
+    kind: JoinKind
+    local: tuple[str, ...]
+    result: tuple[str, ...]
+    weight: str | None
+    level: int
+    dtype: tf.DType
+    shape: tf.TensorShape
+    variable: str | None = None
+    index_dtype: tf.DType | None = None
+    weight_dtype: tf.DType | None = None
+
+    @property
+    def is_sparse(self) -> bool:
+        return len(self.local) == 2
+
+
+@dataclass(frozen=True)
+class GraphItem:
+    """A training step as it was captured: what one device would run.
+
+    Attributes:
+        graph_def: all that `outputs` and `targets` need.
+        variables: what the step reads or writes, and no others.
+        gradients: those that were noted, in the order in which they were made.
+        gradient_calls: the calls that made them.
+        inputs: tensors that are given anew for every step; the axis along which each is split between replicas,
+            None where every replica gets the whole.
+        outputs: tensors that the step returns.
+        targets: nodes that run without being returned.
+        spec_of: static shape and dtype of a tensor of the captured graph.
+        joins: what the replicas made and has to be combined; empty until the step is replicated.
+        owners: the worker that holds a variable, by its name; every worker holds the others.
+    """
+
+    graph_def: tf.compat.v1.GraphDef
+    variables: tuple[Variable, ...] = ()
+    gradients: tuple[Gradient, ...] = ()
+    gradient_calls: tuple[GradientCall, ...] = ()
+    inputs: Mapping[str, int | None] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()
+    spec_of: Callable[[str], tf.TensorSpec] = field(default=_no_specs, compare=False, repr=False)
+    joins: tuple[Join, ...] = ()
+    owners: Mapping[str, int] = field(default_factory=dict)
+
+    def with_graph(self, graph_def: tf.compat.v1.GraphDef) -> GraphItem:
+        """The same step with another graph; the original is left unchanged."""
+        return replace(self, graph_def=graph_def)
+
+    @cached_property
+    def by_name(self) -> dict[str, Variable]:
+        return {v.name: v for v in self.variables}
+
+    @cached_property
+    def by_handle(self) -> dict[str, Variable]:
+        """The variable for the name of each VarHandleOp."""
+        return {v.handle: v for v in self.variables}

@@ -1,0 +1,37 @@
+"""The spelling of inputs in a GraphDef: "node" and "node:0" are one tensor, "^node" is a control input."""
+
+from __future__ import annotations
+
+
+def is_control(spelling: str) -> bool:
+    return spelling.startswith("^")
+
+
+def node_of(spelling: str) -> str:
+    """Name of the node that an input or a tensor belongs to.
+
+    >>> node_of("^a"), node_of("a:1"), node_of("a")
+    ('a', 'a', 'a')
+    """
+    if spelling.startswith("^"):
+        return spelling[1:]
+    return spelling.partition(":")[0]
+
+
+def tensor(spelling: str) -> str:
+    """The one spelling of a tensor's name that this package uses, with its output index.
+
+    >>> tensor("a"), tensor("a:1")
+    ('a:0', 'a:1')
+    """
+    return spelling if ":" in spelling else spelling + ":0"
+
+
+def output_index(spelling: str) -> int:
+    _, _, index = spelling.partition(":")
+    return int(index) if index else 0
+
+
+def as_input(tensor_name: str) -> str:
+    """How a NodeDef spells a tensor: the first output without its index."""
+    return tensor_name[:-2] if tensor_name.endswith(":0") else tensor_name

@@ -1,0 +1,36 @@
+"""How replicas' values of a tensor join to what one device computes on the whole batch.
+
+`propagate` reads a graph without running it. A table says for each op how the batch shows in its outputs; an op
+that is not in the table is unknown, and unknown is never guessed at.
+"""
+
+from autodist.graph.propagation.analysis import Propagation, propagate
+from autodist.graph.propagation.kinds import (
+    Elements,
+    Examples,
+    Kind,
+    Mean,
+    PerExample,
+    Replicated,
+    Scalar,
+    Sum,
+    Total,
+    Unknown,
+    Weight,
+)
+
+__all__ = [
+    "Elements",
+    "Examples",
+    "Kind",
+    "Mean",
+    "PerExample",
+    "Propagation",
+    "Replicated",
+    "Scalar",
+    "Sum",
+    "Total",
+    "Unknown",
+    "Weight",
+    "propagate",
+]

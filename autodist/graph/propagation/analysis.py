@@ -1,0 +1,251 @@
+"""The walk over the graph: from the tensors that are asked for back to the inputs, then forward with the table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+
+from autodist.graph.propagation.bodies import Library, leave
+from autodist.graph.propagation.facts import (
+    EXAMPLES,
+    SAME,
+    Fact,
+    Form,
+    Nothing,
+    Opaque,
+    Part,
+    Recovery,
+    kind_of,
+    names_a_sum,
+    power,
+    rows,
+    times,
+)
+from autodist.graph.propagation.folding import Constants
+from autodist.graph.propagation.kinds import (
+    Examples,
+    Kind,
+    Mean,
+    PerExample,
+    Replicated,
+    Sum,
+    Unknown,
+)
+from autodist.graph.propagation.site import Site, tensor_name
+from autodist.graph.propagation.table import NOT_FOLDED, TABLE, draws_numbers
+
+ShapeOf = Callable[[str], tf.TensorShape]
+_UNKNOWN_SHAPE = tf.TensorShape(None)
+_DEEPEST_CALL = 40
+
+
+class Propagation:
+    """How the values that replicas compute join to the whole batch's; made by `propagate`."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+
+    def kind(self, tensor: str) -> Kind:
+        """How the replicas' values of a tensor join.
+
+        Args:
+            tensor: its name, "node:0" or "node" for the first output.
+
+        Raises:
+            ValueError: if the graph has no such node.
+        """
+        name = tensor_name(tensor)
+        if self._frame.producer(name) is None:
+            raise ValueError(f"The graph has no tensor '{tensor}'. Name it as in the graph that was analysed.")
+        return kind_of(self._frame.fact(name))
+
+
+def propagate(
+    graph_def: tf.compat.v1.GraphDef,
+    batch_axes: Mapping[str, int],
+    shapes: ShapeOf | Mapping[str, tf.TensorShape],
+    *,
+    declared: Mapping[str, Kind] | None = None,
+) -> Propagation:
+    """Prepares the analysis of a graph of which replicas compute the same nodes, each on its part of the batch.
+
+    Parts may be of unequal length. Axes other than the batch's have one length on all replicas, and constants are
+    what they are: a sum that is divided by a constant number of examples is a sum. A read of a variable counts as
+    replicated, even where the step wrote it before: such writes are combined before they are read.
+
+    Args:
+        graph_def: the captured single-device graph, with its function library.
+        batch_axes: for each tensor that holds the batch (a placeholder, an output of an iterator), the axis that
+            is split. They hold the same examples, or in each part numbers of them that are in proportion.
+            Placeholders that are not named are the same on all replicas.
+        shapes: what is known of each tensor's shape, by name ("x:0").
+        declared: kinds that the user states; they win over what would be computed.
+
+    Returns:
+        An object that answers `kind(tensor)`. Nothing is computed before it is asked for, and nothing twice.
+    """
+    shape_of = shapes if callable(shapes) else lambda name: shapes.get(name, _UNKNOWN_SHAPE)
+    seeds: dict[str, Fact] = {tensor_name(name): rows(axis) for name, axis in batch_axes.items()}
+    for name, kind in (declared or {}).items():
+        seeds[tensor_name(name)] = _declared_fact(tensor_name(name), kind)
+    return Propagation(Frame(graph_def.node, Library(graph_def.library), shape_of, seeds))
+
+
+def _declared_fact(tensor: str, kind: Kind) -> Fact:
+    additive = power(Part(tensor, frozenset()), 1)
+    match kind:
+        case Replicated():
+            return SAME
+        case PerExample(axis):
+            return rows(axis)
+        case Sum():
+            return Form(factors=additive)
+        case Mean(Examples()):
+            below = power(EXAMPLES, -1)
+            return Form(factors=times(power(Part(tensor, below), 1), below))
+        case Unknown(reason):
+            return Opaque(reason)
+    raise ValueError(f"'{tensor}' cannot be declared as {kind}: only a mean over the examples can be declared.")
+
+
+class Frame:
+    """One graph or one function body, with what is known of its tensors so far."""
+
+    def __init__(
+        self,
+        nodes: Iterable[tf.compat.v1.NodeDef],
+        library: Library,
+        shape_of: ShapeOf,
+        seeds: Mapping[str, Fact],
+        tag: str = "",
+    ) -> None:
+        self._nodes = {node.name: node for node in nodes}
+        self._library = library
+        self._shape_of, self._seeds = shape_of, seeds
+        self._seeded = {name.partition(":")[0] for name in seeds}
+        self._facts: dict[str, Fact | list[Fact]] = {}
+        self._brought_back: dict[str, Fact] = {}
+        self._followed: set[str] = set()
+        self._constants = Constants(self.producer, self.shape)
+        self.tag = tag
+
+    def producer(self, tensor: str) -> tf.compat.v1.NodeDef | None:
+        return self._nodes.get(tensor.partition(":")[0])
+
+    def shape(self, tensor: str) -> tf.TensorShape:
+        return self._shape_of(tensor_name(tensor))
+
+    def constant(self, tensor: str) -> np.ndarray | None:
+        return None if tensor in self._seeds else self._constants.value(tensor)
+
+    def _variable(self, tensor: str) -> tf.compat.v1.NodeDef | None:
+        """The node of a variable's handle, through what only passes it on."""
+        node = self.producer(tensor)
+        while node is not None and node.op in ("Identity", "Enter", "Switch"):
+            node = self.producer(node.input[0])
+        return node if node is not None and node.op == "VarHandleOp" else None
+
+    def fact(self, tensor: str) -> Fact:
+        """What is known of one tensor; computes what it needs and keeps it."""
+        name, _, index = tensor.partition(":")
+        while name not in self._facts:
+            self._evaluate(name)
+            self._follow_loops()
+        return self._output(name, int(index or 0))
+
+    def _follow_loops(self) -> None:
+        """Holds what old loops were taken to bring back against what they do; where it differs, all is forgotten."""
+        while pending := [name for name in self._brought_back if name not in self._followed]:
+            name = pending[0]
+            source = _data_inputs(self._nodes[name])[0]
+            if _node_of(source) not in self._facts:
+                self._evaluate(_node_of(source))
+            found, assumed = self._output(*_split(source)), self._brought_back[name]
+            self._followed.add(name)
+            if found != assumed:
+                first = isinstance(assumed, Nothing)
+                changes = Opaque(f"node '{name}' (NextIteration): its loop changes how the value joins")
+                self._brought_back[name] = found if first and not names_a_sum(found) else changes
+                self._followed.clear()
+                self._facts.clear()
+                return
+
+    def _output(self, name: str, index: int) -> Fact:
+        if name in self._seeded and (seed := self._seeds.get(f"{name}:{index}")) is not None:
+            return seed
+        found = self._facts[name]
+        return found[index] if isinstance(found, list) else found
+
+    def _evaluate(self, root: str) -> None:
+        """Depth first with a stack of its own, since graphs are deeper than Python's."""
+        stack, open_nodes = [root], set()
+        while stack:
+            name = stack[-1]
+            if name in self._facts:
+                stack.pop()
+                continue
+            node = self._nodes[name]
+            sources = [] if node.op == "NextIteration" else _data_inputs(node)
+            missing = [source for source in map(_node_of, sources) if source not in self._facts]
+            if missing and name not in open_nodes:
+                open_nodes.add(name)
+                stack.extend(missing)
+                continue
+            stack.pop()
+            if missing:
+                self._facts[name] = Opaque(f"node '{name}' ({node.op}): it stands in a loop of the graph")
+            else:
+                self._facts[name] = self._apply(node, sources)
+
+    def _apply(self, node: tf.compat.v1.NodeDef, sources: list[str]) -> Fact | list[Fact]:
+        if node.op == "NextIteration":
+            return self._brought_back.setdefault(node.name, Nothing())
+        facts = [self._output(*_split(source)) for source in sources]
+        rule = TABLE.get(node.op)
+        if node.op not in NOT_FOLDED and all(fact is SAME or fact == SAME for fact in facts):
+            if rule is not None or _is_stateless(node.op):
+                return SAME
+        site = Site(node, sources, facts, self)
+        if rule is None:
+            return site.opaque(
+                "this op is not in the table of what shows how a batch goes through", Recovery.BATCH_SHAPED
+            )
+        return rule(site)
+
+    def call(self, site: Site, function: str, arguments: list[Fact], tensors: list[str]) -> list[Fact]:
+        """What a function of the library gives; `tensors` are the caller's names of its arguments."""
+        if not self._library.has(function) or self.tag.count(">") >= 2 * _DEEPEST_CALL:
+            why = f"its function '{function}' is not in the graph's library, or calls are too deep"
+            return [site.opaque(why)] * _number_of_outputs(site.node)
+        handles = [self._variable(name) for name in tensors]
+        body = self._library.body(function, [self.shape(name) for name in tensors], handles)
+        seeds = dict(zip(body.arguments, arguments, strict=True))
+        tag = f"{site.named()}>{function}>"
+        frame = Frame(body.graph_def.node, self._library, body.shape, seeds, tag)
+        return leave([frame.fact(name) for name in body.outputs], site, tag)
+
+
+def _number_of_outputs(node: tf.compat.v1.NodeDef) -> int:
+    """Of an op that calls functions: a loop names its types T, the others Tout."""
+    return len(node.attr["Tout" if "Tout" in node.attr else "T"].list.type)
+
+
+def _is_stateless(op: str) -> bool:
+    definition = op_def_registry.get(op)
+    return definition is not None and not definition.is_stateful and not draws_numbers(op)
+
+
+def _data_inputs(node: tf.compat.v1.NodeDef) -> list[str]:
+    return [tensor_name(name) for name in node.input if not name.startswith("^")]
+
+
+def _node_of(tensor: str) -> str:
+    return tensor.partition(":")[0]
+
+
+def _split(tensor: str) -> tuple[str, int]:
+    name, _, index = tensor.partition(":")
+    return name, int(index)

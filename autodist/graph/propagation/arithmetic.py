@@ -1,0 +1,250 @@
+"""Elementwise ops: sums keep kinds, products multiply factors, all others only keep rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from autodist.graph.propagation.combine import (
+    Operand,
+    has_rows,
+    is_intensive,
+    joined_rows,
+    operands_of,
+    weakest,
+)
+from autodist.graph.propagation.facts import (
+    NONE,
+    SAME,
+    Base,
+    Dims,
+    Fact,
+    Factors,
+    Form,
+    Opaque,
+    Statistic,
+    additive_over,
+    describe,
+    power,
+    times,
+)
+from autodist.graph.propagation.site import Rule, Site, op_names
+
+
+def linear(site: Site) -> Fact:
+    """f(x) = c·x: what is known stays, of shapes and lists too."""
+    return site.facts[0]
+
+
+def outputs_of_inputs(site: Site) -> list[Fact]:
+    """IdentityN: each output is its input."""
+    return list(site.facts)
+
+
+def negate(site: Site) -> Fact:
+    fact = site.facts[0]
+    return replace(fact, values=(None,) * len(fact.values)) if isinstance(fact, Dims) else fact
+
+
+def cast(site: Site) -> Fact:
+    """A cast of a sum stays a sum unless it rounds."""
+    from tensorflow import dtypes
+
+    fact = site.facts[0]
+    source = dtypes.as_dtype(site.node.attr["SrcT"].type)
+    target = dtypes.as_dtype(site.node.attr["DstT"].type)
+    if isinstance(fact, Dims):
+        return fact if target.is_integer else operands_of(site)[0]
+    if target.is_bool or (source.is_floating and not target.is_floating):
+        return nonlinear(site)
+    return fact
+
+
+def nonlinear(site: Site, indices: Sequence[int] | None = None) -> Fact:
+    """Any function of elements: rows stay rows, what is the same stays the same, sums and means are lost."""
+    chosen = list(range(len(site.facts))) if indices is None else list(indices)
+    operands = operands_of(site, chosen)
+    scaled = [o for o in operands if isinstance(o, Form) and o.factors and (o.rows or o.base is Base.SAME)]
+    if has_rows(operands):
+        if scaled:
+            return site.opaque(f"it is not linear in a value that is scaled by {describe(scaled[0].factors)}")
+        return joined_rows(site, operands, chosen)
+    opaque = weakest(operands)
+    if opaque is not None:
+        return opaque
+    if all(isinstance(operand, Form) and operand.is_same for operand in operands):
+        return SAME
+    if all(map(is_intensive, operands)):
+        return Statistic(site.opaque("a function of means over the batch that is no mean itself").reason)
+    return site.opaque("a function of sums over the batch that is no sum itself")
+
+
+def multiply(site: Site) -> Fact:
+    return _with_values(site, _product(site, 1), lambda left, right: left * right)
+
+
+def divide(site: Site) -> Fact:
+    return _product(site, -1)
+
+
+def reciprocal(site: Site) -> Fact:
+    """1 / x, with factors turned over."""
+    operand = operands_of(site)[0]
+    if isinstance(operand, Form) and operand.base is not Base.ADDED:
+        return replace(operand, factors=times(NONE, operand.factors, -1))
+    return nonlinear(site)
+
+
+def square(site: Site) -> Fact:
+    operand = operands_of(site)[0]
+    if isinstance(operand, Form) and operand.base is Base.SAME and operand.factors:
+        return replace(operand, factors=times(operand.factors, operand.factors))
+    return nonlinear(site)
+
+
+def floor_divide(site: Site) -> Fact:
+    """Exact for what is the same everywhere; a count of rows may be rounded."""
+    return _with_values(site, nonlinear(site), lambda left, right: left // right if right else None)
+
+
+def _product(site: Site, sign: int) -> Fact:
+    left, right = operands = operands_of(site)
+    if has_rows(operands):
+        form = joined_rows(site, operands, (0, 1))
+        if isinstance(form, Opaque):
+            return form
+        return replace(form, factors=times(factors_of(left), factors_of(right), sign))
+    opaque = weakest(operands)
+    if opaque is not None:
+        return opaque
+    if isinstance(left, Form) and isinstance(right, Form):
+        if right.base is Base.SAME or (left.base is Base.SAME and sign == 1):
+            base = Base.ADDED if Base.ADDED in (left.base, right.base) else Base.SAME
+            mixed_at = left.mixed_at or right.mixed_at
+            return Form(base, times(left.factors, right.factors, sign), mixed_at)
+        if left.degree + sign * right.degree == 0:
+            return Statistic(site.opaque("a quotient of sums over the batch that are not scalars").reason)
+        return site.opaque("a product or quotient of sums over the batch that are not scalars")
+    return nonlinear(site)
+
+
+def factors_of(operand: Operand) -> Factors:
+    """Factors of an operand beside rows; of means that are combined per channel only their mixing is kept."""
+    return operand.factors if isinstance(operand, Form) and operand.base is not Base.ADDED else NONE
+
+
+def add(site: Site) -> Fact:
+    """Add, subtract, AddN."""
+    total = add_operands(site, list(range(len(site.facts))))
+    if site.node.op in ("Sub",):
+        return _with_values(site, total, lambda left, right: left - right)
+    return _with_values(site, total, lambda left, right: left + right) if len(site.facts) == 2 else total
+
+
+def add_operands(site: Site, indices: Sequence[int]) -> Fact:
+    """A sum of some of the inputs, or a choice between them: zeros fit anything."""
+    operands = operands_of(site, indices)
+    counted = [o for o, index in zip(operands, indices, strict=True) if not is_neutral(site, o, index)]
+    if has_rows(operands):
+        form = joined_rows(site, operands, indices)
+        scales = {factors_of(operand) for operand in counted if isinstance(operand, Form)}
+        if isinstance(form, Opaque) or len(scales) <= 1:
+            return form if isinstance(form, Opaque) else replace(form, factors=next(iter(scales), NONE))
+        return site.opaque("it adds rows of examples to sums or means over the batch, or rows of different scales")
+    opaque = weakest(operands)
+    if opaque is not None:
+        return opaque
+    return add_forms(site, counted)
+
+
+def is_neutral(site: Site, operand: Operand, index: int) -> bool:
+    return isinstance(operand, Form) and not operand.factors and site.is_zero(index)
+
+
+def add_forms(site: Site, operands: Sequence[Operand]) -> Form | Statistic | Opaque:
+    """What values without rows have in common: they add up alike, or are means of one weight."""
+    if not operands:
+        return SAME
+    total = operands[0]
+    for operand in operands[1:]:
+        joined = _add_pair(site, total, operand) if isinstance(total, Form) and isinstance(operand, Form) else None
+        if joined is None:
+            return _refuse_sum(site, operands)
+        total = joined
+    return total
+
+
+def _add_pair(site: Site, left: Form, right: Form) -> Form | None:
+    mixed_at = left.mixed_at or right.mixed_at
+    if left.base is Base.SAME and right.base is Base.SAME and left.factors == right.factors:
+        return replace(left, mixed_at=mixed_at)
+    for rest in _common_rests(left, right):
+        if _adds_over(left, rest) and _adds_over(right, rest):
+            if site.output_shape().rank == 0:
+                return site.additive(Form(factors=rest, mixed_at=mixed_at))
+            return Form(Base.ADDED, rest, mixed_at)
+    return None
+
+
+def _common_rests(left: Form, right: Form) -> list[Factors]:
+    """What may be divided out so that both operands add up: nothing, or one weight."""
+    below = [f for form in (left, right) for f, exponent in form.factors if exponent < 0]
+    rests = [form.factors for form in (left, right) if form.base is Base.ADDED]
+    return [*rests, NONE, *(power(factor, -1) for factor in below)]
+
+
+def _adds_over(form: Form, rest: Factors) -> bool:
+    if form.base is Base.ADDED:
+        return form.factors == rest
+    return additive_over(form.factors, rest) is not None
+
+
+def _refuse_sum(site: Site, operands: Sequence[Operand]) -> Statistic | Opaque:
+    if all(map(is_intensive, operands)):
+        reason = "it adds means over the batch that have different weights, or functions of them"
+        return Statistic(site.opaque(reason).reason)
+    if any(isinstance(operand, Form) and operand.is_same for operand in operands):
+        return site.opaque("it adds a sum over the batch and a term that does not depend on the batch")
+    return site.opaque("it adds sums and means over the batch that do not join in one way")
+
+
+def _with_values(site: Site, fact: Fact, function: Callable[[int, int], int | None]) -> Fact:
+    """Keeps integers that come from shapes as such, with their values where both are known."""
+    if not isinstance(fact, Form) or fact.rows is not None or not any(isinstance(f, Dims) for f in site.facts):
+        return fact
+    left, right = site.dims(0), site.dims(1)
+    if left is None or right is None or not (left.is_scalar and right.is_scalar):
+        return fact
+    a, b = left.values[0], right.values[0]
+    value = function(a, b) if a is not None and b is not None else None
+    return Dims((fact,), (value,), True)
+
+
+_LINEAR = op_names(
+    "Identity StopGradient PreventGradient CheckNumerics CheckNumericsV2 EnsureShape Snapshot Real Imag Conj "
+    "DebugIdentity DebugIdentityV2"
+)
+_NONLINEAR = op_names(
+    "Abs Acos Acosh Angle Asin Asinh Atan Atan2 Atanh ApproximateEqual BesselI0e BesselI1e Betainc "
+    "BitwiseAnd BitwiseOr BitwiseXor Bucketize Ceil ClipByValue Complex ComplexAbs Cos Cosh Digamma Elu "
+    "Equal Erf Erfc Erfinv Exp Expm1 Floor FloorMod Gelu Greater GreaterEqual Igamma Igammac Inv Invert "
+    "IsFinite IsInf IsNan LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot "
+    "LogicalOr Maximum Minimum Mod Ndtri NextAfter NotEqual Polygamma Pow Relu Relu6 RightShift Rint Round "
+    "Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt SquaredDifference Tan Tanh TruncateMod Xlog1py "
+    "Xlogy Zeta QuantizeAndDequantizeV2 StringToHashBucketFast StringToHashBucketStrong StringLower "
+    "StringUpper StringLength AsString StringToNumber FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars"
+)
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_LINEAR, linear),
+    **dict.fromkeys(_NONLINEAR, nonlinear),
+    **dict.fromkeys(["Add", "AddV2", "Sub", "AddN", "AccumulateNV2"], add),
+    **dict.fromkeys(["Mul", "MulNoNan"], multiply),
+    **dict.fromkeys(["RealDiv", "Div", "DivNoNan", "Xdivy"], divide),
+    **dict.fromkeys(["FloorDiv", "TruncateDiv"], floor_divide),
+    **dict.fromkeys(["Reciprocal", "Inv"], reciprocal),
+    "IdentityN": outputs_of_inputs,
+    "Neg": negate,
+    "Square": square,
+    "Cast": cast,
+}

@@ -1,0 +1,176 @@
+"""Bodies of library functions as plain nodes, with shapes, and their names back in the caller's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import tensorflow as tf
+from tensorflow.python.framework import function_def_to_graph
+
+from autodist.graph.propagation.facts import (
+    Base,
+    Count,
+    Dims,
+    Fact,
+    Factor,
+    Factors,
+    Form,
+    ListOf,
+    Part,
+    Rows,
+)
+from autodist.graph.propagation.kinds import Elements
+from autodist.graph.propagation.site import Site
+
+Rename = Callable[[str], str]
+
+
+@dataclass(frozen=True)
+class Body:
+    """A function's nodes, and the tensors that are its arguments and results."""
+
+    graph_def: tf.compat.v1.GraphDef
+    library: tf.compat.v1.FunctionDefLibrary
+    arguments: list[str]
+    outputs: list[str]
+
+    @cached_property
+    def _graph(self) -> tf.Graph:
+        whole = tf.compat.v1.GraphDef()
+        whole.CopyFrom(self.graph_def)
+        whole.library.CopyFrom(self.library)
+        with tf.Graph().as_default() as graph:
+            tf.graph_util.import_graph_def(whole, name="")
+        return graph
+
+    def shape(self, tensor: str) -> tf.TensorShape:
+        """What is known of a tensor's shape; the body is imported when this is first asked."""
+        return self._graph.get_tensor_by_name(tensor).shape
+
+
+class Library:
+    """The functions of a graph, each made to a body once for arguments of the same shapes."""
+
+    def __init__(self, library: tf.compat.v1.FunctionDefLibrary) -> None:
+        self._library = library
+        self._bodies: dict[object, Body] = {}
+
+    @cached_property
+    def _definitions(self) -> dict[str, tf.compat.v1.FunctionDef]:
+        return {definition.signature.name: definition for definition in self._library.function}
+
+    def has(self, function: str) -> bool:
+        return function in self._definitions
+
+    def body(
+        self,
+        function: str,
+        shapes: Sequence[tf.TensorShape],
+        handles: Sequence[tf.compat.v1.NodeDef | None],
+    ) -> Body:
+        """The body of a function that is called with arguments of these shapes.
+
+        Args:
+            function: its name.
+            shapes: of the arguments, from the caller.
+            handles: for an argument that is a variable's handle, the node that makes it: without it nothing would
+                be known of the shapes of what the body reads.
+        """
+        known = tuple(None if handle is None else handle.SerializeToString(deterministic=True) for handle in handles)
+        key = (function, tuple(map(str, shapes)), known)
+        if key not in self._bodies:
+            self._bodies[key] = self._make(self._definitions[function], shapes, handles)
+        return self._bodies[key]
+
+    def _make(
+        self,
+        definition: tf.compat.v1.FunctionDef,
+        shapes: Sequence[tf.TensorShape],
+        handles: Sequence[tf.compat.v1.NodeDef | None],
+    ) -> Body:
+        protos = [shape.as_proto() for shape in shapes]
+        graph_def, flat = function_def_to_graph.function_def_to_graph_def(definition, protos)
+        names = [argument.name for argument in definition.signature.input_arg]
+        known = {name: handle for name, handle in zip(names, handles, strict=True) if handle is not None}
+        for node in graph_def.node:
+            if node.name in known:
+                _become_handle(node, known[node.name])
+        outputs = [flat[definition.ret[output.name]] for output in definition.signature.output_arg]
+        tensors = [name if ":" in name else f"{name}:0" for name in outputs]
+        return Body(graph_def, self._library, [f"{name}:0" for name in names], tensors)
+
+
+def _become_handle(node: tf.compat.v1.NodeDef, handle: tf.compat.v1.NodeDef) -> None:
+    """Makes a function's argument the variable's handle that it is called with."""
+    name = node.name
+    node.CopyFrom(handle)
+    node.name = name
+    del node.input[:]
+    node.attr.pop("_class", None)
+
+
+def leave(facts: Sequence[Fact], site: Site, tag: str) -> list[Fact]:
+    """Facts about a function's results with the caller's names.
+
+    Scalars that only the body knows can serve as a factor no more, except where the function gives them back.
+
+    Args:
+        facts: of the results.
+        site: the call.
+        tag: what the names of the body's own tensors begin with.
+    """
+    names: dict[str, str] = {}
+    for index, fact in enumerate(facts):
+        own = _given_back(fact)
+        if own is not None and own.startswith(tag):
+            names.setdefault(own, site.named(index))
+    return [_left(fact, names, site, tag) for fact in facts]
+
+
+def _given_back(fact: Fact) -> str | None:
+    """The scalar that a result is, up to what all replicas share."""
+    if isinstance(fact, Form) and fact.base is Base.SAME:
+        for factor, exponent in fact.factors:
+            if isinstance(factor, Part) and exponent == 1 and fact.factors == factor.without | {(factor, 1)}:
+                return factor.tensor
+    return None
+
+
+def _left(fact: Fact, names: dict[str, str], site: Site, tag: str) -> Fact:
+    try:
+        return _rename(fact, lambda tensor: names[tensor] if tensor.startswith(tag) else tensor)
+    except KeyError as missing:
+        inner = str(missing).strip("'").removeprefix(tag)
+        return site.opaque(f"it depends on a sum over the batch inside a function, '{inner}'")
+
+
+def _rename(fact: Fact, outer: Rename) -> Fact:
+    if isinstance(fact, Form):
+        base = fact.base
+        if isinstance(base, Rows):
+            base = replace(base, count=_rename_count(base.count, outer))
+        return replace(fact, base=base, factors=_rename_factors(fact.factors, outer))
+    if isinstance(fact, Dims):
+        return replace(fact, forms=tuple(replace(f, factors=_rename_factors(f.factors, outer)) for f in fact.forms))
+    if isinstance(fact, ListOf) and fact.element is not None:
+        return ListOf(_rename(fact.element, outer))
+    return fact
+
+
+def _rename_factors(factors: Factors, outer: Rename) -> Factors:
+    renamed = {_rename_factor(factor, outer): exponent for factor, exponent in factors}
+    if len(renamed) < len(factors):
+        raise KeyError("two sums with one name")
+    return frozenset(renamed.items())
+
+
+def _rename_factor(factor: Factor, outer: Rename) -> Factor:
+    if isinstance(factor, Part):
+        return Part(outer(factor.tensor), _rename_factors(factor.without, outer))
+    return _rename_count(factor, outer)
+
+
+def _rename_count(count: Count, outer: Rename) -> Count:
+    return Count(Elements(outer(count.of.tensor))) if isinstance(count.of, Elements) else count

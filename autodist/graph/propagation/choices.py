@@ -1,0 +1,141 @@
+"""Choices between two values, and the guards that keep a divisor from being zero."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import tensorflow as tf
+
+from autodist.graph.propagation.arithmetic import add_operands, factors_of, is_neutral, nonlinear
+from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of
+from autodist.graph.propagation.facts import (
+    NONE,
+    SAME,
+    Base,
+    Dims,
+    Fact,
+    Form,
+    ListOf,
+    Opaque,
+    Statistic,
+    additive_over,
+)
+from autodist.graph.propagation.site import Rule, Site, tensor_name
+
+
+def select(site: Site) -> Fact:
+    """Chooses between two values; the condition may only be of rows or the same everywhere."""
+    guarded = _guarded_quotient(site)
+    if guarded is not None:
+        return guarded
+    if any(isinstance(fact, ListOf) for fact in site.facts):
+        return site.opaque("it chooses between lists of tensors")
+    if site.node.op == "Select" and site.rank(0) == 1 and site.rank(1) != 1:
+        return _select_rows(site)
+    branches = add_operands(site, (1, 2))
+    if isinstance(branches, Opaque) and not has_rows(operands_of(site)):
+        return branches
+    condition = operands_of(site, (0,))[0]
+    if isinstance(condition, Form) and condition.is_same and isinstance(branches, (Form, Statistic)):
+        return _same_condition(site, branches)
+    if isinstance(condition, Form) and condition.rows is not None and not condition.factors:
+        return _rows_condition(site)
+    if isinstance(condition, Opaque) and condition.recovery.value and has_rows(operands_of(site, (1, 2))):
+        return _rows_condition(site)
+    if isinstance(condition, Opaque):
+        return Opaque(condition.reason)
+    return site.opaque("its condition depends on the whole batch")
+
+
+def _same_condition(site: Site, branches: Form | Statistic) -> Fact:
+    if isinstance(branches, Form) and branches.rows is not None:
+        joined = joined_rows(site, operands_of(site), (0, 1, 2))
+        return replace(joined, factors=branches.factors) if isinstance(joined, Form) else joined
+    return branches
+
+
+def _rows_condition(site: Site) -> Fact:
+    """Rows of which some are one branch and some the other: scales of both must agree, zeros aside."""
+    operands = operands_of(site)
+    joined = joined_rows(site, operands, (0, 1, 2))
+    if isinstance(joined, Opaque):
+        return joined
+    scales = {
+        factors_of(operand)
+        for operand, index in zip(operands[1:], (1, 2), strict=True)
+        if not is_neutral(site, operand, index)
+    }
+    if len(scales) > 1:
+        return site.opaque("it chooses between rows of different scales")
+    return replace(joined, factors=next(iter(scales), NONE))
+
+
+def _select_rows(site: Site) -> Fact:
+    """The old Select: a vector chooses whole rows of the first axis."""
+    operands = operands_of(site)
+    branches = add_operands(site, (1, 2))
+    condition = operands[0]
+    if isinstance(branches, Form) and isinstance(condition, Form):
+        if condition.is_same and (branches.rows is None or branches.rows.axis != 0):
+            return branches
+        rows_of_both = branches.rows is not None and condition.rows is not None
+        if rows_of_both and condition.base == branches.base and branches.rows.axis == 0:  # type: ignore[union-attr]
+            return branches
+    return site.opaque("a vector that chooses rows does not have the examples along the axis that the rows have")
+
+
+def _guarded_quotient(site: Site) -> Fact | None:
+    """`where(s > 0, a / s, 0)` and `where(s == 0, 1, s)`: a guard for replicas on which the divisor is zero.
+
+    Where s is zero the replica's weight is zero too, so the guard changes nothing that is joined. A guard by `>` is
+    one only for what cannot be negative.
+    """
+    condition = site.scope.producer(site.inputs[0])
+    if condition is None or condition.op not in ("Greater", "NotEqual", "Equal"):
+        return None
+    guard = Site(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
+    if not guard.is_zero(1):
+        return None
+    divisor = site.scope.fact(guard.inputs[0])
+    kept, other = (2, 1) if condition.op == "Equal" else (1, 2)
+    value = operands_of(site, (kept,))[0]
+    if not isinstance(divisor, Form) or not isinstance(value, Form) or value.base is not Base.SAME:
+        return None
+    factor = additive_over(divisor.factors, NONE) if divisor.base is Base.SAME else None
+    if factor is None or (condition.op == "Greater" and not _counts(site, guard.inputs[0])):
+        return None
+    divides = dict(value.factors).get(factor) == -1 and site.is_zero(other)
+    is_divisor = value.factors == divisor.factors and operands_of(site, (other,))[0] == SAME
+    return value if divides or is_divisor else None
+
+
+def maximum(site: Site) -> Fact:
+    """`maximum(count, 1)` is the count where it divides: with nothing to count the weight is zero anyway."""
+    for index, other in ((0, 1), (1, 0)):
+        form, bound = operands_of(site, (index,))[0], site.constant(other)
+        if bound is None or bound.size != 1 or not 0 <= bound.reshape(-1)[0] <= 1 or not isinstance(form, Form):
+            continue
+        if form.base is Base.SAME and additive_over(form.factors, NONE) and _counts(site, site.inputs[index]):
+            return form
+    return nonlinear(site)
+
+
+def _counts(site: Site, tensor: str) -> bool:
+    """Whether a scalar is a number of things: of rows, or of places where something holds."""
+    if isinstance(site.scope.fact(tensor), Dims):
+        return True
+    node = site.scope.producer(tensor)
+    while node is not None and node.op in ("Sum", "Cast", "Identity", "StopGradient", "Reshape"):
+        if node.op == "Cast" and node.attr["SrcT"].type == tf.bool.as_datatype_enum:
+            return True
+        source = tensor_name(node.input[0])
+        if node.op == "Cast" and isinstance(site.scope.fact(source), Dims):
+            return True
+        node = site.scope.producer(source)
+    return False
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(["Select", "SelectV2"], select),
+    "Maximum": maximum,
+}

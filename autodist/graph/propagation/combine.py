@@ -1,0 +1,108 @@
+"""Operands that are combined element by element, with broadcasting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autodist.graph.propagation.facts import (
+    Base,
+    Form,
+    Opaque,
+    Recovery,
+    Rows,
+    Statistic,
+    form_of,
+)
+from autodist.graph.propagation.site import Site
+
+Operand = Form | Statistic | Opaque
+
+
+def operands_of(site: Site, indices: Sequence[int] | None = None) -> list[Operand]:
+    chosen = range(len(site.facts)) if indices is None else indices
+    return [form_of(site.facts[index]) for index in chosen]
+
+
+def has_rows(operands: Sequence[Operand]) -> bool:
+    return any(isinstance(operand, Form) and operand.rows for operand in operands)
+
+
+def joined_rows(site: Site, operands: Sequence[Operand], indices: Sequence[int]) -> Form | Opaque:
+    """The rows that operands with rows among them make when they are broadcast against one another.
+
+    Factors are left out: the caller knows what its op does to them.
+    """
+    ranks = [site.rank(index) for index in indices]
+    if len(operands) > 1 and None in ranks:
+        unknown = site.inputs[indices[ranks.index(None)]]
+        return site.opaque(f"the rank of its input '{unknown}' is not known; give that tensor a shape")
+    rank = max(value or 0 for value in ranks)
+    found: Rows | None = None
+    mixed_at: str | None = None
+    for operand, own_rank in zip(operands, ranks, strict=True):
+        if not isinstance(operand, Form) or operand.rows is None:
+            continue
+        base = operand.rows
+        aligned = base if own_rank is None else replace(base, axis=base.axis + rank - own_rank)
+        if found is not None and not _same_rows(found, aligned):
+            return site.opaque("its inputs have their examples along different axes or in different orders")
+        found = aligned if found is None or found.per is None else found
+        mixed_at = mixed_at or operand.mixed_at
+    assert found is not None
+    for operand, own_rank, index in zip(operands, ranks, indices, strict=True):
+        verdict = _beside_rows(site, operand, index, found.axis - (rank - (own_rank or 0)), own_rank == rank)
+        if isinstance(verdict, Opaque):
+            return verdict
+        mixed_at = mixed_at or verdict
+    return Form(found, mixed_at=mixed_at)
+
+
+def _same_rows(left: Rows, right: Rows) -> bool:
+    return (left.axis, left.count, left.order) == (right.axis, right.count, right.order)
+
+
+def _beside_rows(site: Site, operand: Operand, index: int, position: int, same_rank: bool) -> Opaque | str | None:
+    """Whether rows stay rows beside this operand: a refusal, the node that mixes examples, or None for "yes"."""
+    if isinstance(operand, Form) and operand.rows is not None:
+        return None
+    shape = site.shape(index)
+    length = shape[position] if position >= 0 else 1
+    if isinstance(operand, Opaque):
+        if operand.recovery is Recovery.ALWAYS:
+            return None
+        if operand.recovery is Recovery.BATCH_SHAPED and same_rank and length != 1:
+            return site.node.name
+        return Opaque(operand.reason)
+    if isinstance(operand, Statistic) or operand.base is Base.ADDED:
+        is_mean = isinstance(operand, Statistic) or operand.degree == 0
+        if is_mean and length == 1 and shape.rank != 0:
+            return site.node.name
+        reason = operand.reason if isinstance(operand, Statistic) else "rows are combined with a sum over the batch"
+        return site.opaque(reason) if isinstance(operand, Form) else Opaque(reason)
+    if length != 1 and not site.is_uniform(index):
+        return site.opaque(
+            f"its input '{site.inputs[index]}' is the same on all replicas but has a length of its own along the "
+            "batch axis, so that its elements belong to positions in the batch"
+        )
+    return None
+
+
+def weakest(operands: Sequence[Operand]) -> Opaque | None:
+    """The opaque operand that speaks for all, if there is one and no rows stand beside it."""
+    opaque = [operand for operand in operands if isinstance(operand, Opaque)]
+    if not opaque:
+        return None
+    plain = all(isinstance(operand, Opaque) or (isinstance(operand, Form) and operand.is_same) for operand in operands)
+    recoveries = {operand.recovery for operand in opaque}
+    if not plain or Recovery.NEVER in recoveries:
+        return Opaque(next((o for o in opaque if o.recovery is Recovery.NEVER), opaque[0]).reason)
+    keeps = Recovery.BATCH_SHAPED if Recovery.BATCH_SHAPED in recoveries else Recovery.ALWAYS
+    return Opaque(opaque[0].reason, keeps)
+
+
+def is_intensive(operand: Operand) -> bool:
+    """Whether a value without rows stays what it is when every example is there twice."""
+    if isinstance(operand, Form):
+        return operand.rows is None and operand.degree == 0
+    return isinstance(operand, Statistic)

@@ -1,0 +1,121 @@
+"""Products that sum over shared axes: matrix products, einsum."""
+
+from __future__ import annotations
+
+from autodist.graph.propagation.combine import Operand, operands_of
+from autodist.graph.propagation.facts import (
+    NONE,
+    Base,
+    Fact,
+    Form,
+    Opaque,
+    Recovery,
+    Rows,
+    Statistic,
+    times,
+)
+from autodist.graph.propagation.site import Rule, Site
+
+Labels = list[object]
+
+
+def matmul(site: Site) -> Fact:
+    left: Labels = ["k", "m"] if site.flag("transpose_a") else ["m", "k"]
+    right: Labels = ["n", "k"] if site.flag("transpose_b") else ["k", "n"]
+    return contract(site, left, right, ["m", "n"])
+
+
+def batch_matmul(site: Site) -> Fact:
+    """BatchMatMulV2: leading axes are broadcast, counted from the right."""
+    first, second = site.rank(0), site.rank(1)
+    if first is None or second is None:
+        return _opaque_or(site, "the ranks of its inputs are not known")
+    left: Labels = [*range(first - 2, 0, -1), *("km" if site.flag("adj_x") else "mk")]
+    right: Labels = [*range(second - 2, 0, -1), *("nk" if site.flag("adj_y") else "kn")]
+    return contract(site, left, right, [*range(max(first, second) - 2, 0, -1), "m", "n"])
+
+
+def einsum(site: Site) -> Fact:
+    """Einsum of one or two inputs, with or without an ellipsis."""
+    inputs, _, output = site.text("equation").replace(" ", "").partition("->")
+    terms = inputs.split(",")
+    labels = [_expand(term, site.rank(index)) for index, term in enumerate(terms)]
+    if any(entry is None or len(set(entry)) != len(entry) for entry in labels) or len(labels) > 2:
+        return _opaque_or(site, "its equation repeats an index, or the ranks of its inputs are not known")
+    known = [entry for entry in labels if entry is not None]
+    widest = max((sum(isinstance(label, int) for label in entry) for entry in known), default=0)
+    result = _expand(output, widest + len(output.replace("...", "")))
+    if result is None:
+        return _opaque_or(site, "its equation is not followed")
+    return contract(site, known[0], known[1] if len(known) == 2 else [], result)
+
+
+def _expand(term: str, rank: int | None) -> Labels | None:
+    """One label for each axis; those of an ellipsis are numbers that count from the right."""
+    before, dots, after = term.partition("...")
+    if not dots:
+        return [*term]
+    if rank is None:
+        return None
+    return [*before, *range(rank - len(before) - len(after), 0, -1), *after]
+
+
+def contract(site: Site, left: Labels, right: Labels, result: Labels) -> Fact:
+    """The product of two tensors whose axes bear labels, summed over the labels that the result lacks."""
+    operands = operands_of(site)
+    opaque = next((operand for operand in operands if isinstance(operand, Opaque)), None)
+    if opaque is not None:
+        others_same = all(isinstance(o, Opaque) or (isinstance(o, Form) and o.is_same) for o in operands)
+        return opaque if others_same and opaque.recovery is Recovery.BATCH_SHAPED else Opaque(opaque.reason)
+    forms = [operand for operand in operands if isinstance(operand, Form)]
+    if len(forms) < len(operands) or sum(form.base is Base.ADDED for form in forms) > 1:
+        return _with_statistics(site, operands)
+    factors = NONE
+    for form in forms:
+        factors = times(factors, form.factors)
+    mixed_at = next((form.mixed_at for form in forms if form.mixed_at), None)
+    labelled = [(form.rows, labels) for form, labels in zip(forms, (left, right), strict=False)]
+    batch = _batch_label(labelled)
+    if batch is None:
+        if all(form.rows is None for form in forms):
+            base = Base.ADDED if any(form.base is Base.ADDED for form in forms) else Base.SAME
+            return Form(base, factors, mixed_at)
+        return site.opaque("it combines each example with every other, or with a tensor by its position in the batch")
+    if any(form.base is Base.ADDED for form in forms):
+        return site.opaque("it multiplies rows of examples by a sum over the batch")
+    rows, label = batch
+    if label in result:
+        return Form(Rows(result.index(label), rows.count, rows.per, rows.order), factors, mixed_at)
+    form = Form(Base.ADDED, factors, mixed_at)
+    return site.additive(form) if not result else form
+
+
+def _batch_label(labelled: list[tuple[Rows | None, Labels]]) -> tuple[Rows, object] | None:
+    """The one label that the batch has; None if operands have it along different axes, or one lacks its rows."""
+    found = [(rows, labels[rows.axis]) for rows, labels in labelled if rows is not None]
+    if not found or len({label for _, label in found}) != 1:
+        return None
+    rows, label = found[0]
+    if any((other.count, other.order) != (rows.count, rows.order) for other, _ in found):
+        return None
+    if any(label in labels for own, labels in labelled if own is None):
+        return None
+    return rows, label
+
+
+def _with_statistics(site: Site, operands: list[Operand]) -> Fact:
+    if any(isinstance(operand, Form) and operand.rows for operand in operands):
+        return site.opaque("it multiplies rows of examples by statistics of the batch")
+    return Statistic(site.opaque("a function of means over the batch that is no mean itself").reason)
+
+
+def _opaque_or(site: Site, why: str) -> Opaque:
+    opaque = next((operand for operand in operands_of(site) if isinstance(operand, Opaque)), None)
+    return Opaque(opaque.reason) if opaque else site.opaque(why)
+
+
+RULES: dict[str, Rule] = {
+    "MatMul": matmul,
+    **dict.fromkeys(["BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"], batch_matmul),
+    "Einsum": einsum,
+}

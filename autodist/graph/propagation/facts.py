@@ -1,0 +1,287 @@
+"""What is known of a tensor while propagation runs: finer than a kind, since a quotient of two sums may be a mean.
+
+A *form* says that the value on a replica is base × Π factorᵉ, where each factor is a scalar that adds up over the
+replicas (the number of examples, the sum of a mask), and the base is the same everywhere, made of rows, or itself
+additive. The whole batch's value is the joined base times the joined factors, so that products and quotients of
+sums stay exact: `sum(values · mask · (total / valid)) / total` is a sum over `valid`.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+from autodist.graph.propagation.kinds import (
+    Elements,
+    Examples,
+    Kind,
+    Mean,
+    PerExample,
+    Replicated,
+    Scalar,
+    Sum,
+    Total,
+    Unknown,
+    Weight,
+)
+
+
+@dataclass(frozen=True)
+class Count:
+    """A factor: a number of rows, up to what all replicas share."""
+
+    of: Examples | Elements
+
+
+@dataclass(frozen=True)
+class Part:
+    """A factor: what is left of the scalar `tensor` when the factors of its own form are divided out."""
+
+    tensor: str
+    without: Factors
+
+
+Factor = Count | Part
+Factors = frozenset[tuple[Factor, int]]
+
+NONE: Factors = frozenset()
+EXAMPLES = Count(Examples())
+
+
+class Base(enum.Enum):
+    """Bases that have no batch axis."""
+
+    SAME = "the same on all replicas"
+    ADDED = "a sum over the replica's examples, not a scalar"
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A base with a batch axis: its slices along `axis` belong to examples.
+
+    Attributes:
+        axis: counted from 0.
+        count: how many rows there are, up to what all replicas share.
+        per: rows for each example, where that is known.
+        order: empty while the rows stand in the order of the examples; else how they are arranged. Values of two
+            tensors belong together only where these are equal.
+    """
+
+    axis: int
+    count: Count = EXAMPLES
+    per: Fraction | None = Fraction(1)
+    order: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True)
+class Form:
+    """base × Π factorᵉ. See the module's text."""
+
+    base: Base | Rows = Base.SAME
+    factors: Factors = NONE
+    mixed_at: str | None = field(default=None, compare=False)
+
+    @property
+    def rows(self) -> Rows | None:
+        return self.base if isinstance(self.base, Rows) else None
+
+    @property
+    def is_same(self) -> bool:
+        return self.base is Base.SAME and not self.factors
+
+    @property
+    def degree(self) -> int:
+        """How it grows with the batch: 0 for means, 1 for sums."""
+        return sum(exponent for _, exponent in self.factors) + (self.base is Base.ADDED)
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Integers that come from shapes; a vector, or one element of it if `is_scalar`.
+
+    Attributes:
+        forms: of each element; the batch's is a count.
+        values: of each element, where it is known without running anything.
+    """
+
+    forms: tuple[Form, ...]
+    values: tuple[int | None, ...]
+    is_scalar: bool = False
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """No batch axis; a function of means over the part that is no mean itself (a variance)."""
+
+    reason: str
+
+
+class Recovery(enum.Enum):
+    """When an opaque value may be combined with rows to give rows again."""
+
+    NEVER = "it may hold what belongs to other examples"
+    BATCH_SHAPED = "where it has the batch axis too"
+    ALWAYS = "it is noise, drawn by each replica for itself"
+
+
+@dataclass(frozen=True)
+class Opaque:
+    """Nothing is known, for this reason."""
+
+    reason: str
+    recovery: Recovery = Recovery.NEVER
+
+
+@dataclass(frozen=True)
+class ListOf:
+    """A TensorList whose elements are all alike; None while it is empty."""
+
+    element: Fact | None
+
+
+@dataclass(frozen=True)
+class Positions:
+    """Where a mask over rows holds, ascending: what `boolean_mask` gathers.
+
+    Attributes:
+        within: the rows that the mask is of.
+        count: how many there are.
+    """
+
+    within: Rows
+    count: Count
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """What an old loop brings back before its first turn has been followed."""
+
+
+Fact = Form | Dims | Statistic | Opaque | ListOf | Positions | Nothing
+
+SAME = Form()
+
+
+def rows(axis: int) -> Form:
+    """One row an example, along this axis."""
+    return Form(Rows(axis))
+
+
+def times(left: Factors, right: Factors, sign: int = 1) -> Factors:
+    """left · right, or left / right if the sign is -1."""
+    if not right:
+        return left
+    exponents = dict(left)
+    for factor, exponent in right:
+        exponents[factor] = exponents.get(factor, 0) + sign * exponent
+    return frozenset(item for item in exponents.items() if item[1])
+
+
+def power(factor: Factor, exponent: int) -> Factors:
+    return frozenset([(factor, exponent)])
+
+
+def additive_over(factors: Factors, rest: Factors) -> Factor | None:
+    """The one factor f for which factors = f · rest, if there is one: such a value adds up once rest is divided out."""
+    remaining = times(factors, rest, -1)
+    if len(remaining) == 1:
+        factor, exponent = next(iter(remaining))
+        return factor if exponent == 1 else None
+    return None
+
+
+def names_a_sum(fact: Fact) -> bool:
+    """Whether a factor of this is the value of a certain tensor, which in a loop is another one at each turn."""
+    return isinstance(fact, Form) and any(isinstance(factor, Part) for factor, _ in fact.factors)
+
+
+def with_axis(form: Form, axis: int, **changes: object) -> Form:
+    """The same rows along another axis; forms without rows stay as they are."""
+    if form.rows is None:
+        return form
+    return replace(form, base=replace(form.rows, axis=axis, **changes))  # type: ignore[arg-type]
+
+
+def form_of(fact: Fact) -> Form | Statistic | Opaque:
+    """A fact without what only shapes and lists need."""
+    if isinstance(fact, Dims):
+        if fact.is_scalar or len(fact.forms) == 1:
+            return fact.forms[0]
+        if all(form.is_same for form in fact.forms):
+            return SAME
+        return Opaque("it is a shape that holds the size of the batch")
+    if isinstance(fact, ListOf):
+        return Opaque("it is a list of tensors")
+    if isinstance(fact, Nothing):
+        return Opaque("it stands in a loop that has no turn")
+    if isinstance(fact, Positions):
+        return Opaque("it holds positions of rows, which each replica counts for its own part of the batch")
+    return fact
+
+
+def kind_of(fact: Fact) -> Kind:
+    """What a fact says to those who ask from outside."""
+    form = form_of(fact)
+    if isinstance(form, (Statistic, Opaque)):
+        return Unknown(form.reason)
+    if form.rows is not None:
+        return _kind_of_rows(form, form.rows)
+    if form.is_same:
+        return Replicated()
+    return _kind_of_additive(form)
+
+
+def _kind_of_rows(form: Form, base: Rows) -> Kind:
+    if form.factors:
+        return Unknown(f"its rows belong to examples, but each is scaled by {describe(form.factors)}")
+    if base.order:
+        return Unknown(f"its rows belong to examples, but not in their order along axis {base.axis}")
+    return PerExample(base.axis, form.mixed_at)
+
+
+def _kind_of_additive(form: Form) -> Kind:
+    if form.base is Base.ADDED:
+        weighted = _weights(form.factors)
+        if not form.factors:
+            return Sum(form.mixed_at)
+    else:
+        if additive_over(form.factors, NONE):
+            return Sum(form.mixed_at)
+        weighted = _weights_below(form.factors)
+    if len(weighted) == 1 and (weight := weight_of(weighted[0])):
+        return Mean(weight, form.mixed_at)
+    sums = describe(form.factors)
+    return Unknown(f"it is a product of sums over the batch ({sums}), which is no sum or mean")
+
+
+def _weights(factors: Factors) -> list[Factor]:
+    return [factor for factor, _ in factors] if len(factors) == 1 and next(iter(factors))[1] == -1 else []
+
+
+def _weights_below(factors: Factors) -> list[Factor]:
+    return [f for f, exponent in factors if exponent == -1 and additive_over(factors, power(f, -1))]
+
+
+def weight_of(factor: Factor) -> Weight | None:
+    """The weight that this factor is, if it can be said with tensors of the graph."""
+    if isinstance(factor, Count):
+        return factor.of
+    if not factor.without:
+        return Scalar(factor.tensor)
+    below = _weights(factor.without)
+    inner = weight_of(below[0]) if below else None
+    return Total(factor.tensor, inner) if inner else None
+
+
+def describe(factors: Factors) -> str:
+    """Factors in words, sorted: "examples · 'Sum:0'⁻¹"."""
+    return " · ".join(sorted(_describe_factor(factor, exponent) for factor, exponent in factors)) or "nothing"
+
+
+def _describe_factor(factor: Factor, exponent: int) -> str:
+    if isinstance(factor, Part):
+        name = f"'{factor.tensor}'"
+    else:
+        name = "examples" if isinstance(factor.of, Examples) else f"rows of '{factor.of.tensor}'"
+    return name if exponent == 1 else f"{name}^{exponent}"

@@ -1,0 +1,75 @@
+"""Small constants that the graph computes from constants: permutations, sizes, positions of axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import tensorflow as tf
+
+_DEEPEST = 8
+_LARGEST = 64
+
+Fold = Callable[..., np.ndarray]
+Source = Callable[[str], "tf.compat.v1.NodeDef | None"]
+
+_FOLDS: dict[str, Fold] = {
+    "Identity": lambda x: x,
+    "StopGradient": lambda x: x,
+    "Neg": np.negative,
+    "Add": np.add,
+    "AddV2": np.add,
+    "Sub": np.subtract,
+    "Mul": np.multiply,
+    "Range": np.arange,
+    "ConcatV2": lambda *parts: np.concatenate(parts[:-1], int(parts[-1])),
+    "Reshape": lambda x, shape: np.reshape(x, tuple(shape)),
+    "ExpandDims": lambda x, axis: np.expand_dims(x, int(axis)),
+    "Fill": lambda dims, value: np.full(tuple(dims), value),
+    "Prod": lambda x, axes: np.prod(x, axis=tuple(np.atleast_1d(axes))),
+}
+
+
+class Constants:
+    """Values of a graph's constants, read once.
+
+    Args:
+        producer: the node of a tensor.
+        shape: of a tensor.
+    """
+
+    def __init__(self, producer: Source, shape: Callable[[str], tf.TensorShape]) -> None:
+        self._producer, self._shape = producer, shape
+        self._values: dict[str, np.ndarray | None] = {}
+
+    def value(self, tensor: str, depth: int = 0) -> np.ndarray | None:
+        """A tensor's value where constants alone make it, else None."""
+        node = self._producer(tensor)
+        if node is None or depth > _DEEPEST:
+            return None
+        if node.name not in self._values:
+            self._values[node.name] = self._compute(node, depth)
+        return self._values[node.name]
+
+    def _compute(self, node: tf.compat.v1.NodeDef, depth: int) -> np.ndarray | None:
+        if node.op == "Const":
+            return tf.make_ndarray(node.attr["value"].tensor)
+        if node.op == "Rank":
+            rank = self._shape(node.input[0]).rank
+            return None if rank is None else np.asarray(rank)
+        fold = _fold_of(node)
+        sources = [name for name in node.input if not name.startswith("^")]
+        if fold is None or not sources:
+            return None
+        values = [self.value(source, depth + 1) for source in sources]
+        if any(value is None or value.size > _LARGEST for value in values):
+            return None
+        return np.asarray(fold(*values))
+
+
+def _fold_of(node: tf.compat.v1.NodeDef) -> Fold | None:
+    if node.op == "Pack":
+        return lambda *parts: np.stack(parts, node.attr["axis"].i)
+    if node.op == "Cast":
+        return lambda x: x.astype(tf.dtypes.as_dtype(node.attr["DstT"].type).as_numpy_dtype)
+    return _FOLDS.get(node.op)

@@ -1,0 +1,135 @@
+"""Ops that call functions: calls, branches and loops."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autodist.graph.propagation.facts import (
+    SAME,
+    Dims,
+    Fact,
+    Form,
+    ListOf,
+    Nothing,
+    Opaque,
+    Part,
+    Recovery,
+    form_of,
+)
+from autodist.graph.propagation.site import Rule, Site
+
+_MOST_TURNS = 12
+
+
+def call(site: Site) -> list[Fact]:
+    """PartitionedCall and its stateful twin: what the body gives."""
+    return site.scope.call(site, site.node.attr["f"].func.name, site.facts, site.inputs)
+
+
+def if_(site: Site) -> list[Fact]:
+    """If: both branches, joined, where the condition is the same on all replicas."""
+    branches = [site.node.attr[name].func.name for name in ("then_branch", "else_branch")]
+    return _branches(site, branches)
+
+
+def case(site: Site) -> list[Fact]:
+    """Case: as If, with many branches."""
+    return _branches(site, [branch.name for branch in site.node.attr["branches"].list.func])
+
+
+def _branches(site: Site, names: list[str]) -> list[Fact]:
+    results = [site.scope.call(site, name, site.facts[1:], site.inputs[1:]) for name in names]
+    joined = [_joined(site, list(facts)) for facts in zip(*results, strict=True)]
+    return joined if form_of(site.facts[0]) == SAME else [_chosen_by_part(site, fact) for fact in joined]
+
+
+def _chosen_by_part(site: Site, fact: Fact) -> Fact:
+    """Branches of which each replica takes its own, as its examples ask: rows stay rows, but see one another."""
+    if isinstance(fact, Form) and fact.rows is not None and not fact.factors:
+        return replace(fact, mixed_at=fact.mixed_at or site.node.name)
+    if isinstance(fact, Opaque):
+        return Opaque(fact.reason)
+    return site.opaque("which branch is taken depends on the replica's part of the batch")
+
+
+def _joined(site: Site, facts: list[Fact]) -> Fact:
+    total = facts[0]
+    for fact in facts[1:]:
+        total = join(site, total, fact)
+    return total
+
+
+def join(site: Site, left: Fact, right: Fact) -> Fact:
+    """What is known of a value that may be either."""
+    if left == right:
+        return left
+    if isinstance(left, Nothing) or isinstance(right, Nothing):
+        return left if isinstance(right, Nothing) else right
+    for fact in (left, right):
+        if isinstance(fact, Opaque):
+            return fact
+    if isinstance(left, ListOf) and isinstance(right, ListOf):
+        if left.element is None or right.element is None:
+            return left if right.element is None else right
+        return ListOf(join(site, left.element, right.element))
+    if isinstance(left, Dims) and isinstance(right, Dims) and left.forms == right.forms:
+        pairs = zip(left.values, right.values, strict=True)
+        return replace(left, values=tuple(a if a == b else None for a, b in pairs))
+    forms = form_of(left), form_of(right)
+    if forms[0] == forms[1]:
+        return forms[0]
+    if all(isinstance(form, Form) and form.rows for form in forms) and _differ_in_per_alone(forms[0], forms[1]):
+        return forms[0]
+    return site.opaque("its branches or turns give values that join in different ways")
+
+
+def _differ_in_per_alone(left: object, right: object) -> bool:
+    assert isinstance(left, Form) and isinstance(right, Form) and left.rows and right.rows
+    return replace(left.rows, per=None) == replace(right.rows, per=None) and left.factors == right.factors
+
+
+def while_(site: Site) -> list[Fact]:
+    """While: what stays true from turn to turn, where the number of turns is the same on all replicas."""
+    body, condition = site.node.attr["body"].func.name, site.node.attr["cond"].func.name
+    state = list(site.facts)
+    for _ in range(_MOST_TURNS):
+        after = site.scope.call(site, body, state, site.inputs)
+        joined = [_carried(site, old, new, index) for index, (old, new) in enumerate(zip(state, after, strict=True))]
+        if joined == state:
+            break
+        state = joined
+    else:
+        return [site.opaque("what its turns give does not settle", Recovery.BATCH_SHAPED)] * len(state)
+    [again] = site.scope.call(site, condition, state, site.inputs)
+    if form_of(again) != SAME:
+        return [site.opaque("how often it runs depends on the replica's part of the batch")] * len(state)
+    return [_after_loop(site, fact, index) for index, fact in enumerate(state)]
+
+
+def _after_loop(site: Site, fact: Fact, index: int) -> Fact:
+    """A loop variable's last value, which may not depend on what another one was before the last turn."""
+    if isinstance(fact, Form):
+        others = {site.named(other) for other in range(len(site.facts)) if other != index}
+        if others & {factor.tensor for factor, _ in fact.factors if isinstance(factor, Part)}:
+            return site.opaque("it divides by a sum over the batch that changes from turn to turn")
+    return fact
+
+
+def _carried(site: Site, old: Fact, new: Fact, index: int) -> Fact:
+    """The join of a loop variable before and after a turn; a uniform start fits rows (a state of zeros)."""
+    if isinstance(old, Dims) and isinstance(new, (Dims, Form)):
+        old, new = form_of(old), form_of(new)
+    if old == SAME and isinstance(new, Form) and new.rows is None and site.is_zero(index):
+        return new
+    if old == SAME and isinstance(new, Form) and new.rows is not None and site.is_uniform(index):
+        length = site.shape(index)[new.rows.axis] if site.shape(index).rank is not None else 1
+        return new if length != 1 else join(site, old, new)
+    return join(site, old, new)
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall"], call),
+    **dict.fromkeys(["If", "StatelessIf"], if_),
+    **dict.fromkeys(["Case", "StatelessCase"], case),
+    **dict.fromkeys(["While", "StatelessWhile"], while_),
+}

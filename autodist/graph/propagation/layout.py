@@ -1,0 +1,233 @@
+"""Ops that move elements and compute nothing: where does the batch axis go?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+
+from autodist.graph.propagation.facts import (
+    SAME,
+    Base,
+    Dims,
+    Fact,
+    Form,
+    Opaque,
+    Positions,
+    Rows,
+    Statistic,
+    form_of,
+    with_axis,
+)
+from autodist.graph.propagation.site import Rule, Site
+
+RowsRule = Callable[[Site, Form, Rows], Fact]
+
+
+def moving(rule: RowsRule, adds_elements: bool = False) -> Callable[[Site], Fact]:
+    """A rule for ops that move the elements of their first input: what has no rows stays what it is.
+
+    Args:
+        rule: what becomes of rows.
+        adds_elements: whether the op also makes elements of its own, which only what is the same survives.
+    """
+
+    def apply(site: Site) -> Fact:
+        if isinstance(site.facts[0], Positions) and site.node.op in ("Squeeze", "ExpandDims"):
+            return site.facts[0]
+        form = form_of(site.facts[0])
+        if isinstance(form, (Opaque, Statistic)):
+            return form
+        if form.rows is not None:
+            arguments = [fact for fact in site.facts[1:] if isinstance(fact, Opaque)]
+            return Opaque(arguments[0].reason) if arguments else rule(site, form, form.rows)
+        if adds_elements and not form.is_same:
+            return site.opaque("it adds elements to a sum or mean over the batch")
+        return form
+
+    return apply
+
+
+def transpose(site: Site, form: Form, batch: Rows) -> Fact:
+    order = site.integers(1)
+    if order is None or batch.axis not in order:
+        return site.opaque("its permutation is not a constant")
+    return with_axis(form, order.index(batch.axis))
+
+
+def expand_dims(site: Site, form: Form, batch: Rows) -> Fact:
+    axis, rank = site.scalar(1), site.rank(0)
+    if axis is None or (axis < 0 and rank is None):
+        return site.opaque("the axis that it adds is not known")
+    axis = axis if axis >= 0 else axis + (rank or 0) + 1
+    return with_axis(form, batch.axis + (axis <= batch.axis))
+
+
+def squeeze(site: Site, form: Form, batch: Rows) -> Fact:
+    shape = site.shape(0)
+    dims = list(site.node.attr["squeeze_dims"].list.i)
+    if shape.rank is None:
+        return site.opaque("the rank of its input is not known")
+    if dims:
+        axes = {axis % shape.rank for axis in dims}
+    else:
+        lengths = shape.as_list()
+        if any(length is None for axis, length in enumerate(lengths) if axis != batch.axis):
+            return site.opaque("it drops all axes of length 1, and which these are is not known")
+        axes = {axis for axis, length in enumerate(lengths) if length == 1}
+        if lengths[batch.axis] is None:
+            return site.opaque(
+                "it drops all axes of length 1, and a replica's part may hold one example: name the axis"
+            )
+    if batch.axis in axes:
+        return site.opaque("it drops the batch axis")
+    return with_axis(form, batch.axis - sum(axis < batch.axis for axis in axes))
+
+
+def reshape(site: Site) -> Fact:
+    form = form_of(site.facts[0])
+    if isinstance(site.facts[0], Positions):
+        return site.facts[0]
+    if isinstance(form, (Opaque, Statistic)):
+        return form
+    if form.rows is None:
+        dims = site.dims(1)
+        if dims is None or not all(dim.is_same for dim in dims.forms):
+            return site.opaque("it gives a batch axis to what has none")
+        return form if form.base is not Base.ADDED or site.output_shape().rank != 0 else site.additive(form)
+    return _reshape_rows(site, form, form.rows)
+
+
+def _reshape_rows(site: Site, form: Form, batch: Rows) -> Fact:
+    dims, before = site.dims(1), site.shape(0)
+    if dims is None or before.rank is None:
+        return site.opaque("the shape that it makes, or its input's rank, is not known")
+    counted = [axis for axis, dim in enumerate(dims.forms) if not dim.is_same]
+    if any(dims.forms[axis] != count_of(batch) for axis in counted):
+        return site.opaque("the shape that it makes depends on the batch in a way that is not followed")
+    after = [None if value == -1 else value for value in dims.values]
+    open_axes = counted or [axis for axis, value in enumerate(dims.values) if value == -1]
+    if not open_axes and before[batch.axis] is not None:
+        open_axes = _static_batch(before.as_list(), after, batch)
+    if len(open_axes) != 1:
+        return site.opaque("the shape that it makes does not show where the batch axis goes")
+    axis = open_axes[0]
+    lead_before, lead_after = _product(before.as_list()[: batch.axis]), _product(after[:axis])
+    per = _rows_per_example(before.as_list(), after, batch, axis)
+    if lead_before is not None and lead_before == lead_after:
+        if batch.order and per != batch.per:
+            return site.opaque("it cuts rows that are not in the order of the examples")
+        return replace(form, base=replace(batch, axis=axis, per=per))
+    if axis == 0 and not batch.order and per is not None:
+        return replace(form, base=Rows(0, batch.count, per, ("under other axes", lead_before)))
+    return site.opaque("it moves the batch axis among others")
+
+
+def count_of(batch: Rows) -> Form:
+    return Form(factors=frozenset([(batch.count, 1)]))
+
+
+def _static_batch(before: list[int | None], after: list[int | None], batch: Rows) -> list[int]:
+    """Where a batch axis of fixed length stands after a reshape: behind as many elements as before."""
+    lead, length = _product(before[: batch.axis]), before[batch.axis]
+    matches = [axis for axis in range(len(after)) if _product(after[:axis]) == lead and (after[axis] or 0) >= 1]
+    rest = _product(before[batch.axis + 1 :])
+    fits = [
+        axis
+        for axis in matches
+        if after[axis] is not None and rest is not None and length and (after[axis] or 0) % length == 0
+    ]
+    return fits[-1:] if lead is not None and length != 1 else []
+
+
+def _rows_per_example(before: list[int | None], after: list[int | None], batch: Rows, axis: int) -> Fraction | None:
+    if batch.per is None:
+        return None
+    inside_before = _product([*before[: batch.axis], *before[batch.axis + 1 :]])
+    inside_after = _product([*after[:axis], *after[axis + 1 :]])
+    if not inside_before or not inside_after or inside_after < 0:
+        return None
+    return batch.per * inside_before / inside_after
+
+
+def _product(lengths: list[int | None]) -> int | None:
+    total = 1
+    for length in lengths:
+        if length is None:
+            return None
+        total *= length
+    return total
+
+
+def pad(site: Site, form: Form, batch: Rows) -> Fact:
+    widths = site.constant(1)
+    if widths is None or widths[batch.axis].any():
+        return site.opaque("it pads the batch axis, or it is not known which axes it pads")
+    if form.factors and not (len(site.inputs) < 3 or site.is_zero(2)):
+        return site.opaque("it pads scaled rows with a constant")
+    return form
+
+
+def tile(site: Site) -> Fact:
+    """Tile: the batch axis may not be repeated, and what has none may get one from a count."""
+    form = form_of(site.facts[0])
+    dims = site.dims(1)
+    if isinstance(form, (Opaque, Statistic)) or dims is None:
+        return form if isinstance(form, Opaque) else site.opaque("how often it repeats is not known")
+    if form.rows is None:
+        return _tile_same(site, form, dims)
+    if all(dim.is_same for dim in dims.forms) and dims.values[form.rows.axis] == 1:
+        return form
+    return site.opaque("it repeats the batch")
+
+
+def _tile_same(site: Site, form: Form, dims: Dims) -> Fact:
+    counted = [axis for axis, dim in enumerate(dims.forms) if not dim.is_same]
+    if not counted:
+        return form
+    axis = counted[0]
+    shape = site.shape(0)
+    if len(counted) == 1 and shape.rank and shape[axis] == 1 and form.base is Base.SAME:
+        factor, exponent = next(iter(dims.forms[axis].factors))
+        if len(dims.forms[axis].factors) == 1 and exponent == 1 and factor == Rows(0).count:
+            return Form(Rows(axis, per=None), form.factors, form.mixed_at)
+    return site.opaque("it repeats a tensor as often as there are examples")
+
+
+def reverse(site: Site, form: Form, batch: Rows) -> Fact:
+    axes, rank = site.integers(1), site.rank(0)
+    if axes is None or rank is None or None in axes or batch.axis in [axis % rank for axis in axes if axis is not None]:
+        return site.opaque("it reverses the batch, or it is not known which axes it reverses")
+    return form
+
+
+def scan(site: Site, form: Form, batch: Rows) -> Fact:
+    """Cumsum, Cumprod: along other axes each example stays by itself."""
+    axis, rank = site.scalar(1), site.rank(0)
+    if axis is None or rank is None or axis % rank == batch.axis or (form.factors and site.node.op != "Cumsum"):
+        return site.opaque("it runs along the batch")
+    return form
+
+
+def reverse_sequence(site: Site) -> Fact:
+    form, lengths = site.form(0), site.form(1)
+    if not isinstance(form, Form) or not isinstance(lengths, Form):
+        return Opaque(next(f.reason for f in (form, lengths) if isinstance(f, Opaque)))
+    batch_axis = site.number("batch_dim")
+    fits = lengths.is_same or (lengths.rows is not None and lengths.rows.axis == 0 and not lengths.factors)
+    if form.rows is not None and form.rows.axis == batch_axis and fits and (lengths.rows or site.is_uniform(1)):
+        return form
+    return SAME if form.is_same and lengths.is_same else site.opaque("it does not reverse each example by itself")
+
+
+RULES: dict[str, Rule] = {
+    "Transpose": moving(transpose),
+    "ExpandDims": moving(expand_dims),
+    "Squeeze": moving(squeeze),
+    "Reshape": reshape,
+    **dict.fromkeys(["Pad", "PadV2", "MirrorPad"], moving(pad, adds_elements=True)),
+    "Tile": tile,
+    "ReverseV2": moving(reverse),
+    **dict.fromkeys(["Cumsum", "Cumprod"], moving(scan, adds_elements=True)),
+    "ReverseSequence": reverse_sequence,
+}

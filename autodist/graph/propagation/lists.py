@@ -1,0 +1,111 @@
+"""TensorLists, with which loops keep what each turn gives: all elements alike."""
+
+from __future__ import annotations
+
+from autodist.graph.propagation.facts import (
+    SAME,
+    Fact,
+    Form,
+    ListOf,
+    Opaque,
+    Rows,
+    Statistic,
+    form_of,
+    with_axis,
+)
+from autodist.graph.propagation.functions import join
+from autodist.graph.propagation.site import Rule, Site
+
+
+def empty(site: Site) -> Fact:
+    return ListOf(None)
+
+
+def from_tensor(site: Site) -> Fact:
+    """TensorListFromTensor: the first axis becomes the list."""
+    form = form_of(site.facts[0])
+    if not isinstance(form, Form) or form.rows is None:
+        return ListOf(form)
+    if form.rows.axis == 0:
+        return site.opaque("it makes a list of the batch")
+    return ListOf(with_axis(form, form.rows.axis - 1))
+
+
+def get_item(site: Site) -> Fact:
+    found = site.facts[0]
+    if not isinstance(found, ListOf):
+        return found if isinstance(found, Opaque) else site.opaque("it reads from what is no list")
+    if form_of(site.facts[1]) != SAME:
+        return site.opaque("which element it takes depends on the batch")
+    return SAME if found.element is None else found.element
+
+
+def set_item(site: Site) -> Fact:
+    """TensorListSetItem: list, index, item."""
+    return _with_item(site, site.facts[2], form_of(site.facts[1]) == SAME)
+
+
+def push_back(site: Site) -> Fact:
+    return _with_item(site, site.facts[1], True)
+
+
+def _with_item(site: Site, item: Fact, at_same_place: bool) -> Fact:
+    found = site.facts[0]
+    if not isinstance(found, ListOf):
+        return found if isinstance(found, Opaque) else site.opaque("it writes to what is no list")
+    if not at_same_place:
+        return site.opaque("where it writes depends on the batch")
+    return join(site, found, ListOf(item if isinstance(item, ListOf) else form_of(item)))
+
+
+def stack(site: Site) -> Fact:
+    """TensorListStack: the list becomes the first axis."""
+    found = site.facts[0]
+    if not isinstance(found, ListOf):
+        return found if isinstance(found, Opaque) else site.opaque("it stacks what is no list")
+    element = SAME if found.element is None else form_of(found.element)
+    if isinstance(element, (Opaque, Statistic)) or not isinstance(element.base, Rows):
+        return element
+    return with_axis(element, element.base.axis + 1)
+
+
+def length(site: Site) -> Fact:
+    return SAME if isinstance(site.facts[0], ListOf) else site.opaque("it counts the elements of what is not known")
+
+
+def array(site: Site) -> list[Fact]:
+    """TensorArrayV3: its handle, and its flow, which stands for what is in it."""
+    return [SAME, ListOf(None)]
+
+
+def _as_list(rule: Rule, *order: int) -> Rule:
+    """A rule for the list that a tensor array's flow stands for; `order` says where its arguments are."""
+
+    def apply(site: Site) -> Fact | list[Fact]:
+        inputs, facts = [site.inputs[index] for index in order], [site.facts[index] for index in order]
+        return rule(Site(site.node, inputs, facts, site.scope))
+
+    return apply
+
+
+def scatter(site: Site) -> Fact:
+    """TensorArrayScatterV3 as list, value: the first axis becomes the list."""
+    items = from_tensor(Site(site.node, site.inputs[1:], site.facts[1:], site.scope))
+    return join(site, site.facts[0], items)
+
+
+RULES: dict[str, Rule] = {
+    "TensorArrayV3": array,
+    "TensorArrayReadV3": _as_list(get_item, 2, 1),
+    "TensorArrayWriteV3": _as_list(set_item, 3, 1, 2),
+    "TensorArrayScatterV3": _as_list(scatter, 3, 2),
+    "TensorArrayGatherV3": _as_list(stack, 2),
+    "TensorArraySizeV3": _as_list(length, 1),
+    **dict.fromkeys(["TensorListReserve", "EmptyTensorList"], empty),
+    "TensorListFromTensor": from_tensor,
+    "TensorListGetItem": get_item,
+    "TensorListSetItem": set_item,
+    "TensorListPushBack": push_back,
+    "TensorListStack": stack,
+    "TensorListLength": length,
+}

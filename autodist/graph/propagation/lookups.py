@@ -1,0 +1,151 @@
+"""Gathers, one-hots and tables: rows of indices give rows of values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autodist.graph.propagation.facts import SAME, Count, Dims, Fact, Form, Opaque, Positions, Rows, form_of, with_axis
+from autodist.graph.propagation.kinds import Elements
+from autodist.graph.propagation.site import Rule, Site
+
+
+def gather(site: Site) -> Fact:
+    """GatherV2: params, indices, axis."""
+    if isinstance(site.facts[0], Dims) and not site.facts[0].is_scalar:
+        return _gather_of_dims(site, site.facts[0])
+    axis, rank = site.scalar(2), site.rank(0)
+    if axis is None or (axis < 0 and rank is None):
+        return site.opaque("the axis along which it gathers is not known")
+    return _gather(site, axis if axis >= 0 else axis + (rank or 0), _batch_dims(site))
+
+
+def gather_first_axis(site: Site) -> Fact:
+    """Gather, ResourceGather."""
+    if isinstance(site.facts[0], Dims) and not site.facts[0].is_scalar:
+        return _gather_of_dims(site, site.facts[0])
+    return _gather(site, 0, _batch_dims(site))
+
+
+def _batch_dims(site: Site) -> int:
+    value = site.number("batch_dims")
+    rank = site.rank(1)
+    return value if value >= 0 else value + (rank or 0)
+
+
+def _gather_of_dims(site: Site, dims: Dims) -> Fact:
+    indices = site.dims(1)
+    if indices is None or any(value is None for value in indices.values):
+        return site.opaque("which elements of a shape it takes is not known")
+    chosen = [value for value in indices.values if value is not None]
+    return Dims(
+        tuple(dims.forms[index] for index in chosen),
+        tuple(dims.values[index] for index in chosen),
+        indices.is_scalar,
+    )
+
+
+def _gather(site: Site, axis: int, batch_dims: int) -> Fact:
+    if isinstance(site.facts[1], Positions):
+        return _masked(site, site.facts[1], axis)
+    params, indices = site.form(0), site.form(1)
+    for form in (params, indices):
+        if isinstance(form, Opaque):
+            return Opaque(form.reason)
+    assert isinstance(params, Form) and isinstance(indices, Form)
+    if indices.factors or (not indices.is_same and indices.rows is None):
+        return site.opaque("its indices depend on sums over the batch")
+    if batch_dims:
+        return _gather_in_batches(site, params, indices, batch_dims)
+    if params.rows is None and indices.rows is None:
+        return params
+    if params.rows is None:
+        if not params.is_same:
+            return site.opaque("it looks up sums over the batch for each example")
+        return with_axis(replace(indices, factors=params.factors), axis + (indices.rows.axis if indices.rows else 0))
+    if indices.rows is not None or params.rows.axis == axis:
+        return site.opaque("it takes rows of the batch by their position in the part")
+    return _beside_gathered_axis(site, params, axis)
+
+
+def where(site: Site) -> Fact:
+    """Where: of a vector over the examples, the positions at which it holds."""
+    form = site.form(0)
+    if isinstance(form, Opaque) or form.is_same:
+        return form
+    if form.rows is not None and site.rank(0) == 1 and not form.factors and not form.rows.order:
+        return Positions(form.rows, Count(Elements(site.named())))
+    return site.opaque("positions in the replica's own part of the batch")
+
+
+def _masked(site: Site, positions: Positions, axis: int) -> Fact:
+    """The rows at which a mask over the same rows holds."""
+    params = site.form(0)
+    if isinstance(params, Opaque):
+        return Opaque(params.reason)
+    within = positions.within
+    rows = params.rows
+    if rows is not None and rows.axis == axis == within.axis == 0 and rows.count == within.count and not rows.order:
+        return replace(params, base=Rows(0, positions.count, None))
+    return site.opaque("it takes rows by positions that were found in other rows")
+
+
+def _beside_gathered_axis(site: Site, params: Form, axis: int) -> Fact:
+    assert params.rows is not None
+    if params.rows.axis < axis:
+        return params
+    rank = site.rank(1)
+    if rank is None:
+        return site.opaque("the rank of its indices is not known")
+    return with_axis(params, params.rows.axis + rank - 1)
+
+
+def _gather_in_batches(site: Site, params: Form, indices: Form, batch_dims: int) -> Fact:
+    if params.is_same and indices.is_same:
+        return SAME
+    if params.rows is not None and params.base == indices.base and params.rows.axis < batch_dims:
+        return params
+    return site.opaque("its values and its indices do not have the examples along the same axis")
+
+
+def gather_nd(site: Site) -> Fact:
+    """GatherNd, ResourceGatherNd: the last axis of the indices is one index."""
+    params, indices, rank = site.form(0), site.form(1), site.rank(1)
+    for form in (params, indices):
+        if isinstance(form, Opaque):
+            return Opaque(form.reason)
+    assert isinstance(params, Form) and isinstance(indices, Form)
+    looks_up = params.is_same and indices.rows is not None and not indices.factors and not site.number("batch_dims")
+    if looks_up and rank is not None and indices.rows is not None and indices.rows.axis != rank - 1:
+        return indices
+    if params.rows is None and indices.is_same:
+        return params
+    return site.opaque("it takes elements of the batch by their position in the part")
+
+
+def one_hot(site: Site) -> Fact:
+    """OneHot: a new axis, last by default."""
+    indices = site.form(0)
+    if isinstance(indices, Opaque):
+        return indices
+    if any(form_of(fact) != SAME for fact in site.facts[1:]):
+        return site.opaque("its depth or its values are not the same on all replicas")
+    if indices.rows is None or indices.factors:
+        return SAME if indices.is_same else site.opaque("its indices are sums over the batch")
+    axis = site.number("axis")
+    return with_axis(indices, indices.rows.axis + (0 <= axis <= indices.rows.axis))
+
+
+def table_lookup(site: Site) -> Fact:
+    """LookupTableFindV2: each key by itself."""
+    keys = site.form(1)
+    return keys if isinstance(keys, Opaque) or not keys.factors else site.opaque("its keys are sums over the batch")
+
+
+RULES: dict[str, Rule] = {
+    "GatherV2": gather,
+    **dict.fromkeys(["Gather", "ResourceGather"], gather_first_axis),
+    **dict.fromkeys(["GatherNd", "ResourceGatherNd"], gather_nd),
+    "Where": where,
+    "OneHot": one_hot,
+    "LookupTableFindV2": table_lookup,
+}

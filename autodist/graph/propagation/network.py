@@ -1,0 +1,137 @@
+"""Layers of neural networks and losses of one op: the batch is their first axis."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autodist.graph.propagation.arithmetic import nonlinear
+from autodist.graph.propagation.combine import weakest
+from autodist.graph.propagation.facts import (
+    SAME,
+    Base,
+    Fact,
+    Form,
+    Opaque,
+    Recovery,
+    Statistic,
+    form_of,
+    power,
+    times,
+)
+from autodist.graph.propagation.site import Rule, Site, op_names
+
+
+def first_axis_by_itself(site: Site) -> Fact:
+    """Convolutions and pooling: each entry of the first axis by itself, with parameters that are the same."""
+    form = site.form(0)
+    if isinstance(form, Opaque):
+        return form if all(form_of(fact) == SAME for fact in site.facts[1:]) else Opaque(form.reason)
+    if any(form_of(fact) != SAME for fact in site.facts[1:]):
+        return site.opaque("its parameters are not the same on all replicas")
+    if form.rows is None:
+        return form if form.is_same else site.opaque("its input is a sum or mean over the batch")
+    linear = site.node.op.startswith(("Conv", "DepthwiseConv", "AvgPool"))
+    if form.rows.axis == 0 and (linear or not form.factors):
+        return form
+    return site.opaque("the examples are not along its first axis")
+
+
+def transposed_convolution(site: Site) -> Fact:
+    """Conv2DBackpropInput as a layer: sizes, filter, input."""
+    sizes, value = site.dims(0), site.form(2)
+    if isinstance(value, Opaque):
+        return Opaque(value.reason)
+    fits = site.facts[1] == SAME and value.rows is not None and value.rows.axis == 0
+    if fits and sizes is not None and all(form.is_same for form in sizes.forms[1:]):
+        return value
+    return site.opaque("its filter or sizes are not the same on all replicas, or the examples not along its first axis")
+
+
+def along_last_axis(site: Site) -> Fact:
+    """Softmax, TopK, InTopK's like: a function of each row along the last axis."""
+    form, rank = site.form(0), site.rank(0)
+    if isinstance(form, Form) and form.rows is not None:
+        if rank is None or form.rows.axis == rank - 1:
+            return site.opaque("it runs along the batch, or its input's rank is not known")
+        if any(form_of(fact) != SAME for fact in site.facts[1:]):
+            return site.opaque("its parameters are not the same on all replicas")
+    return nonlinear(site, [0])
+
+
+def bias_add(site: Site) -> Fact:
+    """BiasAdd: the bias lies along the channels."""
+    value, bias = site.form(0), site.form(1)
+    if isinstance(value, Opaque) or isinstance(bias, Opaque):
+        return weakest([value, bias]) or site.opaque("its input is not known")
+    if value.rows is None:
+        return SAME if value.is_same and bias.is_same else site.opaque("it adds a bias to a sum over the batch")
+    channels = 1 if site.text("data_format") == "NCHW" else (site.rank(0) or 0) - 1
+    if bias.is_same and not value.factors and value.rows.axis != channels:
+        return value
+    return site.opaque("its bias lies along the batch, or its input is scaled by sums over the batch")
+
+
+def cross_entropy(site: Site) -> Fact:
+    """SoftmaxCrossEntropyWithLogits: [examples, classes] twice gives [examples] and their gradients."""
+    joined = nonlinear(site, [0, 1])
+    if isinstance(joined, Form) and joined.rows is not None and joined.rows.axis != 0:
+        return site.opaque("the examples are not along its first axis")
+    return joined
+
+
+def sparse_cross_entropy(site: Site) -> Fact:
+    """SparseSoftmaxCrossEntropyWithLogits, InTopK: [examples, classes] and [examples]."""
+    first, second = site.form(0), site.form(1)
+    if first == SAME and second == SAME:
+        return SAME
+    for form in (first, second):
+        if isinstance(form, Form) and (form.factors or form.base is Base.ADDED):
+            return site.opaque("it is not linear in a sum over the batch")
+    both = [form for form in (first, second) if isinstance(form, Form) and form.rows is not None]
+    if len(both) == 2 and both[0].rows == both[1].rows and both[0].rows and both[0].rows.axis == 0:
+        return replace(both[0], mixed_at=both[0].mixed_at or both[1].mixed_at)
+    opaque = next((form for form in (first, second) if isinstance(form, Opaque)), None)
+    if opaque is None:
+        return site.opaque("its inputs do not both have the examples along the first axis")
+    recovers = opaque.recovery is Recovery.BATCH_SHAPED and len(both) == 1
+    return both[0] if recovers and both[0].rows and both[0].rows.axis == 0 else Opaque(opaque.reason)
+
+
+def batch_norm(site: Site) -> Fact | list[Fact]:
+    """FusedBatchNorm: in training, rows that see one another, and statistics of the part.
+
+    The second output is the part's mean; the variance and what is reserved for the gradient are no means.
+    """
+    form = site.form(0)
+    if isinstance(form, Opaque) or not all(form_of(fact) == SAME for fact in site.facts[1:]):
+        reason = form.reason if isinstance(form, Opaque) else site.opaque("its parameters are not the same").reason
+        keeps = isinstance(form, Opaque) and form.recovery is Recovery.BATCH_SHAPED
+        return [Opaque(reason, Recovery.BATCH_SHAPED if keeps else Recovery.NEVER), *[Opaque(reason)] * 5]
+    if form.rows is None or form.rows.axis != 0 or form.factors:
+        return site.opaque("the examples are not along its first axis")
+    if not site.flag("is_training"):
+        return [form, *[SAME] * 5]
+    rows = replace(form, mixed_at=site.node.name)
+    mean = Form(Base.ADDED, times(form.factors, power(form.rows.count, -1)), form.mixed_at)
+    other = Statistic(site.opaque("a variance over the batch, which is no mean of variances").reason)
+    return [rows, mean, *[other] * 4]
+
+
+_FIRST_AXIS = op_names(
+    "Conv Conv1D Conv2D Conv3D DepthwiseConv2dNative Dilation2D MaxPool MaxPoolV2 MaxPool3D AvgPool "
+    "AvgPool3D LRN ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea AdjustContrastv2"
+)
+_FIRST_AXIS_LAYOUT = op_names("DepthToSpace SpaceToDepth")
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_FIRST_AXIS, first_axis_by_itself),
+    **dict.fromkeys(_FIRST_AXIS_LAYOUT, first_axis_by_itself),
+    **dict.fromkeys(
+        ["Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"], transposed_convolution
+    ),
+    **dict.fromkeys(["Softmax", "LogSoftmax", "TopK", "TopKV2"], along_last_axis),
+    **dict.fromkeys(["BiasAdd", "BiasAddV1"], bias_add),
+    "SoftmaxCrossEntropyWithLogits": cross_entropy,
+    **dict.fromkeys(["SparseSoftmaxCrossEntropyWithLogits", "InTopK", "InTopKV2"], sparse_cross_entropy),
+    **dict.fromkeys(["FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"], batch_norm),
+}

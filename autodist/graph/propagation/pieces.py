@@ -1,0 +1,165 @@
+"""Ops that put tensors together and take them apart along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from fractions import Fraction
+
+from autodist.graph.propagation.arithmetic import add_forms
+from autodist.graph.propagation.facts import (
+    Dims,
+    Fact,
+    Form,
+    Opaque,
+    Rows,
+    Statistic,
+    form_of,
+    with_axis,
+)
+from autodist.graph.propagation.site import Rule, Site
+
+
+def concat(site: Site) -> Fact:
+    """ConcatV2: the axis is the last input."""
+    return _concat(site, range(len(site.facts) - 1), len(site.facts) - 1)
+
+
+def concat_old(site: Site) -> Fact:
+    """Concat: the axis is the first input."""
+    return _concat(site, range(1, len(site.facts)), 0)
+
+
+def _concat(site: Site, indices: Sequence[int], axis_index: int) -> Fact:
+    if any(isinstance(site.facts[index], Dims) for index in indices):
+        return _dims_of(site, indices)
+    axis = site.scalar(axis_index)
+    forms = [form_of(site.facts[index]) for index in indices]
+    alike = _alike(site, forms)
+    if not isinstance(alike, Form) or alike.rows is None:
+        return alike
+    rank = site.rank(indices[0])
+    if axis is None or rank is None:
+        return site.opaque("the axis along which it puts tensors together is not known")
+    if axis % rank != alike.rows.axis:
+        bases = {form.base for form in forms if isinstance(form, Form)}
+        return alike if len(bases) == 1 else site.opaque("its inputs have their examples in different orders")
+    return _stacked_rows(site, alike, [form.rows for form in forms if isinstance(form, Form) and form.rows])
+
+
+def _stacked_rows(site: Site, form: Form, parts: list[Rows]) -> Fact:
+    """All examples of one tensor, then all of another: sums and means stay what they are, the order does not."""
+    sizes = [part.per for part in parts if part.per is not None]
+    if len(sizes) < len(parts):
+        return site.opaque("it puts batches behind one another, and how many rows an example has is not known")
+    order = ("behind one another", *((part.per, part.order) for part in parts))
+    assert form.rows is not None
+    return replace(form, base=replace(form.rows, per=sum(sizes, Fraction(0)), order=order))
+
+
+def _alike(site: Site, forms: list[Form | Statistic | Opaque]) -> Form | Statistic | Opaque:
+    """What all inputs are; their rows may differ in order."""
+    first = forms[0]
+    for form in forms:
+        if isinstance(form, (Opaque, Statistic)):
+            return form if isinstance(form, Opaque) else site.opaque(form.reason)
+    assert isinstance(first, Form)
+    known = [form for form in forms if isinstance(form, Form)]
+    if len({_without_order(form) for form in known}) == 1:
+        mixed = [form.mixed_at for form in known if form.mixed_at]
+        return replace(first, mixed_at=mixed[0]) if mixed else first
+    if not any(form.rows for form in known):
+        return add_forms(site, known)
+    return site.opaque("it puts together what belongs to examples and what does not, or sums of different weights")
+
+
+def _without_order(form: Form) -> object:
+    if form.rows is None:
+        return (form.base, form.factors)
+    return (form.rows.axis, form.rows.count, form.factors)
+
+
+def _dims_of(site: Site, indices: Sequence[int]) -> Fact:
+    """Integers of shapes put together to one vector."""
+    dims = [site.dims(index) for index in indices]
+    if any(entry is None for entry in dims):
+        opaque = next((fact for fact in site.facts if isinstance(fact, Opaque)), None)
+        return Opaque(opaque.reason) if opaque else site.opaque("it builds a shape from what is not known")
+    forms = tuple(form for entry in dims if entry for form in entry.forms)
+    return Dims(forms, tuple(value for entry in dims if entry for value in entry.values))
+
+
+def pack(site: Site) -> Fact:
+    """Pack (stack): a new axis."""
+    indices = range(len(site.facts))
+    if any(isinstance(fact, Dims) for fact in site.facts):
+        if all(isinstance(fact, (Dims, Form)) and site.rank(index) == 0 for index, fact in enumerate(site.facts)):
+            return _dims_of(site, indices)
+        return site.opaque("it builds a shape from what is not known")
+    alike = _alike(site, [form_of(fact) for fact in site.facts])
+    if not isinstance(alike, Form) or alike.rows is None:
+        return alike
+    if len({form.base for form in site.facts if isinstance(form, Form)}) != 1:
+        return site.opaque("its inputs have their examples in different orders")
+    axis, rank = site.number("axis"), site.rank(0)
+    if axis < 0 and rank is None:
+        return site.opaque("the rank of its inputs is not known")
+    axis = axis if axis >= 0 else axis + (rank or 0) + 1
+    return with_axis(alike, alike.rows.axis + (axis <= alike.rows.axis))
+
+
+def unpack(site: Site) -> Fact | list[Fact]:
+    """Unpack (unstack): drops an axis."""
+    fact, number = site.facts[0], site.number("num")
+    if isinstance(fact, Dims) and not fact.is_scalar:
+        return [Dims((form,), (value,), True) for form, value in zip(fact.forms, fact.values, strict=True)]
+    form = form_of(fact)
+    if not isinstance(form, Form) or form.rows is None:
+        return [form] * number
+    axis, rank = site.number("axis"), site.rank(0)
+    if rank is None or axis % rank == form.rows.axis:
+        return [site.opaque("it takes the batch apart")] * number
+    return [with_axis(form, form.rows.axis - (axis % rank < form.rows.axis))] * number
+
+
+def split(site: Site) -> Fact | list[Fact]:
+    """Split: axis, value."""
+    return _split(site, 1, 0, site.number("num_split"))
+
+
+def split_by_sizes(site: Site) -> Fact | list[Fact]:
+    """SplitV: value, sizes, axis."""
+    return _split(site, 0, 2, site.number("num_split"))
+
+
+def _split(site: Site, data: int, axis_index: int, number: int) -> Fact | list[Fact]:
+    form = form_of(site.facts[data])
+    if not isinstance(form, Form) or form.rows is None:
+        return [form] * number
+    axis, rank = site.scalar(axis_index), site.rank(data)
+    if axis is None or rank is None:
+        return [site.opaque("the axis along which it takes a tensor apart is not known")] * number
+    if axis % rank != form.rows.axis:
+        return [form] * number
+    parts = _unstacked(form, number) if site.node.op == "Split" else None
+    return list(parts) if parts else [site.opaque("it takes the batch apart")] * number
+
+
+def _unstacked(form: Form, number: int) -> list[Form] | None:
+    """The parts of what was put behind one another, where they are cut just where they were joined."""
+    order = form.rows.order if form.rows else ()
+    parts = [part for part in order[1:] if isinstance(part, tuple)]
+    if order[:1] != ("behind one another",) or len(parts) != number or len({part[0] for part in parts}) != 1:
+        return None
+    assert form.rows is not None
+    return [replace(form, base=replace(form.rows, per=part[0], order=part[1])) for part in parts]
+
+
+RULES: dict[str, Rule] = {
+    "ConcatV2": concat,
+    "Concat": concat_old,
+    "Pack": pack,
+    "Unpack": unpack,
+    "Split": split,
+    "SplitV": split_by_sizes,
+}

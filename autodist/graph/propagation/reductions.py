@@ -1,0 +1,160 @@
+"""Reductions: over the batch axis they make sums and means, over other axes the rows stay."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from autodist.graph.propagation.facts import (
+    NONE,
+    Base,
+    Dims,
+    Fact,
+    Form,
+    Opaque,
+    Rows,
+    Statistic,
+    form_of,
+    power,
+    times,
+    with_axis,
+)
+from autodist.graph.propagation.site import Rule, Site
+
+
+def reduce_sum(site: Site) -> Fact:
+    return _linear_reduction(site, is_mean=False)
+
+
+def reduce_mean(site: Site) -> Fact:
+    return _linear_reduction(site, is_mean=True)
+
+
+def reduce_other(site: Site) -> Fact:
+    """Max, Min, Any and their like: no way to join them over the batch is a kind."""
+    form = form_of(site.facts[0])
+    if not isinstance(form, Form) or form.rows is None:
+        return _without_rows(site, form)
+    axes = _axes(site)
+    if form.factors or axes is None or form.rows.axis in axes:
+        return site.opaque("it reduces over the batch, which is neither a sum nor a mean")
+    return _kept(site, form, axes)
+
+
+def reduce_product(site: Site) -> Fact:
+    """The product of a shape's elements is a count; other products are like Max."""
+    fact = site.facts[0]
+    if not isinstance(fact, Dims):
+        return reduce_other(site)
+    factors = NONE
+    for form in fact.forms:
+        if form.base is not Base.SAME:
+            return reduce_other(site)
+        factors = times(factors, form.factors)
+    known = [value for value in fact.values if value is not None]
+    value = int(np.prod(known)) if len(known) == len(fact.values) else None
+    return Dims((Form(factors=factors),), (value,), True)
+
+
+def half_squared_norm(site: Site) -> Fact:
+    """L2Loss: a sum over all elements of their squares."""
+    form = site.form(0)
+    if isinstance(form, Form) and form.rows is not None and not form.factors:
+        return site.additive(Form(mixed_at=form.mixed_at))
+    return _without_rows(site, form)
+
+
+def arg_reduce(site: Site) -> Fact:
+    """ArgMax, ArgMin: one axis, given as a scalar."""
+    return reduce_other(site)
+
+
+def sum_of_segments(site: Site) -> Fact:
+    """Rows added up by segment: a sum over the batch for each segment, if segments mean the same everywhere."""
+    data, segments = site.form(0), site.form(1)
+    if any(isinstance(fact, Opaque) for fact in (data, segments)):
+        return site.opaque("its data or its segments are not known to be rows of examples")
+    assert isinstance(data, Form) and isinstance(segments, Form)
+    number = site.dims(2) if len(site.facts) > 2 else None
+    if number is None or not all(form.is_same for form in number.forms):
+        return site.opaque("the number of segments may differ between replicas")
+    both_rows = data.rows is not None and segments.rows is not None and data.base == segments.base
+    if both_rows and data.rows and data.rows.axis == 0 and not segments.factors:
+        return Form(Base.ADDED, data.factors, data.mixed_at)
+    return site.opaque("its data and its segments do not have the examples along the first axis")
+
+
+def _linear_reduction(site: Site, is_mean: bool) -> Fact:
+    form = form_of(site.facts[0])
+    if not isinstance(form, Form) or form.rows is None:
+        return _without_rows(site, form)
+    axes = _axes(site)
+    if axes is None:
+        return site.opaque("it is not known which axes it reduces")
+    if form.rows.axis not in axes:
+        return _kept(site, form, axes)
+    factors = times(form.factors, power(form.rows.count, 1), -1) if is_mean else form.factors
+    reduced = Form(Base.ADDED, factors, form.mixed_at)
+    return site.additive(reduced) if site.output_shape().rank == 0 else reduced
+
+
+def _without_rows(site: Site, form: Form | Statistic | Opaque) -> Fact:
+    """Reductions of what has no batch axis: linear ones keep sums, others keep only what is the same."""
+    if isinstance(form, Opaque):
+        return Opaque(form.reason)
+    if isinstance(form, Statistic):
+        return form
+    if form.is_same:
+        return form
+    if site.node.op not in ("Sum", "Mean"):
+        reason = site.opaque("a function of sums or means over the batch that is neither itself").reason
+        return Statistic(reason) if form.degree == 0 else Opaque(reason)
+    if form.base is Base.ADDED and site.output_shape().rank == 0:
+        return site.additive(form)
+    return form
+
+
+def _kept(site: Site, form: Form, axes: set[int]) -> Fact:
+    """Rows after other axes were reduced."""
+    assert isinstance(form.base, Rows)
+    if site.flag("keep_dims"):
+        return form
+    return with_axis(form, form.base.axis - sum(axis < form.base.axis for axis in axes))
+
+
+def _axes(site: Site) -> set[int] | None:
+    """The axes that are reduced, counted from 0; None if they are not known."""
+    rank = site.rank(0)
+    if _is_all_axes(site):
+        return set(range(rank)) if rank is not None else _every_axis(site)
+    values = site.integers(1)
+    if rank is None or values is None:
+        return None
+    axes = {value % rank for value in values if value is not None} if rank else set()
+    return axes if None not in values else None
+
+
+def _is_all_axes(site: Site) -> bool:
+    """`range(rank(x))`, what TensorFlow writes where the rank is not known when the graph is made."""
+    node = site.scope.producer(site.inputs[1])
+    if node is None or node.op != "Range":
+        return False
+    limit = site.scope.producer(node.input[1])
+    start = site.scope.constant(node.input[0])
+    return limit is not None and limit.op == "Rank" and start is not None and not np.any(start)
+
+
+def _every_axis(site: Site) -> set[int]:
+    form = form_of(site.facts[0])
+    assert isinstance(form, Form) and form.rows is not None
+    return {form.rows.axis}
+
+
+RULES: dict[str, Rule] = {
+    "Sum": reduce_sum,
+    "Mean": reduce_mean,
+    "Prod": reduce_product,
+    **dict.fromkeys(["Max", "Min", "Any", "All", "EuclideanNorm"], reduce_other),
+    **dict.fromkeys(["ArgMax", "ArgMin"], arg_reduce),
+    "L2Loss": half_squared_norm,
+    "UnsortedSegmentSum": sum_of_segments,
+}

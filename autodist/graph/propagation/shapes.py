@@ -1,0 +1,165 @@
+"""Shapes, sizes and what is filled by them: integers of which some count examples."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autodist.graph.propagation.facts import (
+    NONE,
+    SAME,
+    Base,
+    Count,
+    Dims,
+    Fact,
+    Form,
+    Opaque,
+    Recovery,
+    Rows,
+    Statistic,
+    additive_over,
+    form_of,
+    power,
+)
+from autodist.graph.propagation.site import Rule, Site, op_names
+
+
+def shape(site: Site) -> Fact:
+    """The lengths of all axes: the batch's counts rows, the others are the same everywhere."""
+    return _shape_of(site, 0)
+
+
+def shapes(site: Site) -> list[Fact]:
+    """ShapeN."""
+    return [_shape_of(site, index) for index in range(len(site.facts))]
+
+
+def size(site: Site) -> Fact:
+    """The number of all elements."""
+    form = form_of(site.facts[0])
+    if isinstance(form, Opaque):
+        return site.opaque(f"the size of what is not known: {form.reason}")
+    known = site.shape(0).num_elements()
+    if isinstance(form, Form) and form.rows is not None:
+        return Dims((Form(factors=power(form.rows.count, 1)),), (known,), True)
+    return Dims((SAME,), (known,), True)
+
+
+def rank(site: Site) -> Fact:
+    """The number of axes."""
+    return Dims((SAME,), (site.rank(0),), True)
+
+
+def _shape_of(site: Site, index: int) -> Fact:
+    form = form_of(site.facts[index])
+    known = site.shape(index)
+    if isinstance(form, Opaque) and form.recovery is not Recovery.ALWAYS:
+        return site.opaque(f"the shape of what is not known: {form.reason}")
+    if known.rank is None:
+        return SAME if not isinstance(form, Form) or form.rows is None else site.opaque("its input's rank is not known")
+    batch = form.rows if isinstance(form, Form) else None
+    forms = [SAME] * known.rank
+    if batch is not None:
+        forms[batch.axis] = Form(factors=power(batch.count, 1))
+    return Dims(tuple(forms), tuple(known.as_list()))
+
+
+def fill(site: Site) -> Fact:
+    """Fill: rows where its shape holds the batch."""
+    return spread(site, site.dims(0), form_of(site.facts[1]))
+
+
+def broadcast_to(site: Site) -> Fact:
+    """BroadcastTo: as if it were combined with something of the asked shape."""
+    value = form_of(site.facts[0])
+    dims = site.dims(1)
+    if not isinstance(value, Form) or value.rows is None:
+        return spread(site, dims, value)
+    own_rank = site.rank(0)
+    if dims is None or own_rank is None:
+        return site.opaque("the shape that it is broadcast to is not known")
+    axis = value.rows.axis + len(dims.forms) - own_rank
+    asked = [position for position, form in enumerate(dims.forms) if not form.is_same]
+    if asked not in ([], [axis]):
+        return site.opaque("it is broadcast along a second axis that depends on the batch")
+    return replace(value, base=replace(value.rows, axis=axis))
+
+
+def spread(site: Site, dims: Dims | None, value: Form | Statistic | Opaque) -> Fact:
+    """What has no batch axis, repeated over a shape that may hold one."""
+    if isinstance(value, Opaque):
+        return value
+    if dims is None:
+        return site.opaque("the shape that it makes is not known")
+    batch = batch_of(dims)
+    if batch is None:
+        return value if all(form.is_same for form in dims.forms) else _two_batches(site)
+    if isinstance(value, Statistic) or value.base is not Base.SAME:
+        return _spread_statistic(site, value, batch)
+    return Form(batch, value.factors, value.mixed_at)
+
+
+def _spread_statistic(site: Site, value: Form | Statistic, batch: Rows) -> Fact:
+    is_mean = isinstance(value, Statistic) or value.degree == 0
+    if is_mean and site.rank(0 if site.node.op == "BroadcastTo" else 1) not in (0, None):
+        return Form(batch, mixed_at=site.node.name)
+    return site.opaque("it repeats a sum over the batch for each example")
+
+
+def _two_batches(site: Site) -> Opaque:
+    return site.opaque("the shape that it makes depends on the batch in another way than by one axis of examples")
+
+
+def batch_of(dims: Dims) -> Rows | None:
+    """The one axis of a shape that counts rows."""
+    counted = [(axis, form) for axis, form in enumerate(dims.forms) if not form.is_same]
+    if len(counted) != 1 or counted[0][1].base is not Base.SAME:
+        return None
+    axis, form = counted[0]
+    count = additive_over(form.factors, NONE)
+    return Rows(axis, count, per=None) if isinstance(count, Count) else None
+
+
+def random(site: Site) -> Fact:
+    """Random numbers: one draw an example where the shape holds the batch, else noise of each replica's own."""
+    dims = site.dims(0)
+    batch = batch_of(dims) if dims is not None else None
+    if batch is not None:
+        return Form(batch)
+    return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
+
+
+def ones_like(site: Site) -> Fact:
+    """OnesLike, ZerosLike: the shape matters, the values do not."""
+    form = form_of(site.facts[0])
+    if isinstance(form, Form) and form.rows is not None:
+        return Form(form.rows)
+    return form if isinstance(form, Opaque) else SAME
+
+
+def arange(site: Site) -> Fact:
+    """Range, LinSpace: numbers of positions within the replica's part join in no way."""
+    dims = [site.dims(index) for index in range(len(site.facts))]
+    if all(entry is not None and all(form.is_same for form in entry.forms) for entry in dims):
+        return SAME
+    return site.opaque("numbers of positions in the batch, which each replica counts for its own part")
+
+
+RULES: dict[str, Rule] = {
+    "Shape": shape,
+    "ShapeN": shapes,
+    "Size": size,
+    "Rank": rank,
+    "Fill": fill,
+    "BroadcastTo": broadcast_to,
+    **dict.fromkeys(["OnesLike", "ZerosLike"], ones_like),
+    **dict.fromkeys(["Range", "LinSpace"], arange),
+}
+
+_SHAPED = op_names(
+    "RandomUniform RandomStandardNormal RandomUniformInt TruncatedNormal RandomGammaV2 "
+    "ParameterizedTruncatedNormal RandomPoissonV2 "
+    "StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt "
+    "StatelessRandomUniformFullInt StatelessRandomUniformV2 StatelessRandomNormalV2 "
+    "StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2"
+)
+RANDOM_RULES: dict[str, Rule] = dict.fromkeys(_SHAPED, random)

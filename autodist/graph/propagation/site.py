@@ -1,0 +1,168 @@
+"""Site: one node as its rule sees it, with what is known of its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.graph.propagation.facts import (
+    SAME,
+    Dims,
+    Fact,
+    Form,
+    Opaque,
+    Part,
+    Recovery,
+    form_of,
+)
+
+_PASSING = frozenset(
+    ["Identity", "StopGradient", "Cast", "Reshape", "ExpandDims", "Squeeze", "BroadcastTo", "Tile", "Snapshot"]
+)
+
+
+class Scope(Protocol):
+    """The graph, or the function body, in which a node stands."""
+
+    tag: str
+
+    def producer(self, tensor: str) -> tf.compat.v1.NodeDef | None:
+        """The node that makes a tensor; None for an argument of a function."""
+
+    def shape(self, tensor: str) -> tf.TensorShape:
+        """What is known of a tensor's shape."""
+
+    def constant(self, tensor: str) -> np.ndarray | None:
+        """A tensor's value where it is a constant."""
+
+    def fact(self, tensor: str) -> Fact:
+        """What is known of a tensor."""
+
+    def call(self, site: Site, function: str, arguments: list[Fact], tensors: list[str]) -> list[Fact]:
+        """What a function of the library gives for these arguments."""
+
+
+@dataclass(frozen=True)
+class Site:
+    """One node and the facts of its data inputs.
+
+    Attributes:
+        node: its definition.
+        inputs: names of the tensors that it reads, without control inputs.
+        facts: what is known of each.
+        scope: the graph that it stands in.
+    """
+
+    node: tf.compat.v1.NodeDef
+    inputs: list[str]
+    facts: list[Fact]
+    scope: Scope
+
+    def named(self, index: int = 0) -> str:
+        """The name under which an output serves as a factor: unlike any other, in functions too."""
+        return f"{self.scope.tag}{self.node.name}:{index}"
+
+    def form(self, index: int) -> Form | Opaque:
+        """The fact of an input as a form; a statistic counts as opaque."""
+        form = form_of(self.facts[index])
+        return form if isinstance(form, (Form, Opaque)) else Opaque(form.reason)
+
+    def shape(self, index: int) -> tf.TensorShape:
+        return self.scope.shape(self.inputs[index])
+
+    def rank(self, index: int) -> int | None:
+        return self.shape(index).rank
+
+    def output_shape(self, index: int = 0) -> tf.TensorShape:
+        return self.scope.shape(f"{self.node.name}:{index}")
+
+    def constant(self, index: int) -> np.ndarray | None:
+        """The value of an input where it is a constant, else None."""
+        return self.scope.constant(self.inputs[index])
+
+    def integers(self, index: int) -> list[int | None] | None:
+        """The elements of an integer input, None for those that are not known; None if not even their number is."""
+        dims = self.dims(index)
+        return None if dims is None else list(dims.values)
+
+    def scalar(self, index: int) -> int | None:
+        """The value of an integer input with one element, if it is known."""
+        values = self.integers(index)
+        return values[0] if values and len(values) == 1 else None
+
+    def dims(self, index: int) -> Dims | None:
+        """An integer input as elements, each with its form and value; None if it is nothing of the kind."""
+        fact = self.facts[index]
+        if isinstance(fact, Dims):
+            return fact
+        value = self.constant(index)
+        if value is not None and value.ndim <= 1:
+            values = tuple(int(element) for element in value.reshape(-1))
+            return Dims((SAME,) * len(values), values, value.ndim == 0)
+        shape = self.shape(index)
+        if not isinstance(fact, Form) or fact.rows is not None or shape.rank not in (0, 1):
+            return None
+        length = 1 if shape.rank == 0 else shape[0]
+        return None if length is None else Dims((fact,) * length, (None,) * length, shape.rank == 0)
+
+    def is_zero(self, index: int) -> bool:
+        """Whether an input is known to hold zeros only."""
+        tensor, node = self._origin(index)
+        if node is None or node.op == "ZerosLike":
+            return node is not None
+        value = self.scope.constant(node.input[1] if node.op == "Fill" else tensor)
+        return value is not None and not np.any(value)
+
+    def is_uniform(self, index: int) -> bool:
+        """Whether all elements of an input are known to be equal, so that its length tells nothing of examples."""
+        tensor, node = self._origin(index)
+        if node is None or node.op in ("Fill", "ZerosLike", "OnesLike"):
+            return node is not None
+        value = self.scope.constant(tensor)
+        return value is not None and (value.size <= 1 or bool(np.all(value == value.flat[0])))
+
+    def _origin(self, index: int) -> tuple[str, tf.compat.v1.NodeDef | None]:
+        tensor = self.inputs[index]
+        node = self.scope.producer(tensor)
+        while node is not None and node.op in _PASSING:
+            tensor = tensor_name(node.input[0])
+            node = self.scope.producer(tensor)
+        return tensor, node
+
+    def opaque(self, why: str, recovery: Recovery = Recovery.NEVER) -> Opaque:
+        """The answer of a rule that cannot go on: which node, which op, why."""
+        return Opaque(f"node '{self.node.name}' ({self.node.op}): {why}", recovery)
+
+    def additive(self, form: Form) -> Form:
+        """The form of this node's first output, a scalar that adds up once `form`'s factors are divided out."""
+        part = Part(self.named(), form.factors)
+        return Form(factors=form.factors | {(part, 1)}, mixed_at=form.mixed_at)
+
+    def flag(self, name: str) -> bool:
+        """A boolean attribute."""
+        return bool(self.node.attr[name].b)
+
+    def number(self, name: str) -> int:
+        """An integer attribute."""
+        return int(self.node.attr[name].i)
+
+    def text(self, name: str) -> str:
+        """A string attribute."""
+        return bytes(self.node.attr[name].s).decode()
+
+
+Rule = Callable[[Site], "Fact | list[Fact]"]
+
+
+def tensor_name(reference: str) -> str:
+    """An input of a node as a tensor's name: "node" is "node:0"."""
+    return reference if ":" in reference else f"{reference}:0"
+
+
+def op_names(text: str) -> list[str]:
+    """Names of ops that are written with spaces between them, as long lists of them read best."""
+    return text.split()

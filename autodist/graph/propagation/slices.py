@@ -1,0 +1,92 @@
+"""Slices: whole along the batch, or of a shape's elements."""
+
+from __future__ import annotations
+
+from autodist.graph.propagation.facts import Dims, Fact, Form, Opaque, Rows, with_axis
+from autodist.graph.propagation.layout import count_of, moving
+from autodist.graph.propagation.site import Rule, Site
+
+
+def strided_slice(site: Site) -> Fact:
+    fact = site.facts[0]
+    if isinstance(fact, Dims) and not fact.is_scalar:
+        return _slice_of_dims(site, fact)
+    found = moving(_strided_rows)(site)
+    drops_axes = bool(site.number("shrink_axis_mask"))
+    return Opaque(found.reason) if isinstance(found, Opaque) and drops_axes else found
+
+
+def _slice_of_dims(site: Site, dims: Dims) -> Fact:
+    begin, end, stride = (site.scalar(index) for index in (1, 2, 3))
+    if any(site.number(mask) for mask in ("ellipsis_mask", "new_axis_mask")):
+        return site.opaque("it slices a shape in a way that is not followed")
+    from_start, to_end = site.number("begin_mask") & 1, site.number("end_mask") & 1
+    if stride is None or (begin is None and not from_start) or (end is None and not to_end):
+        return site.opaque("the part of a shape that it takes is not known")
+    if site.number("shrink_axis_mask") & 1:
+        if begin is None or not -len(dims.forms) <= begin < len(dims.forms):
+            return site.opaque("it takes an element that the shape has not")
+        return Dims((dims.forms[begin],), (dims.values[begin],), True)
+    part = slice(None if from_start else begin, None if to_end else end, stride)
+    return Dims(dims.forms[part], dims.values[part])
+
+
+def _strided_rows(site: Site, form: Form, batch: Rows) -> Fact:
+    length = site.shape(1)[0] if site.shape(1).rank == 1 else None
+    rank = site.rank(0)
+    if length is None or rank is None:
+        return site.opaque("the rank of its input is not known")
+    masks = {name: site.number(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    source = target = 0
+    for entry in range(length):
+        bit = 1 << entry
+        if masks["ellipsis"] & bit:
+            later = [1 << e for e in range(entry + 1, length) if not masks["new_axis"] & (1 << e)]
+            skipped = rank - source - len(later)
+            if source <= batch.axis < source + skipped:
+                return with_axis(form, target + batch.axis - source)
+            source, target = source + skipped, target + skipped
+        elif masks["new_axis"] & bit:
+            target += 1
+        elif source == batch.axis:
+            return _whole_axis(site, form, entry, masks, target)
+        else:
+            source, target = source + 1, target + (not masks["shrink_axis"] & bit)
+    return with_axis(form, target + batch.axis - source)
+
+
+def _whole_axis(site: Site, form: Form, entry: int, masks: dict[str, int], target: int) -> Fact:
+    begin, end, stride = (site.dims(index) for index in (1, 2, 3))
+    bit = 1 << entry
+    starts = bool(masks["begin"] & bit) or (begin is not None and begin.values[entry] == 0)
+    assert form.rows is not None
+    whole = end is not None and end.forms[entry] == count_of(form.rows) and form.rows.per == 1
+    ends = bool(masks["end"] & bit) or whole
+    if starts and ends and stride is not None and stride.values[entry] == 1 and not masks["shrink_axis"] & bit:
+        return with_axis(form, target)
+    return site.opaque("it takes some rows of the batch by their position")
+
+
+def slice_(site: Site) -> Fact:
+    """Slice: begin and size."""
+    fact = site.facts[0]
+    begin, size = site.integers(1), site.integers(2)
+    if isinstance(fact, Dims) and not fact.is_scalar:
+        if begin is None or size is None or begin[0] is None or size[0] is None:
+            return site.opaque("the part of a shape that it takes is not known")
+        part = slice(begin[0], None if size[0] == -1 else begin[0] + size[0])
+        return Dims(fact.forms[part], fact.values[part])
+    return moving(_slice_rows)(site)
+
+
+def _slice_rows(site: Site, form: Form, batch: Rows) -> Fact:
+    begin, size = site.integers(1), site.integers(2)
+    if begin is not None and size is not None and begin[batch.axis] == 0 and size[batch.axis] == -1:
+        return form
+    return site.opaque("it takes some rows of the batch by their position")
+
+
+RULES: dict[str, Rule] = {
+    "StridedSlice": strided_slice,
+    "Slice": slice_,
+}

@@ -1,0 +1,51 @@
+"""Where values come from, and the control flow of old graphs."""
+
+from __future__ import annotations
+
+from autodist.graph.propagation.facts import SAME, Fact, Opaque, names_a_sum
+from autodist.graph.propagation.functions import join
+from autodist.graph.propagation.site import Rule, Site
+
+
+def same(site: Site) -> Fact:
+    """Constants, placeholders that do not hold the batch, variables and their handles."""
+    return SAME
+
+
+def read_variable(site: Site) -> Fact:
+    """A variable is the same on all replicas, also after a write of this step: writes are combined."""
+    return site.facts[0] if isinstance(site.facts[0], Opaque) else SAME
+
+
+def switch(site: Site) -> Fact:
+    """Switch: the value, if all replicas take the same side."""
+    if site.form(1) != SAME:
+        return site.opaque("which branch is taken depends on the replica's part of the batch")
+    return site.facts[0]
+
+
+def merge(site: Site) -> list[Fact]:
+    """Merge: either of its inputs."""
+    total = site.facts[0]
+    for fact in site.facts[1:]:
+        total = join(site, total, fact)
+    return [total, SAME]
+
+
+def leave_loop(site: Site) -> Fact:
+    """Exit: the last turn's value."""
+    if names_a_sum(site.facts[0]):
+        return site.opaque("a sum over the batch that an old while loop makes, which is not followed")
+    return site.facts[0]
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(
+        ["Const", "Placeholder", "PlaceholderV2", "VarHandleOp", "Variable", "VariableV2", "HashTableV2"], same
+    ),
+    "PlaceholderWithDefault": same,
+    **dict.fromkeys(["ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized"], read_variable),
+    "Switch": switch,
+    "Merge": merge,
+    "Exit": leave_loop,
+}

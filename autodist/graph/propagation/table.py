@@ -1,0 +1,55 @@
+"""The table: for each op, how the batch goes through it.
+
+Another question of the same kind (may an update be done shard by shard) is another table over the same walk.
+"""
+
+from __future__ import annotations
+
+from autodist.graph.propagation import (
+    arithmetic,
+    choices,
+    contractions,
+    functions,
+    layout,
+    lists,
+    lookups,
+    network,
+    pieces,
+    reductions,
+    shapes,
+    slices,
+    sources,
+)
+from autodist.graph.propagation.site import Rule
+
+TABLE: dict[str, Rule] = {
+    **sources.RULES,
+    **arithmetic.RULES,
+    **choices.RULES,
+    **reductions.RULES,
+    **shapes.RULES,
+    **shapes.RANDOM_RULES,
+    **layout.RULES,
+    **slices.RULES,
+    **pieces.RULES,
+    **lookups.RULES,
+    **contractions.RULES,
+    **network.RULES,
+    **lists.RULES,
+    **functions.RULES,
+    "Enter": arithmetic.linear,
+    "LoopCond": arithmetic.linear,
+}
+
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
+NOT_FOLDED = frozenset([*shapes.RANDOM_RULES, *functions.RULES, *lists.RULES, *sources.RULES, *_SHAPES])
+"""Ops that may give something else than "the same everywhere" although all their inputs are."""
+
+
+def draws_numbers(op: str) -> bool:
+    """Whether an op makes random numbers, which are other ones on each replica although all inputs are the same."""
+    return (
+        "Random" in op
+        or op.startswith(("StatelessTruncated", "StatelessParameterized", "StatelessShuffle"))
+        or (op.endswith("Multinomial") or "SampleDistorted" in op)
+    )

@@ -1,0 +1,21 @@
+"""What AutoDist tells the user while it runs: its log, shown on the terminal where the script sets up no logging."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+LEVEL_VARIABLE = "AUTODIST_LOG_LEVEL"
+"""Environment variable: DEBUG, INFO (what the chief shows by default), WARNING (what other workers show) or ERROR."""
+
+
+def log_to_the_terminal(is_chief: bool) -> None:
+    """Shows the log on standard error, unless the script has set up logging itself."""
+    logger = logging.getLogger("autodist")
+    if logger.handlers or logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("autodist: %(message)s"))
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(os.environ.get(LEVEL_VARIABLE, "INFO" if is_chief else "WARNING").upper())

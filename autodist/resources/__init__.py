@@ -1,0 +1,22 @@
+"""The YAML that describes the machines, as typed models: nodes, devices, bandwidths, SSH groups, the strategy section.
+
+TensorFlow is not needed here, and neither is the network: reading a file resolves no host name.
+"""
+
+from autodist.resources._local import is_own_address
+from autodist.resources._node import DEFAULT_NETWORK_BANDWIDTH, Node, SSHGroup
+from autodist.resources._spec import ResourceSpec
+from autodist.resources._strategy import StrategySection, VariableOverride
+from autodist.resources._workers import Replica, Worker
+
+__all__ = [
+    "DEFAULT_NETWORK_BANDWIDTH",
+    "Node",
+    "Replica",
+    "ResourceSpec",
+    "SSHGroup",
+    "StrategySection",
+    "VariableOverride",
+    "Worker",
+    "is_own_address",
+]

@@ -1,0 +1,163 @@
+"""The models of one node and of one SSH group."""
+
+from __future__ import annotations
+
+import ipaddress
+import pathlib
+import re
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from autodist.resources._local import is_own_address
+from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
+
+DEFAULT_NETWORK_BANDWIDTH = 10.0
+"""Gbit/s between a node and the others where the YAML says nothing: what servers' Ethernet usually has."""
+
+HIGHEST_PORT = 65535
+
+_TEXT_HINT = "text (in quotes, if YAML would read it as something else)"
+_HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]+(?<!-)(\.(?!-)[A-Za-z0-9_-]+(?<!-))*\.?\Z")
+_ONLY_NUMBERS = re.compile(r"[0-9.]+\Z")
+
+Text = Annotated[str, Field(min_length=1)]
+# A list in YAML, a tuple in the model: only the container is converted, its items stay strict.
+Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
+EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
+
+
+class Node(Model):
+    """One machine.
+
+    A node has one replica on each of its `gpus` or, if it has none, on each of its `cpus`; both in one node are
+    refused, since a step would wait for the slower kind. A node that names no device has one replica, on its CPU.
+
+    Attributes:
+        address: name or IP address under which the other nodes reach it.
+        gpus: numbers of its GPUs, as TensorFlow counts them.
+        cpus: one entry for each replica on its CPU; only how many there are matters.
+        chief: whether the user starts the script here.
+        workers: how many processes it runs; its devices are dealt out to them evenly and in order.
+        network_bandwidth: Gbit/s to the other nodes.
+        ssh_config: name of an SSH group.
+        port: of the first worker's server; the others count up from it. None: free ports are found.
+    """
+
+    address: Text = Field(description=f"a host name or an IP address, as {_TEXT_HINT}")
+    gpus: Indices = Field(default=(), description="a list of different whole numbers from 0, such as [0, 1]")
+    cpus: Indices = Field(default=(), description="a list of different whole numbers from 0, such as [0, 1]")
+    chief: bool = Field(default=False, description="true or false")
+    workers: int = Field(default=1, ge=1, description="a whole number from 1")
+    network_bandwidth: float = Field(
+        default=DEFAULT_NETWORK_BANDWIDTH, gt=0, allow_inf_nan=False, description="a number above 0, in Gbit/s"
+    )
+    ssh_config: Text | None = Field(default=None, description="the name of a group under `ssh`")
+    port: Annotated[int, Field(ge=1024, le=HIGHEST_PORT)] | None = Field(
+        default=None, description=f"a whole number from 1024 to {HIGHEST_PORT}"
+    )
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Numbers of the devices that hold its replicas: its GPUs, or else its CPU devices."""
+        return self.gpus or self.cpus
+
+    @property
+    def is_local(self) -> bool:
+        """Whether its workers are started without SSH; to be asked in the process that the user started.
+
+        The chief's node is local; any other with an `ssh_config` is not, even if its address is this machine's own
+        (127.0.0.2); any other without one is, if its address is this machine's own. That is looked up at each call,
+        a host name maybe in DNS.
+        """
+        return self.chief or (self.ssh_config is None and is_own_address(self.address))
+
+    @model_validator(mode="before")
+    @classmethod
+    def _default_device(cls, data: Any) -> Any:
+        """One replica on the CPU where no device is named. `cpus: []` names none on purpose and is refused later."""
+        if isinstance(data, dict) and not data.get("gpus") and "cpus" not in data:
+            return {**data, "cpus": [0]}
+        return data
+
+    @field_validator("address")
+    @classmethod
+    def _check_address(cls, address: str) -> str:
+        try:
+            parsed = ipaddress.ip_address(address)
+        except ValueError:
+            if _HOST_NAME.match(address) and not _ONLY_NUMBERS.match(address):
+                return address
+            hint = "; a port stands under `port`" if ":" in address else ""
+            raise Fault(f"{address!r} is not an address; allowed: a host name or an IP address{hint}") from None
+        if parsed.is_unspecified or parsed.is_multicast:
+            raise Fault(f"{address} is not the address of one machine; allowed: a host name or an IP address")
+        return address
+
+    @field_validator("gpus", "cpus")
+    @classmethod
+    def _check_indices(cls, indices: tuple[int, ...]) -> tuple[int, ...]:
+        for position, index in enumerate(indices):
+            if index in indices[:position]:
+                raise Fault(f"{index} is given twice; allowed: each device once", position)
+        return indices
+
+    @model_validator(mode="after")
+    def _check_workers(self) -> Node:
+        if self.gpus and self.cpus:
+            raise Fault("the node has gpus too; allowed: one of the two, since each holds replicas", "cpus")
+        count = len(self.devices)
+        if count == 0:
+            raise Fault("the node has no device; name at least one, or leave the key out for one replica", "cpus")
+        if count % self.workers:
+            even = ", ".join(str(number) for number in range(1, count + 1) if count % number == 0)
+            raise Fault(
+                f"{self.workers} workers cannot share {count} devices evenly; allowed: {even}, or name more devices",
+                "workers",
+            )
+        if self.port is not None and self.port + self.workers - 1 > HIGHEST_PORT:
+            last, highest = self.port + self.workers - 1, HIGHEST_PORT - self.workers + 1
+            raise Fault(
+                f"{self.workers} workers need the ports {self.port} to {last}; allowed: 1024 to {highest}", "port"
+            )
+        return self
+
+
+class SSHGroup(Model):
+    """How the nodes of one group are reached, and what a worker on them starts with.
+
+    What is left out comes from the user's own SSH configuration, agent and keys, as with the `ssh` command.
+
+    Attributes:
+        username: to log in as.
+        key_file: private key, on the chief's machine; see `key_path`.
+        port: of the SSH server.
+        python_venv: virtual environment on the node that runs the script; a leading `~` is the home directory there.
+        shared_envs: environment variables of the workers.
+        host_key_checking: whether a host whose key is not known is refused.
+        known_hosts: file of known host keys, on the chief's machine; see `known_hosts_path`.
+    """
+
+    username: Text | None = Field(default=None, description=_TEXT_HINT)
+    key_file: Text | None = Field(default=None, description="the path of a private key")
+    port: Annotated[int, Field(ge=1, le=HIGHEST_PORT)] = Field(
+        default=22, description=f"a whole number from 1 to {HIGHEST_PORT}"
+    )
+    python_venv: Text | None = Field(default=None, description="the path of a virtual environment on the node")
+    shared_envs: Annotated[dict[EnvName, str], EMPTY_IF_NULL] = Field(
+        default_factory=dict,
+        description="a mapping of environment variables (letters, digits and _) to text; "
+        'put numbers and true or false in quotes, such as "4"',
+    )
+    host_key_checking: bool = Field(default=True, description="true or false")
+    known_hosts: Text | None = Field(default=None, description="the path of a known_hosts file")
+
+    @property
+    def key_path(self) -> pathlib.Path | None:
+        """`key_file`, its `~` expanded for the user who runs this."""
+        return None if self.key_file is None else pathlib.Path(self.key_file).expanduser()
+
+    @property
+    def known_hosts_path(self) -> pathlib.Path | None:
+        """`known_hosts`, its `~` expanded for the user who runs this."""
+        return None if self.known_hosts is None else pathlib.Path(self.known_hosts).expanduser()

@@ -1,0 +1,229 @@
+"""ResourceSpec: the whole YAML, read and checked."""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from autodist.errors import ResourceSpecError
+from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
+from autodist.resources._node import Node, SSHGroup
+from autodist.resources._plain import plain_copy
+from autodist.resources._source import Source
+from autodist.resources._strategy import StrategySection
+from autodist.resources._translate import to_spec_error, unknown_key
+from autodist.resources._workers import Replica, Worker, deal_workers, list_replicas
+from autodist.resources._yaml import read_yaml
+
+_EXAMPLE = "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}]"
+_HIDDEN = ("source",)
+
+
+class ResourceSpec(Model):
+    """The machines, how to reach them, and what the user says of strategy and batches.
+
+    Made by `from_file`, `from_dict`, `local` or `from_payload`, whose errors name the place and what is allowed.
+
+    >>> spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": 2}]})
+    >>> [(worker.name, worker.devices) for worker in spec.workers]
+    [('localhost:0', ('cpu:0', 'cpu:1')), ('localhost:1', ('cpu:0', 'cpu:1'))]
+
+    Attributes:
+        nodes: in the order of the file; exactly one is the chief's (a single node always is).
+        ssh: SSH groups by name.
+        strategy: None if the script or a default chooses.
+        batch: whether what the script feeds is the global batch or one worker's part; None: the front end's own rule.
+        source: for messages.
+    """
+
+    nodes: Annotated[tuple[Node, ...], Field(strict=False)] = Field(description=_EXAMPLE)
+    ssh: Annotated[dict[str, Annotated[SSHGroup, EMPTY_IF_NULL]], EMPTY_IF_NULL] = Field(
+        default_factory=dict, description="a mapping of names to SSH groups, such as {lab: {username: ubuntu}}"
+    )
+    strategy: StrategySection | None = Field(default=None, description="a mapping with the key builder")
+    batch: Literal["global", "per_worker"] | None = Field(default=None, description="global or per_worker")
+    source: Source = Field(default_factory=Source, repr=False)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> ResourceSpec:
+        """Reads a YAML file.
+
+        Raises:
+            ResourceSpecError: it cannot be read or used; names the file, the line, the key and what is allowed.
+        """
+        file = os.fspath(path)
+        try:
+            text = pathlib.Path(file).read_bytes().decode("utf-8-sig")
+        except OSError as error:
+            raise ResourceSpecError(
+                f"{file}: cannot be read: {error.strerror}; give the path of a YAML file"
+            ) from error
+        except UnicodeDecodeError as error:
+            line = error.object[: error.start].count(b"\n") + 1
+            where = Source(file, {"encoding": line})
+            raise where.error(("encoding",), "not UTF-8 text; save the file in UTF-8") from error
+        return cls._parse(*read_yaml(text, file))
+
+    @classmethod
+    def from_dict(cls, mapping: Mapping[str, Any]) -> ResourceSpec:
+        """Reads what YAML would hold, given from Python; the mapping is copied.
+
+        Raises:
+            ResourceSpecError: it cannot be used; names the key and what is allowed.
+        """
+        return cls._parse(plain_copy(mapping), Source())
+
+    @classmethod
+    def local(cls, gpus: int = 0) -> ResourceSpec:
+        """This machine alone: one worker on its GPUs, or else one replica on its CPU.
+
+        Args:
+            gpus: how many GPUs TensorFlow sees.
+        """
+        return cls.from_dict({"nodes": [{"address": "localhost", "gpus": list(range(gpus))}]})
+
+    @classmethod
+    def from_payload(cls, payload: str) -> ResourceSpec:
+        """What `to_payload` was called on, equal to it, places included; no file is read."""
+        content = json.loads(payload)
+        return cls._parse(content["spec"], Source(content["file"], content["lines"]))
+
+    def to_payload(self) -> str:
+        """Text (JSON) that carries the spec to another process."""
+        return json.dumps({"spec": self.to_dict(), "file": self.file, "lines": dict(self.source.lines)})
+
+    def to_dict(self) -> dict[str, Any]:
+        """The spec as a YAML file would hold it, defaults filled in; `from_dict` reads it back."""
+        content = self.model_dump(mode="json", include={"nodes", "ssh", "batch"})
+        if self.strategy is not None:
+            content["strategy"] = plain_copy(self.strategy.to_dict())
+        return content
+
+    @property
+    def file(self) -> str | None:
+        """The file that it was read from."""
+        return self.source.file
+
+    @property
+    def chief(self) -> Node:
+        """The node where the user starts the script."""
+        return next(node for node in self.nodes if node.chief)
+
+    @functools.cached_property
+    def workers(self) -> tuple[Worker, ...]:
+        """The chief (index 0), the other workers of its node, then those of the other nodes in their order."""
+        return deal_workers(self.nodes)
+
+    @functools.cached_property
+    def replicas(self) -> tuple[Replica, ...]:
+        """All replicas, in the order of the workers and of their devices."""
+        return tuple(list_replicas(self.workers))
+
+    def ssh_group(self, node: Node) -> SSHGroup | None:
+        """How `node` is reached: its SSH group; None where SSH is not used (`Node.is_local`).
+
+        A node that is not this machine and names no group gets a group of defaults: the user's own SSH configuration,
+        agent and keys, port 22, host keys checked.
+        """
+        if node.is_local:
+            return None
+        return SSHGroup() if node.ssh_config is None else self.ssh[node.ssh_config]
+
+    def check_gpus(self, present: int, node: Node | None = None) -> None:
+        """Checks that the GPUs which the spec names exist.
+
+        Args:
+            present: how many GPUs TensorFlow sees in this process.
+            node: the one that this process runs on; None checks each node that is local.
+
+        Raises:
+            ResourceSpecError: one is not there.
+        """
+        for index, candidate in enumerate(self.nodes):
+            # Whether a node is local may ask DNS, so nodes without GPUs are not asked.
+            if not candidate.gpus or not (candidate.is_local if node is None else candidate == node):
+                continue
+            for position, gpu in enumerate(candidate.gpus):
+                if gpu >= present:
+                    path = ("nodes", index, "gpus", position)
+                    raise self.source.error(path, _no_gpu(candidate.address, gpu, present))
+
+    @classmethod
+    def _parse(cls, data: Any, source: Source) -> ResourceSpec:
+        if data is None:
+            raise source.error(("nodes",), f"missing, the file is empty; allowed: {_EXAMPLE}")
+        if not isinstance(data, dict):
+            keys = ", ".join(sorted(_known_keys()))
+            raise source.error(
+                ("document",), f"a {type(data).__name__} is not allowed; allowed: a mapping with the keys {keys}"
+            )
+        for key in _HIDDEN:
+            if key in data:
+                raise source.error((key,), unknown_key(key, _known_keys()))
+        try:
+            strategy = data.get("strategy")
+            section = None if strategy is None else StrategySection.from_mapping(strategy, source)
+            return cls.model_validate({**data, "strategy": section, "source": source})
+        except ValidationError as error:
+            inner: dict[str, type[Model]] = {"nodes": Node, "ssh": SSHGroup}
+            raise to_spec_error(error, source, cls, inner, _HIDDEN) from None
+
+    @field_validator("nodes")
+    @classmethod
+    def _check_nodes(cls, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+        if not nodes:
+            raise Fault(f"no node is given; allowed: {_EXAMPLE}")
+        if len(nodes) == 1:
+            return (nodes[0].model_copy(update={"chief": True}),)
+        seen: dict[str, int] = {}
+        for index, node in enumerate(nodes):
+            first = seen.setdefault(_comparable(node.address), index)
+            if first != index:
+                mend = "one node for each machine; `workers` gives it several processes"
+                raise Fault(f"{node.address} is the address of nodes[{first}] too; allowed: {mend}", index, "address")
+        return nodes
+
+    @model_validator(mode="after")
+    def _check_chief(self) -> ResourceSpec:
+        chiefs = [index for index, node in enumerate(self.nodes) if node.chief]
+        if not chiefs:
+            problem = f"none of the {len(self.nodes)} nodes is the chief"
+            raise Fault(f"{problem}; allowed: `chief: true` in exactly one, where the script is started", "nodes")
+        if len(chiefs) > 1:
+            problem = f"true is not allowed, nodes[{chiefs[0]}] ({self.nodes[chiefs[0]].address}) is the chief already"
+            raise Fault(f"{problem}; allowed: `chief: true` in exactly one node", "nodes", chiefs[1], "chief")
+        return self
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> ResourceSpec:
+        for index, node in enumerate(self.nodes):
+            if node.ssh_config is not None and node.ssh_config not in self.ssh:
+                known = ", ".join(sorted(self.ssh)) or "none is defined, add it under `ssh`"
+                problem = f"there is no SSH group {node.ssh_config!r}; allowed: {known}"
+                raise Fault(problem, "nodes", index, "ssh_config")
+        return self
+
+
+def _known_keys() -> list[str]:
+    return [name for name in ResourceSpec.model_fields if name not in _HIDDEN]
+
+
+def _comparable(address: str) -> str:
+    """The spelling by which addresses are compared: no lookup, so two names of one machine differ."""
+    name = address.lower().rstrip(".")
+    try:
+        return str(ipaddress.ip_address("127.0.0.1" if name == "localhost" else name))
+    except ValueError:
+        return name
+
+
+def _no_gpu(address: str, gpu: int, present: int) -> str:
+    allowed = f"0 to {present - 1}" if present > 1 else "0" if present else "none, name cpus instead"
+    return f"{address} has no GPU {gpu}, TensorFlow sees {present} there; allowed: {allowed}"

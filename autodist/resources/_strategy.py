@@ -1,0 +1,96 @@
+"""The strategy section: its shape is read here, what its keys mean is for autodist.strategies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from autodist.errors import Place
+from autodist.resources._model import Model
+from autodist.resources._source import KeyPath, Source, as_yaml
+
+_BUILDER = "the name of a strategy builder, such as AllReduce"
+
+
+class VariableOverride(Model):
+    """What the user says of the variables whose names match a pattern.
+
+    Attributes:
+        pattern: a regular expression, not compiled yet.
+        settings: what stands below it, unchecked.
+        place: where it stands; None if it did not come from a file.
+    """
+
+    pattern: str
+    settings: dict[str, Any]
+    place: Place | None = None
+
+
+class StrategySection(Model):
+    """The strategy section of the YAML.
+
+    Attributes:
+        builder: name of the strategy builder, unchecked.
+        options: every other key but `variables`, unchecked.
+        variables: overrides, in the order of the file; the first whose pattern matches a variable wins.
+        source: for messages.
+    """
+
+    builder: str
+    options: dict[str, Any] = Field(default_factory=dict)
+    variables: tuple[VariableOverride, ...] = ()
+    source: Source = Field(default_factory=Source, repr=False)
+
+    @classmethod
+    def from_mapping(cls, data: Any, source: Source) -> StrategySection:
+        """Reads what stands under `strategy`.
+
+        Raises:
+            ResourceSpecError: it is not a mapping, there is no builder, `variables` does not map patterns to mappings.
+        """
+        path: KeyPath = ("strategy",)
+        if not isinstance(data, dict):
+            raise source.error(path, f"{as_yaml(data)} is not a mapping; allowed: a mapping with the key builder")
+        if "builder" not in data:
+            raise source.error((*path, "builder"), f"missing; allowed: {_BUILDER}")
+        builder = data["builder"]
+        if not isinstance(builder, str) or not builder:
+            raise source.error((*path, "builder"), f"{as_yaml(builder)} is not a name; allowed: {_BUILDER}")
+        options = {key: value for key, value in data.items() if key not in ("builder", "variables")}
+        overrides = _read_overrides(data.get("variables"), source)
+        return cls(builder=builder, options=options, variables=overrides, source=source)
+
+    def place(self, *path: str | int) -> Place | None:
+        """Where a key below `strategy` stands, or, if it is missing there, where the thing around it does.
+
+        Args:
+            path: keys and positions from the section inwards: `place("chunk_size")`,
+                `place("variables", "embedding/.*", "partition")`; none for the section itself.
+
+        Returns:
+            None if the section did not come from a file.
+        """
+        return self.source.place(("strategy", *path))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The section as it stands in the YAML."""
+        overrides = {override.pattern: override.settings for override in self.variables}
+        return {"builder": self.builder, **self.options, **({"variables": overrides} if overrides else {})}
+
+
+def _read_overrides(data: Any, source: Source) -> tuple[VariableOverride, ...]:
+    path: KeyPath = ("strategy", "variables")
+    if data is None:
+        return ()
+    allowed = "allowed: a mapping of patterns of names to settings, such as {synchronizer: PS}"
+    if not isinstance(data, Mapping):
+        raise source.error(path, f"{as_yaml(data)} is not a mapping; {allowed}")
+    for pattern, settings in data.items():
+        if not isinstance(settings, dict):
+            raise source.error((*path, pattern), f"{as_yaml(settings)} is not a mapping; {allowed}")
+    return tuple(
+        VariableOverride(pattern=pattern, settings=settings, place=source.place((*path, pattern)))
+        for pattern, settings in data.items()
+    )

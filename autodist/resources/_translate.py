@@ -1,0 +1,68 @@
+"""What pydantic finds wrong, said in our words: the key, the value given, what is allowed, and the line."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from autodist.errors import ResourceSpecError
+from autodist.resources._model import Fault, Model
+from autodist.resources._source import KeyPath, Source, as_yaml, key_text
+
+MISSING, UNKNOWN_KEY = "missing", "extra_forbidden"  # pydantic's names of these errors
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    """The message for a key that nothing reads, with the nearest known one."""
+    known = sorted(known)
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    guess = f"; did you mean {near[0]}?" if near else ";"
+    return f"unknown key{guess} allowed: {', '.join(known)}"
+
+
+def to_spec_error(
+    error: ValidationError, source: Source, root: type[Model], inner: dict[str, type[Model]], hidden: Sequence[str]
+) -> ResourceSpecError:
+    """One error for all that pydantic found: the first in the order of the file, then the others, a line each.
+
+    Args:
+        error: what was raised while `root` was validated.
+        source: places of the values.
+        root: the model.
+        inner: models of the items of its fields, by field.
+        hidden: fields of the root that are not keys of the YAML.
+    """
+    found = []
+    for details in error.errors():
+        path, problem = _explain(details, root, inner, hidden)
+        found.append((source.line(path), path, problem))
+    found.sort(key=lambda item: item[0])
+    (_, path, problem), *others = found
+    also = "".join(f"\n  also {source.place(path) or key_text(path)}: {text}" for _, path, text in others)
+    return source.error(path, problem + also)
+
+
+def _explain(
+    details: ErrorDetails, root: type[Model], inner: dict[str, type[Model]], hidden: Sequence[str]
+) -> tuple[KeyPath, str]:
+    # For a key of a mapping that is refused, pydantic adds "[key]" to the path.
+    path: KeyPath = tuple(step for step in details["loc"] if step != "[key]")
+    fault = details.get("ctx", {}).get("error")
+    if isinstance(fault, Fault):
+        return (*path, *fault.path), fault.problem
+    model = inner.get(str(path[0]), root) if len(path) > 2 else root
+    fields = {name: field for name, field in model.model_fields.items() if model is not root or name not in hidden}
+    if details["type"] == UNKNOWN_KEY:
+        return path, unknown_key(str(path[-1]), fields)
+    name = str(path[0] if model is root else path[2])
+    allowed = fields[name].description
+    if len(path) == 2 and str(path[0]) in inner:  # a node or a group as a whole
+        allowed = f"a mapping with the keys {', '.join(inner[str(path[0])].model_fields)}"
+    if details["type"] == MISSING:
+        return path, f"missing; allowed: {allowed}"
+    # An environment variable may hold a secret, so its value is not shown.
+    given = "this" if name == "shared_envs" else as_yaml(details["input"])
+    return path, f"{given} is not allowed; allowed: {allowed}"

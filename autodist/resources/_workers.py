@@ -1,0 +1,98 @@
+"""Who does what on which machine: nodes' devices dealt out to workers, one replica a device. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from autodist.resources._node import Node
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process that runs the user's script and holds one TensorFlow server.
+
+    Attributes:
+        index: 0 is the chief; also the task index in TensorFlow's device names.
+        name: short and unique, before each line of its output: the node's address, and, where the node has several
+            workers, the position among them ("10.0.0.1:1").
+        node: the machine that it runs on.
+        port: of its server; None if a free one is to be found.
+        devices: one for each of its replicas. A GPU keeps its number on the machine ("gpu:3"); CPU devices are logical
+            devices of the worker's own process and are counted from 0 ("cpu:0", "cpu:1").
+    """
+
+    index: int
+    name: str
+    node: Node
+    port: int | None
+    devices: tuple[str, ...]
+
+    @property
+    def is_chief(self) -> bool:
+        return self.index == 0
+
+
+@dataclass(frozen=True)
+class Replica:
+    """One copy of the compute part of the step.
+
+    Attributes:
+        index: among all replicas.
+        worker: that runs it.
+        device: within the worker ("cpu:1", "gpu:0").
+    """
+
+    index: int
+    worker: Worker
+    device: str
+
+
+def deal_evenly(items: Sequence[T], hands: int) -> tuple[tuple[T, ...], ...]:
+    """Cuts `items` into `hands` runs of equal length, in order.
+
+    >>> deal_evenly("abcd", 2)
+    (('a', 'b'), ('c', 'd'))
+
+    Raises:
+        ValueError: the items cannot be cut so.
+    """
+    if hands < 1 or len(items) % hands:
+        raise ValueError(f"{len(items)} items cannot be dealt out evenly to {hands}")
+    size = len(items) // hands
+    return tuple(tuple(items[hand * size : (hand + 1) * size]) for hand in range(hands))
+
+
+def deal_workers(nodes: Iterable[Node]) -> tuple[Worker, ...]:
+    """All workers: those of the chief's node first, then those of the other nodes in their order."""
+    ordered = sorted(nodes, key=lambda node: not node.chief)
+    placed = [(node, position) for node in ordered for position in range(node.workers)]
+    return tuple(_worker(index, node, position) for index, (node, position) in enumerate(placed))
+
+
+def list_replicas(workers: Iterable[Worker]) -> Iterator[Replica]:
+    """All replicas, worker by worker."""
+    placed = ((worker, device) for worker in workers for device in worker.devices)
+    for index, (worker, device) in enumerate(placed):
+        yield Replica(index, worker, device)
+
+
+def _worker(index: int, node: Node, position: int) -> Worker:
+    port = None if node.port is None else node.port + position
+    return Worker(index, _name(node, position), node, port, _devices(node, position))
+
+
+def _name(node: Node, position: int) -> str:
+    if node.workers == 1:
+        return node.address
+    address = f"[{node.address}]" if ":" in node.address else node.address
+    return f"{address}:{position}"
+
+
+def _devices(node: Node, position: int) -> tuple[str, ...]:
+    if node.gpus:
+        return tuple(f"gpu:{number}" for number in deal_evenly(node.gpus, node.workers)[position])
+    return tuple(f"cpu:{place}" for place, _ in enumerate(deal_evenly(node.cpus, node.workers)[position]))

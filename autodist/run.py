@@ -1,0 +1,273 @@
+"""Run: one training run as one worker sees it, from the first captured step to the end of the script."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.cluster.coordinator import Coordinator
+from autodist.cluster.interrupts import Interrupts
+from autodist.cluster.member import Member
+from autodist.cluster.script_end import watch_script_end
+from autodist.cluster.servers import start_server, wait_until_listening
+from autodist.errors import WorkerFailedError
+from autodist.fingerprint import Fingerprint, require_equal
+from autodist.graph.item import GraphItem
+from autodist.graph.stages import written_handles
+from autodist.kernels import Context, rewrite
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.runtime.host import Host
+from autodist.runtime.messages import Messages
+from autodist.runtime.pieces import Pieces
+from autodist.runtime.program import Program
+from autodist.runtime.threads import session_config
+from autodist.runtime.variables import Tracked, VariableTracker
+from autodist.strategies import BuildsStrategy, check_strategy, resolve_specs, strategy_table
+
+log = logging.getLogger("autodist")
+
+LISTEN_LIMIT = 300.0
+"""Seconds within which every worker's script has to reach its first step."""
+
+CAUSE_LIMIT = 8.0
+"""Seconds to wait for the reason why another worker went away, once TensorFlow has seen that it did."""
+
+# What TensorFlow raises in the workers that are left when one goes away, or when the session is closed under a run.
+_GONE = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.OutOfRangeError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.NotFoundError,
+    RuntimeError,
+)
+
+
+@dataclass
+class Run:
+    """Holds what lives as long as the run: coordinator or membership, server, session, the script's variables.
+
+    Args:
+        spec: the machines.
+        builder: decides the strategy; asked on the chief only.
+        member: this process's part, None on the chief.
+        seed: drawn by the chief for the whole run.
+    """
+
+    spec: ResourceSpec
+    builder: BuildsStrategy
+    member: Member | None
+    seed: int
+    strategy: strategy_pb2.Strategy | None = None
+    failure: WorkerFailedError | None = None
+    _host: Host | None = None
+    _coordinator: Coordinator | None = None
+    _interrupts: Interrupts | None = None
+    _steps: int = 0
+    _strategies: dict[str, strategy_pb2.Strategy] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.index = self.member.index if self.member else 0
+        self.workers = len(self.spec.workers)
+        self._end = watch_script_end()
+
+    @classmethod
+    def begin(cls, spec: ResourceSpec, builder: BuildsStrategy) -> Run:
+        """The run that this process takes part in: the chief's own, or the one that its chief has started."""
+        member = Member.from_environment()
+        if member is None:
+            return cls(spec, builder, None, secrets.randbelow(2**31))
+        told = json.loads(member.payload)
+        return cls(ResourceSpec.from_payload(told["spec"]), builder, member, told["seed"])
+
+    def check_devices(self) -> None:
+        """Passes if the GPUs that the machines are said to have are there.
+
+        Raises:
+            ResourceSpecError: one is not.
+        """
+        if any(node.gpus for node in self.spec.nodes):
+            present = len(tf.config.list_physical_devices("GPU"))
+            self.spec.check_gpus(present, self.spec.workers[self.index].node if self.member else None)
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def prepare(self, item: GraphItem, sources: Mapping[str, tf.Variable], joins_outputs: bool) -> RunningStep:
+        """Plans, rewrites and imports a captured step; the first one starts the other workers.
+
+        Args:
+            item: the step.
+            sources: the script's variable, by name.
+            joins_outputs: as in `Context`.
+
+        Raises:
+            StrategyError: the strategy asks for what cannot be done; before any process is started.
+            CaptureMismatchError: this worker captured another step than the chief.
+        """
+        strategy = self._build(item) if self.index == 0 else None
+        if self._host is None:
+            self._start()
+        strategy = self._agree(item, strategy)
+        self.strategy = self.strategy or strategy
+        context = Context(strategy, self.index, joins_outputs)
+        owners = {n.variable: n.parameter_server.owner for n in strategy.nodes if n.HasField("parameter_server")}
+        tracked = {v.name: self._tracker.track(sources[v.name], v.name) for v in item.variables}
+        item = _share_names(item, tracked)
+        rewritten = rewrite(item, context, f"step_{self._steps}")
+        self._steps += 1
+        for name, one in tracked.items():
+            one.owner = rewritten.owners.get(name, owners.get(name))
+        program = Program(self._running_host, rewritten, list(item.inputs))
+        written = [tracked[item.by_handle[h].name] for h in sorted(written_handles(item))]
+        return RunningStep(self, program, tuple(tracked.values()), tuple(written))
+
+    def _build(self, item: GraphItem) -> strategy_pb2.Strategy:
+        if not item.gradients:
+            return strategy_pb2.Strategy(builder="none", graph_config=self._replicas())
+        strategy = self.builder.build(item, self.spec)
+        check_strategy(strategy, item, self.spec)
+        return resolve_specs(strategy)
+
+    def _replicas(self) -> strategy_pb2.GraphConfig:
+        return strategy_pb2.GraphConfig(
+            replicas=[strategy_pb2.Replica(worker=r.worker.index, device=r.device) for r in self.spec.replicas]
+        )
+
+    def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> strategy_pb2.Strategy:
+        """The chief's strategy, on every worker, for a step that all have captured alike."""
+        mine = Fingerprint.of(item)
+        if strategy is not None:
+            self._messages.exchange(mine.packed_with(strategy.SerializeToString(deterministic=True)))
+            return strategy
+        theirs, content = Fingerprint.unpack(self.guard(self._messages.exchange))
+        require_equal(theirs, mine, f"worker {self.index}")
+        return strategy_pb2.Strategy.FromString(content)
+
+    # -- start and end ---------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        config = session_config(self.spec.workers, self.index)
+        target = ""
+        self._interrupts = Interrupts(lambda _: self._close_session()).__enter__()
+        if self.workers > 1:
+            target = self._join_cluster(config)
+        self._host = Host(target, config)
+        self._messages = Messages(self._host, self.index, self.workers)
+        self._pieces = Pieces(self._host, self._messages, self.index, self.workers)
+        self._tracker = VariableTracker(self.pull)
+
+    def _join_cluster(self, config: tf.compat.v1.ConfigProto) -> str:
+        if self.member is None:
+            self._coordinator = Coordinator(self.spec, self._on_failure)
+            addresses = self._coordinator.prepare()
+            self._coordinator.start(json.dumps({"spec": self.spec.to_payload(), "seed": self.seed}).encode())
+            server = start_server(addresses, self.index, self._coordinator.held, config)
+            wait_until_listening(addresses, LISTEN_LIMIT, self._coordinator.check)
+        else:
+            server = start_server(self.member.addresses, self.index, self.member.held, config)
+            wait_until_listening(self.member.addresses, LISTEN_LIMIT)
+        self._server = server
+        return server.target
+
+    @property
+    def _running_host(self) -> Host:
+        assert self._host is not None, "the first step starts the host"
+        return self._host
+
+    def _on_failure(self, failure: WorkerFailedError) -> None:
+        self.failure = failure
+        log.error("%s", failure)
+        self._close_session()
+
+    def _close_session(self) -> None:
+        if self._host is not None:
+            self._host.close()
+
+    def guard(self, call: Any, *args: Any) -> Any:
+        """Calls what may fail because another worker went away; then the cause is raised, and not what followed.
+
+        Raises:
+            WorkerFailedError: another worker ended badly.
+        """
+        try:
+            return call(*args)
+        except _GONE as error:
+            cause = self.failure or (self._coordinator.first_cause(CAUSE_LIMIT) if self._coordinator else None)
+            if cause is not None:
+                raise cause from error
+            raise
+
+    def finish(self) -> None:
+        """Ends the run where the script ends: on the chief when all workers are done, on others when the chief is."""
+        if self._host is not None and not self._end.is_bad and self.failure is None:
+            self._tracker.catch_up()
+        if self.member is not None:
+            self.member.wait_for_end()
+        elif self._coordinator is not None:
+            if self._end.is_bad or self.failure is not None:
+                self._coordinator.abort("the chief's script failed")
+            else:
+                self._coordinator.finish()
+        self._close_session()
+        if self._interrupts is not None:
+            self._interrupts.close()
+
+    # -- variables -------------------------------------------------------------------------------------------------
+
+    def pull(self) -> None:
+        """Brings the script's variables up to date with the session's."""
+        if self._host is not None:
+            self.guard(self._pieces.pull, [t for t in self._tracker if t.is_behind])
+
+    def push(self, variables: Sequence[Tracked]) -> None:
+        """Tells the session what Python assigned."""
+        ahead = [t for t in variables if t.is_ahead]
+        if ahead:
+            self.guard(self._pieces.push, ahead)
+
+
+@dataclass(frozen=True)
+class RunningStep:
+    """A step that can be run.
+
+    Attributes:
+        run: to which it belongs.
+        program: the rewritten step.
+        variables: what the step reads or writes.
+        written: what it writes.
+    """
+
+    run: Run
+    program: Program
+    variables: tuple[Tracked, ...]
+    written: tuple[Tracked, ...]
+
+    def __call__(self, values: Sequence[Any], examples: int) -> list[np.ndarray]:
+        """Runs one step on this worker's part of a batch; see `Program.run`."""
+        self.run.push(self.variables)
+        outputs = self.run.guard(self.program.run, values, examples)
+        for tracked in self.written:
+            tracked.is_behind = True
+        return outputs
+
+
+def _share_names(item: GraphItem, tracked: Mapping[str, Tracked]) -> GraphItem:
+    """Every step that uses a variable finds it under the same name in the session."""
+    definition = tf.compat.v1.GraphDef()
+    definition.CopyFrom(item.graph_def)
+    names = {v.handle: tracked[v.name].shared_name for v in item.variables}
+    for node in definition.node:
+        if node.name in names:
+            node.attr["shared_name"].s = names[node.name].encode()
+    return item.with_graph(definition)

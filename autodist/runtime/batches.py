@@ -1,0 +1,79 @@
+"""Batches: how many examples there are, and which of them are whose."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from autodist.errors import UnevenBatchError
+
+
+@dataclass(frozen=True)
+class Share:
+    """The examples of one worker in a global batch.
+
+    Attributes:
+        start: index of the first.
+        size: how many.
+    """
+
+    start: int
+    size: int
+
+
+def share_of(examples: int, replicas: Sequence[int], worker: int) -> Share:
+    """The share of a worker, whose replicas' parts follow one another.
+
+    Args:
+        examples: in the global batch.
+        replicas: for each replica, the index of its worker, in rising order.
+        worker: whose share is asked for.
+
+    >>> [share_of(5, [0, 0, 1, 1], w) for w in (0, 1)]
+    [Share(start=0, size=3), Share(start=3, size=2)]
+    """
+    each, rest = divmod(examples, len(replicas))
+    sizes = [each + (k < rest) for k in range(len(replicas))]
+    mine = [k for k, w in enumerate(replicas) if w == worker]
+    return Share(sum(sizes[: mine[0]]), sum(sizes[k] for k in mine))
+
+
+def count_examples(split: Sequence[tuple[str, Any, int]]) -> int:
+    """How many examples a batch has.
+
+    Args:
+        split: name, array and batch axis of what is split.
+
+    Raises:
+        UnevenBatchError: if two inputs disagree.
+    """
+    counts = [(name, np.shape(value)[axis]) for name, value, axis in split]
+    if len({count for _, count in counts}) > 1:
+        told = ", ".join(f"{name} has {count}" for name, count in counts)
+        raise UnevenBatchError(
+            f"the inputs of a step have different numbers of examples along their batch axes: {told}. Where an input is not one "
+            "row an example, say so with batch_axis (None: every replica gets the whole)."
+        )
+    return counts[0][1] if counts else 0
+
+
+def take(value: Any, axis: int, share: Share) -> np.ndarray:
+    """A worker's rows; one row that does not count, where it has none."""
+    array = np.asarray(value)
+    if share.size == array.shape[axis]:
+        return array
+    start = min(share.start, max(array.shape[axis] - 1, 0))
+    return array[(slice(None),) * axis + (slice(start, start + max(share.size, 1)),)]
+
+
+def with_a_row(value: Any, axis: int) -> np.ndarray:
+    """An array with a row of zeros where it has none, for ops that do not bear empty batches."""
+    array = np.asarray(value)
+    if array.shape[axis]:
+        return array
+    shape = list(array.shape)
+    shape[axis] = 1
+    return np.zeros(shape, array.dtype)

@@ -1,0 +1,54 @@
+"""Host: one TensorFlow graph and one session in this process, to which rewritten steps are added."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+COLLECTIVE_KEY = 1
+"""The graph key of every run that holds collectives, by which all workers share step ids in those runs alone."""
+
+
+class Host:
+    """Where steps run.
+
+    Args:
+        target: of the in-process server; "" where there is one worker and no server.
+        config: of the session.
+    """
+
+    def __init__(self, target: str, config: tf.compat.v1.ConfigProto) -> None:
+        self.graph = tf.Graph()
+        self.session = tf.compat.v1.Session(target, graph=self.graph, config=config)
+        self._lock = threading.Lock()
+        self._count = 0
+        self._closed = False
+
+    def add(self, graph_def: tf.compat.v1.GraphDef) -> str:
+        """Imports a graph; returns the prefix of its nodes' names here."""
+        with self._lock:
+            self._count += 1
+            prefix = f"step_{self._count}"
+            with self.graph.as_default():
+                tf.import_graph_def(graph_def, name=prefix)
+        return prefix + "/"
+
+    def callable(
+        self, fetches: Any, feeds: Sequence[str | tf.Tensor], has_collectives: bool = False
+    ) -> Callable[..., Any]:
+        """What runs `fetches`, given a value for each of `feeds`."""
+        run = self.session.make_callable(fetches, feed_list=list(feeds), accept_options=has_collectives)
+        if not has_collectives:
+            return run
+        options = tf.compat.v1.RunOptions()
+        options.experimental.collective_graph_key = COLLECTIVE_KEY
+        return lambda *values: run(*values, options=options)
+
+    def close(self) -> None:
+        """Ends all runs that are under way, with an error in the thread that waits for them. May be called twice."""
+        if not self._closed:
+            self._closed = True
+            self.session.close()

@@ -1,0 +1,88 @@
+"""Kernel: a graph-to-graph pass, and what it may know of the run."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autodist.graph.devices import task_of
+from autodist.graph.item import GraphItem
+from autodist.proto import strategy_pb2
+
+
+@dataclass(frozen=True)
+class Context:
+    """For whom the graph is rewritten: one worker of a run.
+
+    Attributes:
+        strategy: the plan, the same on all workers.
+        worker: index of the worker whose graph this is.
+        joins_outputs: whether scalar outputs are combined over all workers (captured functions, Keras) or over this
+            worker's replicas alone (sessions, whose workers may fetch different things).
+    """
+
+    strategy: strategy_pb2.Strategy
+    worker: int
+    joins_outputs: bool = True
+
+    @property
+    def replicas(self) -> Sequence[strategy_pb2.Replica]:
+        return self.strategy.graph_config.replicas
+
+    @property
+    def workers(self) -> int:
+        return 1 + max(r.worker for r in self.replicas)
+
+    @property
+    def local_replicas(self) -> tuple[int, ...]:
+        """Global indices of this worker's replicas."""
+        return tuple(k for k, r in enumerate(self.replicas) if r.worker == self.worker)
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is one replica in all, so that nothing is to be combined."""
+        return len(self.replicas) == 1
+
+    def task(self, worker: int) -> str:
+        """The TensorFlow device prefix of a worker."""
+        return task_of(worker, self.workers)
+
+    def cpu(self, worker: int) -> str:
+        """The CPU of a worker."""
+        return f"{self.task(worker)}/device:CPU:0"
+
+
+class Kernel(ABC):
+    """A pass: valid graph in, valid graph out, the input untouched.
+
+    A kernel is a frozen dataclass whose options are its fields.
+    """
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        """Returns the rewritten step.
+
+        Raises:
+            StrategyError: if the strategy asks for what this kernel cannot do.
+            RewriteError: if the step cannot be rewritten without changing what is trained.
+        """
+
+
+Watcher = Callable[[str, GraphItem], None]
+
+
+def run_pipeline(
+    kernels: Sequence[Kernel], item: GraphItem, context: Context, watch: Watcher | None = None
+) -> GraphItem:
+    """Applies the kernels in order; `watch(name, item)` is called with the captured step and after each kernel."""
+    if watch:
+        watch("captured", item)
+    for kernel in kernels:
+        item = kernel.apply(item, context)
+        if watch:
+            watch(kernel.name, item)
+    return item

@@ -1,0 +1,108 @@
+"""Buckets: tensors of one type, flattened and sent as one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.graph.fragment import Fragment
+from autodist.graph.item import Join
+
+BUCKET_BYTES = 4 << 20
+
+ALIGNMENT = 64
+"""TensorFlow shares memory between a tensor and its slices where these begin at multiples of 64 bytes."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Dense joins that are reduced as one tensor; they share dtype, weight, kind and stage."""
+
+    joins: tuple[Join, ...]
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.joins[0].dtype
+
+    @property
+    def weight(self) -> str | None:
+        return self.joins[0].weight
+
+    @property
+    def step(self) -> int:
+        """How many elements an aligned slice is a multiple of."""
+        return max(1, ALIGNMENT // self.dtype.size)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Elements of each join, with the padding that aligns the next one."""
+        return [-(-_elements(join) // self.step) * self.step for join in self.joins]
+
+    @property
+    def byte_size(self) -> int:
+        return sum(self.lengths) * self.dtype.size
+
+    @property
+    def key(self) -> str:
+        """The same on all workers and in every program that reduces the same tensors."""
+        return key_of(self.joins)
+
+    def pack(self, f: Fragment) -> tf.Tensor:
+        """The local sums as one vector of `sum(lengths)` elements."""
+        flat: list[tf.Tensor] = []
+        for join, length in zip(self.joins, self.lengths, strict=True):
+            value = tf.reshape(f.input(join.local[0], join.dtype, join.shape), [-1])
+            value.set_shape([_elements(join)])
+            flat.append(value)
+            if length > _elements(join):
+                flat.append(tf.zeros([length - _elements(join)], join.dtype))
+        return tf.concat(flat, 0) if len(flat) > 1 else flat[0]
+
+    def unpack(self, whole: tf.Tensor) -> list[tf.Tensor]:
+        """The tensors that `pack` made a vector of, in the order of the joins."""
+        pieces = tf.split(whole, self.lengths) if len(self.joins) > 1 else [whole]
+        found = []
+        for join, piece, length in zip(self.joins, pieces, self.lengths, strict=True):
+            if length > _elements(join):
+                piece = piece[: _elements(join)]
+            found.append(tf.reshape(piece, join.shape))
+        return found
+
+    def cut(self, count: int) -> list[int]:
+        """Sizes of `count` aligned pieces that together are the whole vector."""
+        steps = sum(self.lengths) // self.step
+        return [(steps // count + (k < steps % count)) * self.step for k in range(count)]
+
+
+def _elements(join: Join) -> int:
+    return int(join.shape.num_elements())
+
+
+def key_of(joins: Iterable[Join]) -> str:
+    """A short name that is the same wherever the same joins are reduced."""
+    told = ";".join(f"{j.kind.value} {j.name} {j.dtype.name} {j.shape} {j.level} {j.is_sparse}" for j in joins)
+    return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def make_buckets(
+    joins: Sequence[Join], group_of: Callable[[Join], Hashable], limit: int = BUCKET_BYTES
+) -> list[Bucket]:
+    """Packs dense joins, the last first, as the backward pass makes them.
+
+    A bucket is closed when it holds `limit` bytes; joins of different groups, dtypes, weights, kinds or stages never
+    share one.
+    """
+    closed: list[list[Join]] = []
+    filling: dict[Hashable, list[Join]] = {}
+    sizes: dict[Hashable, int] = {}
+    for join in reversed(joins):
+        group = (group_of(join), join.dtype, join.weight, join.kind, join.level)
+        size = _elements(join) * join.dtype.size
+        if group in filling and sizes[group] + size > limit:
+            closed.append(filling.pop(group))
+        filling.setdefault(group, []).append(join)
+        sizes[group] = size + (sizes[group] if len(filling[group]) > 1 else 0)
+    return [Bucket(tuple(members)) for members in (*closed, *filling.values())]

@@ -1,0 +1,63 @@
+"""Split bundles: an op that only passes many tensors on does not tie them together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.kernels.base import Context, Kernel
+
+
+@dataclass(frozen=True)
+class SplitBundles(Kernel):
+    """An op that only bundles (IdentityN) ties every variable's update to every gradient; each consumer gets its own.
+
+        g1, g2 → IdentityN → update1, update2      becomes      g1 → update1,  g2 → update2
+    """
+
+    name: ClassVar[str] = "split-bundles"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        bundles = [node.name for node in item.graph_def.node if node.op == "IdentityN"]
+        if not bundles:
+            return item
+        editor = GraphEditor(item.graph_def)
+        given = {t: t for t in (*item.outputs, *(t for g in item.gradients for t in g.tensors))}
+        for name in bundles:
+            _unbundle(editor, name)
+        for t in given:
+            while (node := editor[node_of(given[t])]).op == "IdentityN":
+                given[t] = tensor(node.input[output_index(given[t])])
+        editor.prune([*(node_of(t) for t in given.values()), *item.targets, *map(node_of, item.inputs), *_fixed(item)])
+        return replace(
+            item,
+            graph_def=editor.to_graph_def(),
+            outputs=tuple(given[t] for t in item.outputs),
+            gradients=tuple(replace(g, tensors=tuple(given[t] for t in g.tensors)) for g in item.gradients),
+        )
+
+
+def _fixed(item: GraphItem) -> list[str]:
+    """Nodes that an item names and that must therefore stay."""
+    named = [v.handle for v in item.variables]
+    return named + [c.seed for c in item.gradient_calls] + [node_of(t) for c in item.gradient_calls for t in c.targets]
+
+
+def _unbundle(editor: GraphEditor, name: str) -> None:
+    bundle = editor[name]
+    data = [i for i in bundle.input if not is_control(i)]
+    control = [i for i in bundle.input if is_control(i)]
+    for consumer in editor.consumers(name):
+        inputs = []
+        for i in editor[consumer].input:
+            if node_of(i) != name:
+                inputs.append(i)
+            elif is_control(i):
+                inputs += [f"^{node_of(d)}" for d in data] + control
+            else:
+                inputs += [data[output_index(i)]]
+                inputs += control
+        editor.set_inputs(consumer, [*(i for i in inputs if not is_control(i)), *filter(is_control, inputs)])

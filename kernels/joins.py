@@ -1,0 +1,354 @@
+"""Joiner: sums over a worker's replicas, and notes what is still to be summed over the workers."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.graph.editor import GraphEditor
+from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.item import Aggregation, Gradient, GraphItem, Join, JoinKind
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Propagation, Replicated, Sum, Unknown, Weight
+from autodist.graph.stages import Stages
+from autodist.kernels.base import Context
+from autodist.kernels.state_writes import StateChange
+from autodist.kernels.weights import Parts
+
+log = logging.getLogger("autodist")
+
+
+class Joiner:
+    """Joins tensors of one replicated graph.
+
+    Attributes:
+        joins: what has to be summed over the workers; empty where there is one.
+        checks: nodes that stop a step whose parts cannot be joined.
+    """
+
+    def __init__(
+        self,
+        editor: GraphEditor,
+        item: GraphItem,
+        context: Context,
+        stages: Stages,
+        flows: Propagation,
+        parts: Parts,
+        varying: frozenset[str],
+    ) -> None:
+        self.editor, self.item, self.context = editor, item, context
+        self.stages, self.flows, self.parts, self.varying = stages, flows, parts, varying
+        self.count = len(context.local_replicas)
+        self.joins: list[Join] = []
+        self.checks: list[str] = []
+        self._divisors: dict[int, tuple[str, tf.DType] | None] = {}
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+
+    def weigh_losses(self) -> None:
+        """Seeds each gradient with the weight of its replica's part, so that the gradients need only be added.
+
+        The seed of a mean is the number of examples, and the sum over all replicas is divided by the sum of the seeds;
+        on a single worker that sum is known, and the seeds are divided instead.
+        """
+        calls = sorted({g.call for g in self.stages.gradients})
+        for k in calls:
+            self._weigh(k, self._loss_kind(k))
+
+    def _loss_kind(self, call: int) -> Weight | None:
+        """The weight of a mean, or None for a sum."""
+        targets = self.item.gradient_calls[call].targets
+        kinds = [self.flows.kind(t) for t in targets]
+        weights = {k.weight for k in kinds if isinstance(k, Mean)}
+        if all(isinstance(k, Sum | PerExample) for k in kinds):
+            return None
+        if len(weights) == 1 and all(isinstance(k, Mean | Replicated) for k in kinds):
+            return weights.pop()
+        if all(isinstance(k, Replicated) for k in kinds):
+            return Examples()
+        for target, kind in zip(targets, kinds, strict=True):
+            reason = kind.reason if isinstance(kind, Unknown) else "its targets are means with different weights"
+            log.warning(
+                "%s: it is not known how the loss depends on the batch (%s); it is taken for a mean over examples, and "
+                "batches that do not divide evenly are refused.", target, reason,
+            )  # fmt: skip
+        self._require_even_parts()
+        return Examples()
+
+    def _weigh(self, call: int, weight: Weight | None) -> None:
+        seed = self.item.gradient_calls[call].seed
+        dtype = self.item.spec_of(tensor(seed)).dtype
+        readers = {k: self._readers(seed, k) for k in range(self.count)}
+        with fragment(self.editor, f"loss_weight/{call}") as f:
+            weights = [self._seed(f, weight, k, dtype) for k in range(self.count)]
+            total = tf.add_n(weights)
+            if weight is not None and self.context.workers == 1:
+                weights = [tf.math.divide_no_nan(w, total) for w in weights]
+        for k, made in enumerate(weights):
+            self.editor.rewire(self.parts.named(tensor(seed), k), f.name(made), readers[k])
+        alone = weight is None or self.context.workers == 1
+        self._divisors[call] = None if alone else (f.name(total), dtype)
+
+    def _seed(self, f: Fragment, weight: Weight | None, k: int, dtype: tf.DType) -> tf.Tensor:
+        if weight is None:
+            return tf.cast(self.parts.is_used(f, k), dtype)
+        return self.parts.weight(f, weight, k, dtype)
+
+    def _readers(self, seed: str, k: int) -> list[str]:
+        return sorted(self.editor.consumers(node_of(self.parts.named(tensor(seed), k))))
+
+    def join_gradients(self) -> None:
+        """Adds up each gradient over the local replicas."""
+        found: dict[tuple[str, ...], Join] = {}
+        for position, gradient in enumerate(self.stages.gradients):
+            if gradient.tensors in found:
+                continue
+            found[gradient.tensors] = self._join_gradient(position, gradient)
+
+    def _join_gradient(self, position: int, gradient: Gradient) -> Join:
+        variable = self.item.by_name[gradient.variable]
+        spec = self.item.spec_of(gradient.tensors[-1])
+        shape = spec.shape if gradient.is_sparse else tf.TensorShape(variable.shape)
+        readers = [self._late_readers(t) for t in gradient.tensors]
+        with fragment(self.editor, f"gradient/{position}") as f:
+            replicas = [
+                [f.input(self.parts.named(t, k), self.item.spec_of(t).dtype, shape if len(gradient.tensors) == 1 else None)
+                 for t in gradient.tensors]
+                for k in range(self.count)
+            ]  # fmt: skip
+            local = self._add(f, replicas)
+            result = [tf.identity(t) for t in local] if self.context.workers > 1 else local
+        names = tuple(f.name(t) for t in local)
+        results = tuple(f.name(t) for t in result)
+        for old, new, who in zip(gradient.tensors, results, readers, strict=True):
+            self.editor.rewire(old, new, who)
+        divisor = self._divisors[gradient.call]
+        join = Join(
+            name=f"{gradient.variable}/{position}",
+            kind=JoinKind.GRADIENT,
+            local=names,
+            result=results,
+            weight=divisor[0] if divisor else None,
+            level=self.stages.level[position],
+            dtype=spec.dtype,
+            shape=shape,
+            variable=gradient.variable,
+            index_dtype=self.item.spec_of(gradient.tensors[0]).dtype if gradient.is_sparse else None,
+            weight_dtype=divisor[1] if divisor else None,
+        )
+        self._note(join)
+        return join
+
+    @staticmethod
+    def _add(f: Fragment, replicas: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+        if len(replicas) == 1:
+            return replicas[0]
+        if len(replicas[0]) == 1:
+            return [tf.add_n([r[0] for r in replicas])]
+        return [tf.concat([r[at] for r in replicas], 0) for at in (0, 1)]
+
+    def _late_readers(self, name: str) -> list[str]:
+        """What reads a captured tensor and runs once."""
+        return sorted(c for c in self.editor.consumers(node_of(name)) if c in self.stages.once)
+
+    def _note(self, join: Join) -> None:
+        if self.context.workers > 1:
+            self.joins.append(join)
+
+    # -- boundary --------------------------------------------------------------------------------------------------
+
+    def join_boundary(self) -> None:
+        """Joins what an update asks of the compute part besides gradients: a loss that scales it, say."""
+        joined = {t for g in self.stages.gradients for t in g.tensors}
+        asked: dict[str, None] = {}
+        for name in sorted(self.stages.once, key=self.stages.order.__getitem__):
+            if name in self.editor:
+                asked.update(
+                    dict.fromkeys(
+                        tensor(i) for i in self.editor[name].input
+                        if not is_control(i) and node_of(i) in self.varying and tensor(i) not in joined
+                    )
+                )  # fmt: skip
+        for position, name in enumerate(asked):
+            kind = self.flows.kind(name)
+            if not isinstance(kind, Mean | Sum):
+                why = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
+                raise RewriteError(
+                    f"an optimizer's update reads {name}, which differs between replicas and cannot be combined ({why}). "
+                    "Give the update a mean or a sum over the batch instead."
+                )
+            readers = self._late_readers(name)
+            result = self._join_value(f"boundary/{position}", JoinKind.BOUNDARY, name, kind)
+            self.editor.rewire(name, result, readers)
+
+    def _join_value(self, name: str, purpose: JoinKind, captured: str, kind: Kind) -> str:
+        """A mean or sum of one tensor over all replicas; returns the tensor that holds it."""
+        spec = self.item.spec_of(captured)
+        weight = kind.weight if isinstance(kind, Mean) else None
+        with fragment(self.editor, name) as f:
+            values = [self.parts.tensor(f, captured, k) for k in range(self.count)]
+            local, total = self._weighted_sum(f, values, weight, spec.dtype)
+            result = local if total is None else tf.math.divide_no_nan(local, total)
+        return self._noted(f, name, purpose, local, total, result, self._level(captured))
+
+    def _weighted_sum(
+        self, f: Fragment, values: Sequence[tf.Tensor], weight: Weight | None, dtype: tf.DType
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Σ w·v over the local replicas that have examples, and Σ w."""
+        if weight is None:
+            kept = [self._kept(f, v, k) for k, v in enumerate(values)]
+            return (tf.add_n(kept) if len(kept) > 1 else kept[0]), None
+        weights = [self.parts.weight(f, weight, k, dtype) for k in range(self.count)]
+        terms = [tf.math.multiply_no_nan(v, w) for v, w in zip(values, weights, strict=True)]
+        return (tf.add_n(terms) if len(terms) > 1 else terms[0]), tf.add_n(weights)
+
+    def _level(self, name: str) -> int:
+        return self.stages.levels.get(node_of(name), 1)
+
+    def _kept(self, f: Fragment, value: tf.Tensor, k: int) -> tf.Tensor:
+        return tf.where(self.parts.is_used(f, k), value, tf.zeros_like(value)) if self.parts.sizes else value
+
+    def _noted(
+        self,
+        f: Fragment,
+        name: str,
+        kind: JoinKind,
+        local: tf.Tensor,
+        total: tf.Tensor | None,
+        result: tf.Tensor,
+        level: int = 1,
+    ) -> str:
+        self._note(
+            Join(
+                name=name, kind=kind, local=(f.name(local),), result=(f.name(result),),
+                weight=None if total is None else f.name(total), level=level, dtype=local.dtype, shape=local.shape,
+                weight_dtype=None if total is None else total.dtype,
+            )
+        )  # fmt: skip
+        return f.name(result)
+
+    # -- state -----------------------------------------------------------------------------------------------------
+
+    def join_state(self, changes: Sequence[StateChange]) -> None:
+        """Combines what the compute part writes, as the variable declares it."""
+        for change in changes:
+            combined = self._combine(change, self._aggregation(change))
+            write = self.editor[change.write]
+            placeholder = node_of(write.input[1])
+            self.editor.set_inputs(change.write, [write.input[0], combined, *write.input[2:]])
+            self.editor.remove([placeholder])
+
+    @staticmethod
+    def _aggregation(change: StateChange) -> Aggregation:
+        variable = change.variable
+        if variable.aggregation is not Aggregation.NONE:
+            return variable.aggregation
+        return Aggregation.MEAN if variable.dtype.is_floating else Aggregation.ONLY_FIRST_REPLICA
+
+    def _combine(self, change: StateChange, aggregation: Aggregation) -> str:
+        variable, name = change.variable, f"state/{change.variable.handle}/joined"
+        with fragment(self.editor, name) as f:
+            before = f.input(change.before, variable.dtype, variable.shape)
+            after = [f.input(self.parts.named(change.after, k), variable.dtype, variable.shape) for k in range(self.count)]
+            total = None
+            if aggregation is Aggregation.MEAN:
+                local, total = self._weighted_sum(f, after, Examples(), variable.dtype)
+                # Where no replica has examples the variable stays as it is.
+                result = tf.where(total > 0, tf.math.divide_no_nan(local, total), before)
+            elif aggregation is Aggregation.SUM:
+                local = self._sum_of_added(f, change, before, after)
+                result = local
+            else:
+                first = self.context.worker == 0
+                local = tf.identity(after[0]) if first else tf.zeros_like(after[0])
+                result = local
+        joined = self._noted(f, name, JoinKind.STATE, local, total, result, self._level(change.after))
+        if aggregation is not Aggregation.SUM:
+            return joined
+        with fragment(self.editor, f"{name}/added") as g:
+            whole = g.input(change.before, variable.dtype, variable.shape) + g.input(joined, variable.dtype, variable.shape)
+        return g.name(whole)
+
+    def _sum_of_added(
+        self, f: Fragment, change: StateChange, before: tf.Tensor, after: Sequence[tf.Tensor]
+    ) -> tf.Tensor:
+        variable = change.variable
+        if change.added is None:
+            added = [a - before for a in after]
+        else:
+            added = [
+                f.input(self.parts.named(change.added, k), variable.dtype, variable.shape) for k in range(self.count)
+            ]
+        kept = [self._kept(f, a, k) for k, a in enumerate(added)]
+        return tf.add_n(kept)
+
+    # -- outputs ---------------------------------------------------------------------------------------------------
+
+    def join_outputs(self) -> list[str]:
+        """The step's outputs as the script expects them: joined over the local replicas, scalars over all workers."""
+        return [
+            self._join_output(position, name) if node_of(name) in self.varying else name
+            for position, name in enumerate(self.item.outputs)
+        ]
+
+    def _join_output(self, position: int, name: str) -> str:
+        kind, spec = self.flows.kind(name), self.item.spec_of(name)
+        if isinstance(kind, PerExample):
+            return self._concatenated(position, name, kind.axis)
+        if isinstance(kind, Unknown):
+            kind = self._guess(name, kind)
+        if not isinstance(kind, Mean | Sum):
+            return name
+        if self.context.joins_outputs and spec.shape.rank == 0:
+            return self._join_value(f"output/{position}", JoinKind.STATE, name, kind)
+        if self.count == 1:
+            return name
+        with fragment(self.editor, f"output/{position}") as f:
+            values = [self.parts.tensor(f, name, k) for k in range(self.count)]
+            local, total = self._weighted_sum(f, values, kind.weight if isinstance(kind, Mean) else None, spec.dtype)
+            result = local if total is None else tf.math.divide_no_nan(local, total)
+        return f.name(result)
+
+    def _guess(self, name: str, kind: Unknown) -> Kind:
+        """What is done with an output of unknown kind: float scalars are averaged, the rest is the first replica's."""
+        spec = self.item.spec_of(name)
+        averaged = spec.dtype.is_floating and spec.shape.rank == 0
+        how = "averaged over the replicas" if averaged else "taken from the first replica"
+        log.warning("output %s is %s: it is not known how it depends on the batch (%s).", name, how, kind.reason)
+        return Mean(Examples()) if averaged else Replicated()
+
+    def _concatenated(self, position: int, name: str, axis: int) -> str:
+        with fragment(self.editor, f"output/{position}") as f:
+            values = [self.parts.tensor(f, name, k) for k in range(self.count)]
+            if self.parts.sizes is not None:
+                values = [self._true_rows(f, v, axis, k) for k, v in enumerate(values)]
+            whole = tf.concat(values, axis) if len(values) > 1 else values[0]
+        return f.name(whole)
+
+    def _true_rows(self, f: Fragment, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
+        """No rows, where the replica has no examples and computed on a row that is not its own."""
+        rows = tf.shape(value, out_type=tf.int64)[axis] * tf.cast(self.parts.is_used(f, k), tf.int64)
+        length = [rows if a == axis else tf.constant(-1, tf.int64) for a in range(value.shape.rank)]
+        return tf.slice(value, [0] * value.shape.rank, tf.stack(length))
+
+    # -- checks ----------------------------------------------------------------------------------------------------
+
+    def _require_even_parts(self) -> None:
+        """Stops a step whose replicas have different numbers of examples."""
+        if self.checks or self.parts.sizes is None:
+            return
+        with fragment(self.editor, "even_parts") as f:
+            sizes = [self.parts.size(f, k, tf.float64) for k in range(self.count)]
+            moments = tf.stack([tf.add_n(sizes), tf.add_n([s * s for s in sizes])])
+            result = tf.identity(moments)
+        joined = self._noted(f, "even_parts", JoinKind.STATE, moments, None, result)
+        with fragment(self.editor, "even_parts/check") as g:
+            total = g.input(joined, tf.float64, [2])
+            check = tf.debugging.Assert(
+                tf.equal(len(self.context.replicas) * total[1], total[0] * total[0]),
+                ["the replicas have different numbers of examples, and it is not known how the loss depends on them"],
+            )
+        self.checks.append(g.name(check))

@@ -1,0 +1,64 @@
+"""The order of the kernels, and what watches them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pathlib
+import time
+from dataclasses import dataclass, field
+
+from autodist.graph.item import GraphItem
+from autodist.kernels.all_reduce import ReduceByShuffle
+from autodist.kernels.base import Context, Kernel, run_pipeline
+from autodist.kernels.bundles import SplitBundles
+from autodist.kernels.place import Place
+from autodist.kernels.prune import Prune
+from autodist.kernels.replicate import Replicate
+from autodist.kernels.rows import GatherRows, SumRepeatedRows
+
+log = logging.getLogger("autodist")
+
+DUMP_VARIABLE = "AUTODIST_DUMP"
+"""Environment variable that names a folder; the graph after each kernel is written there, for TensorBoard."""
+
+# Bundles are split before gradients are told from updates; rows are summed where they are written, before the scatter
+# is moved to a parameter server; what is joined between workers exists only once the step is replicated.
+KERNELS: tuple[Kernel, ...] = (
+    SplitBundles(),
+    GatherRows(),
+    SumRepeatedRows(),
+    Replicate(),
+    ReduceByShuffle(),
+    Prune(),
+    Place(),
+)
+
+
+@dataclass
+class Watch:
+    """Dumps the graph after each kernel where the environment asks for it, and logs how long each took."""
+
+    name: str
+    worker: int
+    folder: str | None = field(default_factory=lambda: os.environ.get(DUMP_VARIABLE))
+    _count: int = 0
+    _since: float = field(default_factory=time.perf_counter)
+
+    def __call__(self, kernel: str, item: GraphItem) -> None:
+        log.debug("%s: %s, %d nodes, %.3f s", self.name, kernel, len(item.graph_def.node), time.perf_counter() - self._since)
+        if self.folder:
+            folder = pathlib.Path(self.folder) / self.name / f"worker_{self.worker}"
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{self._count}_{kernel}.pb").write_bytes(item.graph_def.SerializeToString())
+        self._count += 1
+        self._since = time.perf_counter()
+
+
+def rewrite(item: GraphItem, context: Context, name: str = "step") -> GraphItem:
+    """The step as one worker runs it.
+
+    Raises:
+        StrategyError, RewriteError: if it cannot be rewritten as the strategy says.
+    """
+    return run_pipeline(KERNELS, item, context, Watch(name, context.worker))

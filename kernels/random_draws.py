@@ -1,0 +1,57 @@
+"""Each replica draws other random numbers, while the stored state of every generator stays alike everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.fragment import fragment
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+
+STRIDE = 1_000_003
+"""Distance between the seeds of neighbouring replicas; a prime, so that it does not fall in with other strides."""
+
+
+def reads_to_offset(editor: GraphEditor, item: GraphItem) -> list[tuple[str, str]]:
+    """Inputs (consumer, tensor) that draw from a generator's state, without those that advance the state."""
+    found = []
+    for variable in item.variables:
+        if not variable.is_seed:
+            continue
+        touching = sorted(editor.consumers(variable.handle))
+        writes = [name for name in touching if editor[name].op.startswith("Assign")]
+        advancing = editor.ancestors(writes, control=False) | set(writes)
+        for read in touching:
+            if editor[read].op == "ReadVariableOp":
+                found += [
+                    (consumer, tensor(read))
+                    for consumer in sorted(editor.consumers(read))
+                    if consumer not in advancing and _takes(editor, consumer, read)
+                ]
+    return found
+
+
+def _takes(editor: GraphEditor, consumer: str, source: str) -> bool:
+    return any(not is_control(i) and node_of(i) == source for i in editor[consumer].input)
+
+
+def draw_apart(editor: GraphEditor, reads: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
+    """Adds to each read a constant that is then multiplied by the replica's index.
+
+    Returns:
+        The constants' names, and the names of all nodes that were added.
+    """
+    constants, added = [], []
+    for k, (consumer, read) in enumerate(reads):
+        dtype = tf.as_dtype(editor[node_of(read)].attr["dtype"].type)
+        with fragment(editor, f"draw_apart/{k}") as f:
+            offset = tf.constant([STRIDE], tf.int64)
+            state = f.input(read, dtype, [None])
+            drawn = state + tf.pad(tf.cast(offset, dtype), [[0, tf.size(state) - 1]])
+        editor.rewire(read, f.name(drawn), [consumer])
+        constants.append(node_of(f.name(offset)))
+        added += f.made
+    return constants, added

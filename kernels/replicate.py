@@ -1,0 +1,131 @@
+"""Replicate: one copy of the compute part for each replica of this worker, joined where the rest of the step reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of
+from autodist.graph.propagation import Propagation, propagate
+from autodist.graph.stages import Stages, find_stages
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.joins import Joiner
+from autodist.kernels.random_draws import STRIDE, draw_apart, reads_to_offset
+from autodist.kernels.split_batch import split_batch
+from autodist.kernels.state_writes import take_state_writes
+from autodist.kernels.varying import RANDOM, find_varying
+
+
+@dataclass(frozen=True)
+class Replicate(Kernel):
+    """Clones what differs between replicas, splits the batch, and sums over the local replicas.
+
+    The first local replica is the captured graph itself; another one's nodes stand under `replica_k/`, where k is the
+    position among this worker's replicas. What no batch, weight or random draw reaches is computed once for all. What
+    has to be combined with other workers is noted in `GraphItem.joins`.
+
+        x → f → g → update      becomes      x[:n] → f → g   ┐
+                                             x[n:] → f'→ g'  ┴ add → update
+    """
+
+    name: ClassVar[str] = "replicate"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if context.is_alone:
+            return item
+        return _Replication(item, context).run()
+
+
+class _Replication:
+    """The work of one `Replicate.apply`, in the order of `run`."""
+
+    def __init__(self, item: GraphItem, context: Context) -> None:
+        self.item, self.context = item, context
+        self.stages: Stages = find_stages(item)
+        axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
+        self.flows: Propagation = propagate(item.graph_def, axes, lambda name: item.spec_of(name).shape)
+        self.editor = GraphEditor(item.graph_def)
+        self.captured_seeds = {n.name: n.attr["seed2"].i for n in item.graph_def.node if n.op in RANDOM}
+
+    def run(self) -> GraphItem:
+        self._free_constants()
+        seeds = reads_to_offset(self.editor, self.item)
+        varying = self._find_varying([node for node, _ in seeds])
+        changes = take_state_writes(self.editor, self.item, self.stages, varying)
+        varying |= {node_of(c.after) for c in changes}
+        offsets, added = draw_apart(self.editor, seeds)
+        varying.update(added)
+        clones = self._clone(frozenset(varying) - set(map(node_of, self.item.inputs)))
+        self._vary_draws(clones, offsets)
+        parts = split_batch(self.editor, self.item, clones)
+        self._order_after_all(clones)
+        joiner = Joiner(self.editor, self.item, self.context, self.stages, self.flows, parts, frozenset(varying))
+        joiner.weigh_losses()
+        joiner.join_gradients()
+        joiner.join_boundary()
+        joiner.join_state(changes)
+        outputs = joiner.join_outputs()
+        written = {w for w in self.stages.state_writes if w in varying}
+        targets = [*self._targets(clones, written), *(c.write for c in changes), *joiner.checks]
+        return replace(
+            self.item,
+            graph_def=self.editor.to_graph_def(),
+            outputs=tuple(outputs),
+            targets=tuple(dict.fromkeys(targets)),
+            inputs={**self.item.inputs, **parts.given},
+            joins=tuple(joiner.joins),
+        )
+
+    def _free_constants(self) -> None:
+        """Constants wait for nothing, or the replicas that share one would wait for each other."""
+        if any(node.op == "Enter" for node in self.editor):
+            return  # a control input tells in which frame of a v1 loop a constant stands
+        for node in self.editor:
+            if node.op == "Const" and node.input:
+                self.editor.set_inputs(node.name, [])
+
+    def _find_varying(self, seed_readers: list[str]) -> set[str]:
+        batch = [node_of(name) for name, axis in self.item.inputs.items() if axis is not None]
+        calls = [self.item.gradient_calls[k].seed for k in {g.call for g in self.stages.gradients}]
+        return set(find_varying(self.item.graph_def, [*batch, *calls, *seed_readers], self.stages.once))
+
+    def _clone(self, varying: frozenset[str]) -> list[dict[str, str]]:
+        """For each local replica what its copies are called; the first one's keep their names."""
+        names = [name for name in self.editor.names if name in varying]
+        count = len(self.context.local_replicas)
+        return [{name: name for name in names}] + [
+            self.editor.clone(names, f"replica_{k}/") for k in range(1, count)
+        ]
+
+    def _vary_draws(self, clones: list[dict[str, str]], offsets: list[str]) -> None:
+        for renamed, replica in zip(clones, self.context.local_replicas, strict=True):
+            for name in offsets:
+                self.editor[renamed[name]].attr["value"].tensor.int64_val[0] *= replica
+            for name, copy in renamed.items():
+                node = self.editor[name]
+                if node.op in RANDOM and (node.attr["seed"].i or node.attr["seed2"].i):
+                    seed = self.captured_seeds[name] + replica * STRIDE
+                    self.editor[copy].attr["seed2"].i = seed % 2**31
+
+    def _order_after_all(self, clones: list[dict[str, str]]) -> None:
+        """What was ordered after a node that has copies is ordered after each of them."""
+        copied = set(clones[0])
+        mine = set().union(*(set(renamed.values()) for renamed in clones))
+        for node in self.editor:
+            if node.name in mine:
+                continue
+            more = [renamed[node_of(i)] for i in node.input if is_control(i) and node_of(i) in copied for renamed in clones[1:]]
+            if more:
+                self.editor.add_control(node.name, more)
+
+    def _targets(self, clones: list[dict[str, str]], written: set[str]) -> list[str]:
+        """The captured targets in every replica; writes that became values are no longer targets."""
+        return [
+            renamed.get(name, name)
+            for name in self.item.targets
+            if name not in written
+            for renamed in clones[: len(clones) if name in clones[0] else 1]
+        ]
+

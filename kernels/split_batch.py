@@ -1,0 +1,64 @@
+"""The batch that is fed to a worker is split over its replicas, each of which sees rows that follow one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.fragment import fragment
+from autodist.graph.item import EXAMPLES, GraphItem
+from autodist.graph.names import node_of, tensor
+from autodist.kernels.weights import Parts
+
+Clones = Sequence[Mapping[str, str]]
+
+
+def split_batch(editor: GraphEditor, item: GraphItem, clones: Clones) -> Parts:
+    """Gives every local replica its part of each batch input; the first `examples % replicas` parts are one longer."""
+
+    def named(name: str, k: int) -> str:
+        node = node_of(name)
+        return tensor(name).replace(node, clones[k].get(node, node), 1)
+
+    axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
+    if not axes:
+        return Parts(None, named, item.spec_of)
+    node = NodeDef(name=node_of(EXAMPLES), op="Placeholder")
+    node.attr["dtype"].type = tf.int64.as_datatype_enum
+    node.attr["shape"].shape.SetInParent()
+    editor.add(node)
+    if len(clones) == 1:
+        return Parts((EXAMPLES,), named, item.spec_of)
+    sizes = _slice_inputs(editor, item, axes, clones)
+    return Parts(sizes, named, item.spec_of)
+
+
+def _slice_inputs(editor: GraphEditor, item: GraphItem, axes: Mapping[str, int], clones: Clones) -> tuple[str, ...]:
+    count = len(clones)
+    captured = clones[0]
+    consumers = {name: [c for c in editor.consumers(node_of(name)) if c in captured] for name in axes}
+    parts: dict[tuple[str, int], tf.Tensor] = {}
+    with fragment(editor, "split_batch") as f:
+        examples = f.input(EXAMPLES, tf.int64, [])
+        share, rest = examples // count, examples % count
+        sizes = [share + tf.cast(k < rest, tf.int64) for k in range(count)]
+        starts = [k * share + tf.minimum(tf.constant(k, tf.int64), rest) for k in range(count)]
+        for name, axis in axes.items():
+            spec = item.spec_of(name)
+            whole = f.input(name, spec.dtype, spec.shape)
+            for k in range(count):
+                parts[name, k] = _rows(whole, axis, starts[k], sizes[k])
+    for (name, k), part in parts.items():
+        editor.rewire(name, f.name(part), [clones[k][c] for c in consumers[name]])
+    return tuple(f.name(size) for size in sizes)
+
+
+def _rows(whole: tf.Tensor, axis: int, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """`size` rows from `start`; where there are none, one row that is there all the same."""
+    rank = whole.shape.rank
+    begin = tf.minimum(start, tf.shape(whole, out_type=tf.int64)[axis] - 1)
+    at = [begin if a == axis else tf.constant(0, tf.int64) for a in range(rank)]
+    length = [tf.maximum(size, 1) if a == axis else tf.constant(-1, tf.int64) for a in range(rank)]
+    return tf.slice(whole, tf.stack(at), tf.stack(length))

@@ -1,0 +1,149 @@
+"""Writes that the compute part makes itself (batch-norm averages, metrics) become values that replicas hand over."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.item import GraphItem, Variable
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.stages import Stages
+
+_ARITHMETIC = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
+_ADDITIONS = ("AddV2", "Add")
+
+
+@dataclass(frozen=True)
+class StateChange:
+    """What the compute part does to one variable in a step.
+
+    Attributes:
+        variable: that it writes.
+        before: tensor with the value that the step found.
+        after: tensor with the value that a replica leaves.
+        added: tensor that a replica added to the value, where the write was an addition; exact where `after - before`
+            would be rounded.
+        write: the node that writes the combined value; its value is still to be given.
+    """
+
+    variable: Variable
+    before: str
+    after: str
+    added: str | None
+    write: str
+
+
+def take_state_writes(
+    editor: GraphEditor, item: GraphItem, stages: Stages, varying: Collection[str]
+) -> list[StateChange]:
+    """Turns the compute part's writes of what differs between replicas into arithmetic, one write for each variable.
+
+        v.assign(f(v, x)); y = g(v)      becomes      v1 = f(v, x); y = g(v1); and once, at the end, v.assign(combined)
+
+    Raises:
+        RewriteError: if such a write is of a kind that cannot be combined.
+    """
+    by_variable: dict[str, list[str]] = {}
+    for write in stages.state_writes:
+        for handle in stages.effects[write].writes:
+            by_variable.setdefault(handle, []).append(write)
+    changes = []
+    for handle, writes in by_variable.items():
+        if any(w in varying for w in writes):
+            changes.append(_take(editor, item, stages, handle, writes))
+    return changes
+
+
+def _take(editor: GraphEditor, item: GraphItem, stages: Stages, handle: str, writes: list[str]) -> StateChange:
+    variable = item.by_handle[handle]
+    for write in writes:
+        if editor[write].op not in ("AssignVariableOp", *_ARITHMETIC):
+            raise RewriteError(
+                f"the step writes {variable.name} by {editor[write].op} ({write}) outside any optimizer's update, with values "
+                "that differ between replicas; only assign, assign_add and assign_sub can be combined. Write the whole "
+                "variable by one of these."
+            )
+    before = _read(editor, variable)
+    write = _write(editor, variable, [i for w in writes for i in editor[w].input if is_control(i)])
+    added = _addend(editor, item, variable, writes)
+    _reads_become_values(editor, stages, handle, before, set(writes), write)
+    for w in writes:
+        earlier = [e for e in stages.writes_before(w, handle) if e in writes and e != w]
+        _become_value(editor, editor[w], tensor(max(earlier, key=stages.order.__getitem__)) if earlier else before)
+        outside = [c for c in editor.consumers(w) if c in stages.once or c == write]
+        editor.replace_control(w, [write], outside)
+    return StateChange(variable, before, tensor(writes[-1]), added, write)
+
+
+def _read(editor: GraphEditor, variable: Variable) -> str:
+    node = NodeDef(name=f"autodist/state/{variable.handle}/before", op="ReadVariableOp", input=[variable.handle])
+    node.attr["dtype"].type = variable.dtype.as_datatype_enum
+    return tensor(editor.add(node))
+
+
+def _write(editor: GraphEditor, variable: Variable, control: list[str]) -> str:
+    """The one write; its value is a placeholder's until the combined one is known."""
+    value = NodeDef(name=f"autodist/state/{variable.handle}/combined", op="Placeholder")
+    value.attr["dtype"].type = variable.dtype.as_datatype_enum
+    editor.add(value)
+    node = NodeDef(name=f"autodist/state/{variable.handle}/write", op="AssignVariableOp")
+    node.attr["dtype"].type = variable.dtype.as_datatype_enum
+    read = f"^autodist/state/{variable.handle}/before"
+    node.input[:] = [variable.handle, value.name, *dict.fromkeys([*control, read])]
+    return editor.add(node)
+
+
+def _addend(editor: GraphEditor, item: GraphItem, variable: Variable, writes: list[str]) -> str | None:
+    """What the only write adds to the variable, if it adds."""
+    if len(writes) != 1:
+        return None
+    node = editor[writes[0]]
+    if node.op == "AssignAddVariableOp":
+        return tensor(node.input[1])
+    value = editor[node_of(node.input[1])]
+    if node.op != "AssignVariableOp" or value.op not in _ADDITIONS:
+        return None
+    for mine, other in ((0, 1), (1, 0)):
+        source = editor[node_of(value.input[mine])]
+        if source.op == "ReadVariableOp" and node_of(source.input[0]) == variable.handle:
+            added = tensor(value.input[other])
+            return added if item.spec_of(added).shape == tf.TensorShape(variable.shape) else None
+    return None
+
+
+def _reads_become_values(
+    editor: GraphEditor, stages: Stages, handle: str, before: str, writes: set[str], final: str
+) -> None:
+    for name, effect in stages.effects.items():
+        if handle not in effect.reads or name in writes or name in stages.once or name not in editor:
+            continue
+        earlier = [w for w in stages.writes_before(name, handle) if w in writes]
+        node = editor[name]
+        if not earlier:
+            editor.add_control(final, [name])
+        elif node.op != "ReadVariableOp":
+            raise RewriteError(
+                f"{name} ({node.op}) reads {handle} after the step wrote it outside any optimizer's update; only a plain read "
+                "can follow such a write within the compute part. Read the variable as a whole before using it."
+            )
+        else:
+            current = max(earlier, key=stages.order.__getitem__)
+            node.op = "Identity"
+            dtype = node.attr["dtype"].type
+            node.attr.clear()
+            node.attr["T"].type = dtype
+            editor.set_inputs(name, [tensor(current)])
+
+
+def _become_value(editor: GraphEditor, node: NodeDef, current: str) -> None:
+    dtype = node.attr["dtype"].type
+    value = node.input[1]
+    arithmetic = _ARITHMETIC.get(node.op)
+    node.op = arithmetic or "Identity"
+    node.attr.clear()
+    node.attr["T"].type = dtype
+    editor.set_inputs(node.name, [current, value] if arithmetic else [value])

@@ -1,0 +1,69 @@
+"""How much each replica's part of the batch counts, and what a captured tensor's kind says about joining it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.graph.fragment import Fragment
+from autodist.graph.item import EXAMPLES
+from autodist.graph.propagation import Elements, Examples, Scalar, Total, Weight
+
+Named = Callable[[str, int], str]
+"""The name of a captured tensor in the i-th local replica."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of a batch that this worker's replicas have.
+
+    Attributes:
+        sizes: per local replica, the tensor with its number of examples (int64 scalar); None where there is no batch.
+        named: name of a captured tensor in a local replica.
+        spec_of: shape and dtype of a captured tensor.
+    """
+
+    sizes: Sequence[str] | None
+    named: Named
+    spec_of: Callable[[str], tf.TensorSpec]
+
+    @property
+    def given(self) -> dict[str, int | None]:
+        """Inputs that the split step has beside the captured ones."""
+        return {EXAMPLES: None} if self.sizes is not None else {}
+
+    def size(self, f: Fragment, k: int, dtype: tf.DType) -> tf.Tensor:
+        """Number of examples of local replica `k`; 1 where there is no batch."""
+        if self.sizes is None:
+            return tf.constant(1, dtype)
+        return tf.cast(f.input(self.sizes[k], tf.int64, []), dtype)
+
+    def is_used(self, f: Fragment, k: int) -> tf.Tensor:
+        """Whether local replica `k` has examples."""
+        return self.size(f, k, tf.int64) > 0
+
+    def weight(self, f: Fragment, weight: Weight, k: int, dtype: tf.DType) -> tf.Tensor:
+        """The weight of local replica `k`, 0 if it has no examples."""
+        value = self._value(f, weight, k, dtype)
+        if self.sizes is None or isinstance(weight, Examples):
+            return value
+        return tf.where(self.is_used(f, k), value, tf.zeros([], dtype))
+
+    def tensor(self, f: Fragment, name: str, k: int) -> tf.Tensor:
+        """The captured tensor `name` as local replica `k` has it."""
+        spec = self.spec_of(name)
+        return f.input(self.named(name, k), spec.dtype, spec.shape)
+
+    def _value(self, f: Fragment, weight: Weight, k: int, dtype: tf.DType) -> tf.Tensor:
+        match weight:
+            case Examples():
+                return self.size(f, k, dtype)
+            case Elements(tensor):
+                return tf.cast(tf.size(self.tensor(f, tensor, k), out_type=tf.int64), dtype)
+            case Scalar(tensor):
+                return tf.reshape(tf.cast(self.tensor(f, tensor, k), dtype), [])
+            case Total(tensor, factor):
+                value = tf.reshape(tf.cast(self.tensor(f, tensor, k), dtype), [])
+                return value * self._value(f, factor, k, dtype)

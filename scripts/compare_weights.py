@@ -1,0 +1,76 @@
+#!/usr/bin/env python3
+"""Prints how far the weights of two training runs lie apart.
+
+    python scripts/compare_weights.py alone.npz many.npz
+
+Each file holds one array for each variable, under its name (`numpy.savez`). The relative difference of a variable is
+the largest |a - b| divided by the largest |a|, where a is its value in the first file and b in the second; 0 where both
+are zero everywhere. What is printed is the largest over all variables, and which one has it.
+
+Ends with 1 if that is more than --at-most allows, if a value is not finite, or if the files hold different variables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+Weights = Mapping[str, NDArray[np.generic]]
+
+
+class DifferentVariablesError(ValueError):
+    """The two files do not hold the same variables."""
+
+
+def relative_difference(first: NDArray[np.generic], second: NDArray[np.generic]) -> float:
+    """The largest |first - second| divided by the largest |first|; infinite if a value of either is not finite."""
+    a, b = first.astype(np.float64), second.astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.inf
+    difference, size = np.abs(a - b).max(initial=0.0), np.abs(a).max(initial=0.0)
+    if difference == 0:
+        return 0.0
+    return float(difference / size) if size else math.inf
+
+
+def largest_difference(first: Weights, second: Weights) -> tuple[str, float]:
+    """The variable that differs most between two runs, and its relative difference.
+
+    Raises:
+        DifferentVariablesError: names or shapes are not the same in both, or there are none.
+    """
+    for name in sorted({*first, *second}):
+        if name not in first or name not in second:
+            raise DifferentVariablesError(f"{name} is only in the {'second' if name not in first else 'first'} file")
+        if first[name].shape != second[name].shape:
+            raise DifferentVariablesError(f"{name} has the shapes {first[name].shape} and {second[name].shape}")
+    if not first:
+        raise DifferentVariablesError("the files hold no variables")
+    differences = {name: relative_difference(first[name], second[name]) for name in first}
+    name = max(differences, key=differences.__getitem__)
+    return name, differences[name]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Print how far the weights of two training runs lie apart.")
+    parser.add_argument("first", help="an .npz file, the reference")
+    parser.add_argument("second", help="an .npz file")
+    parser.add_argument("--at-most", type=float, default=math.inf, help="the largest difference that is no failure")
+    arguments = parser.parse_args()
+    with np.load(arguments.first) as first, np.load(arguments.second) as second:
+        try:
+            name, difference = largest_difference(dict(first), dict(second))
+        except DifferentVariablesError as error:
+            sys.exit(f"error: {error}; give the weights of two runs of the same script")
+    print(f"largest relative difference of any weight: {difference:.1e} ({name}, of {len(first.files)} variables)")
+    if not difference <= arguments.at_most:
+        sys.exit(f"error: that is more than {arguments.at_most:g}: the two runs did not train the same")
+
+
+if __name__ == "__main__":
+    main()

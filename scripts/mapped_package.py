@@ -1,0 +1,33 @@
+#!/usr/bin/env python3
+"""Makes build/mapped/autodist: the package as it is installed, of links to the folders at the top.
+
+    python scripts/mapped_package.py
+
+Tools that read files and import nothing (mypy, import-linter) do not see that an installed `autodist.strategies` is the
+folder `strategies`. They are pointed at build/mapped instead, where it is. The links are made anew at each call.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import runpy
+import shutil
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+# The file that says which folders are mapped is the one that installs them.
+FOLDERS: tuple[str, ...] = runpy.run_path(str(ROOT / "setup.py"))["FOLDERS"]
+
+
+def make_mapped_package(target: pathlib.Path) -> None:
+    """Makes `target`/autodist, in place of what is there."""
+    package = target / "autodist"
+    if package.exists():
+        shutil.rmtree(package)  # removes links, not what they point to
+    package.mkdir(parents=True)
+    inside = [path for path in (ROOT / "autodist").iterdir() if path.name != "__pycache__"]
+    for source in [*inside, *(ROOT / folder for folder in FOLDERS)]:
+        (package / source.name).symlink_to(source)
+
+
+if __name__ == "__main__":
+    make_mapped_package(ROOT / "build" / "mapped")

@@ -1,0 +1,107 @@
+"""Maps the folders at the top into the package and compiles the protos at build time; all else is in pyproject.toml."""
+
+from __future__ import annotations
+
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+from setuptools import Command, find_packages, setup
+from setuptools.command.build import build
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+# They stand at the top because they are what people extend; `strategies` is imported as `autodist.strategies`.
+FOLDERS = ("strategies", "kernels", "proto")
+
+
+def all_packages() -> list[str]:
+    """Every folder that has an `__init__.py`, by the name under which it is imported."""
+    packages = find_packages(str(HERE), include=["autodist", "autodist.*"])
+    for folder in FOLDERS:
+        inside = find_packages(str(HERE / folder))
+        packages += [f"autodist.{folder}", *(f"autodist.{folder}.{name}" for name in inside)]
+    return packages
+
+
+def compile_protos(target: pathlib.Path) -> None:
+    """Writes `X_pb2.py` and its types `X_pb2.pyi` for each `proto/X.proto` into the folder `target`.
+
+    The compiler is that of the lowest protobuf which TensorFlow allows (pyproject.toml pins it), because generated code
+    is refused by every runtime that is older than its compiler.
+    """
+    protos = sorted(path.name for path in (HERE / "proto").glob("*.proto"))
+    with tempfile.TemporaryDirectory() as made:
+        # `-Iautodist/proto=proto` gives the files the names under which they are imported.
+        outputs = [f"--python_out={made}", f"--pyi_out={made}"]
+        command = [sys.executable, "-m", "grpc_tools.protoc", "-Iautodist/proto=proto", *outputs]
+        subprocess.run([*command, *(f"proto/{name}" for name in protos)], cwd=HERE, check=True)
+        for old in target.glob("*_pb2.py*"):
+            old.unlink()
+        for path in sorted((pathlib.Path(made) / "autodist" / "proto").iterdir()):
+            (target / path.name).write_bytes(path.read_bytes())
+
+
+class BuildProtos(Command):
+    """A step of `build`, after the Python files are collected.
+
+    It is no subclass of `build_py`: setuptools turns a failure of a changed `build_py` into a warning when it installs
+    in editable mode.
+    """
+
+    description = "compile proto/*.proto"
+    user_options: list[tuple[str, str | None, str]] = []  # noqa: RUF012 (setuptools reads it from the class)
+
+    build_lib: str | None
+    editable_mode: bool
+
+    def initialize_options(self) -> None:
+        self.build_lib, self.editable_mode = None, False
+
+    def finalize_options(self) -> None:
+        self.set_undefined_options("build_py", ("build_lib", "build_lib"))
+
+    def run(self) -> None:
+        target = HERE / "proto" if self.editable_mode else self._built
+        target.mkdir(parents=True, exist_ok=True)
+        compile_protos(target)
+
+    def get_source_files(self) -> list[str]:
+        return [f"proto/{path.name}" for path in sorted((HERE / "proto").glob("*.proto"))]
+
+    def get_outputs(self) -> list[str]:
+        return [str(self._built / name) for name in self._made()]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        """Where each output comes from in editable mode, where it stays beside its source."""
+        return {str(self._built / name): f"proto/{name}" for name in self._made()} if self.editable_mode else {}
+
+    @property
+    def _built(self) -> pathlib.Path:
+        assert self.build_lib is not None, "set by finalize_options"
+        return pathlib.Path(self.build_lib) / "autodist" / "proto"
+
+    @staticmethod
+    def _made() -> list[str]:
+        stems = sorted(path.stem for path in (HERE / "proto").glob("*.proto"))
+        return [f"{stem}_pb2{suffix}" for stem in stems for suffix in (".py", ".pyi")]
+
+
+class BuildWithProtos(build):
+    """The build of setuptools, and the protos."""
+
+    sub_commands = [*build.sub_commands, ("build_protos", None)]  # noqa: RUF012 (as in setuptools)
+
+
+if __name__ == "__main__":
+    setup(
+        packages=all_packages(),
+        package_dir={f"autodist.{folder}": folder for folder in FOLDERS},
+        package_data={
+            "autodist": ["py.typed"],
+            "autodist.strategies": ["presets/*.yml"],
+            "autodist.proto": ["*.proto"],
+        },
+        cmdclass={"build": BuildWithProtos, "build_protos": BuildProtos},
+    )

@@ -1,0 +1,98 @@
+"""Builders' options: told from a class's fields or constructor, and checked against their types."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+
+from autodist.errors import StrategyError
+
+
+def option_types(maker: type) -> dict[str, Any]:
+    """Name and type of each option that a class takes; Any where its constructor names no type."""
+    hints = _hints(maker if dataclasses.is_dataclass(maker) else inspect.getattr_static(maker, "__init__"))
+    return {parameter.name: hints.get(parameter.name, Any) for parameter in _named_parameters(maker)}
+
+
+def takes_any_option(maker: type) -> bool:
+    """Whether a class's constructor ends in **options."""
+    parameters = inspect.signature(maker).parameters.values()
+    return any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+
+
+def missing_options(maker: type, given: Mapping[str, Any]) -> list[str]:
+    """Options that a class needs and that are not given."""
+    return [
+        parameter.name
+        for parameter in _named_parameters(maker)
+        if parameter.default is inspect.Parameter.empty and parameter.name not in given
+    ]
+
+
+def option_from_yaml(name: str, hint: Any, value: Any) -> Any:
+    """An option's value as the class wants it: a list from YAML becomes a tuple where a tuple is asked for.
+
+    Raises:
+        StrategyError: when type or value is not allowed; the message says what is.
+    """
+    adapter = _adapter(hint)
+    if adapter is None:
+        return value
+    try:
+        return adapter.validate_json(json.dumps(value, default=str), strict=True)
+    except ValidationError as error:
+        raise _refusal(name, value, error) from None
+
+
+def check_options(builder: Any) -> None:
+    """Checks the fields of a dataclass against their types.
+
+    Raises:
+        StrategyError: when type or value of a field is not allowed; the message says what is.
+    """
+    hints = _hints(type(builder))
+    for field in dataclasses.fields(builder):
+        adapter = _adapter(hints.get(field.name, Any))
+        if adapter is None:
+            continue
+        value = getattr(builder, field.name)
+        try:
+            adapter.validate_python(value, strict=True)
+        except ValidationError as error:
+            raise _refusal(field.name, value, error) from None
+
+
+def _named_parameters(maker: type) -> list[inspect.Parameter]:
+    wanted = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [parameter for parameter in inspect.signature(maker).parameters.values() if parameter.kind in wanted]
+
+
+def _hints(source: Any) -> dict[str, Any]:
+    """The annotations of a class or function; none if one names what is imported for type checkers only."""
+    try:
+        return typing.get_type_hints(source, include_extras=True)
+    except NameError:
+        return {}
+
+
+def _adapter(hint: Any) -> TypeAdapter[Any] | None:
+    """What checks a type; None for a type that says nothing of its values, which its builder checks itself."""
+    try:
+        return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
+    except PydanticUserError:
+        return None
+
+
+def _refusal(name: str, value: Any, error: ValidationError) -> StrategyError:
+    wanted = " or ".join(_lower_first(detail["msg"]) for detail in error.errors(include_url=False))
+    return StrategyError(f"{name} is {value!r}, which is not allowed: {wanted}.")
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

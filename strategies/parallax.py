@@ -1,0 +1,45 @@
+"""Parallax: each kind of gradient by what suits it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.strategies.all_reduce import ChunkSize, SpecName, all_reduce_nodes
+from autodist.strategies.base import StrategyBuilder, make_strategy
+from autodist.strategies.ps_load_balancing import load_balanced_nodes
+from autodist.strategies.registry import register
+from autodist.strategies.variables import GraphLike, synced_variables
+
+
+@register
+@dataclass(frozen=True)
+class Parallax(StrategyBuilder):
+    """Dense gradients by all-reduce, sparse ones by parameter servers that share the bytes evenly.
+
+    For models that hold both, such as language models with an embedding: a gather of sparse gradients sends every
+    touched row to every worker, a parameter server to the row's owner alone.
+
+    Cost: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and receives as
+    many; of each sparse variable it sends the rows that it touches once and receives them once, and the owner
+    sends and receives them for the W-1 others.
+
+    Source: S. Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019.
+
+    Attributes:
+        chunk_size: how many dense variables form a group, as in AllReduce.
+        all_reduce_spec: how the dense sums travel. RING and NCCL cannot stand beside parameter servers, so they
+            are refused where the model has a sparse variable.
+    """
+
+    chunk_size: ChunkSize = 128
+    all_reduce_spec: SpecName = "AUTO"
+
+    def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
+        variables = synced_variables(graph_item)
+        dense = [variable for variable in variables if not variable.is_sparse]
+        sparse = [variable for variable in variables if variable.is_sparse]
+        nodes = all_reduce_nodes(dense, self.chunk_size, self.all_reduce_spec)
+        nodes += load_balanced_nodes(sparse, resource_spec)
+        return make_strategy("Parallax", resource_spec, variables, nodes)

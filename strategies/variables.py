@@ -1,0 +1,75 @@
+"""What a builder sees of a captured step: the variables that have a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class VariableLike(Protocol):
+    """The part of graph.Variable that strategies use."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def byte_size(self) -> int: ...
+
+
+class GradientLike(Protocol):
+    """The part of graph.Gradient that strategies use."""
+
+    @property
+    def variable(self) -> str: ...
+
+    @property
+    def is_sparse(self) -> bool: ...
+
+
+class GraphLike(Protocol):
+    """The part of a GraphItem that strategies use, so that a plan can be made and tested without a graph."""
+
+    @property
+    def variables(self) -> Sequence[VariableLike]: ...
+
+    @property
+    def gradients(self) -> Sequence[GradientLike]: ...
+
+
+@dataclass(frozen=True)
+class SyncedVariable:
+    """A variable with a gradient.
+
+    Attributes:
+        name: as in the captured graph.
+        shape: length of each axis.
+        byte_size: of the whole variable.
+        is_sparse: whether only the rows that a step touches have a gradient. A variable that has a dense and a
+            sparse gradient in one step is dense, since all of it travels anyway.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    byte_size: int
+    is_sparse: bool
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of one row, the slice at one index of the first axis."""
+        return self.byte_size // self.shape[0] if self.shape and self.shape[0] else self.byte_size
+
+
+def synced_variables(graph_item: GraphLike) -> tuple[SyncedVariable, ...]:
+    """The variables that have a gradient, each once, in the order of their first gradient."""
+    by_name = {variable.name: variable for variable in graph_item.variables}
+    sparse: dict[str, bool] = {}
+    for gradient in graph_item.gradients:
+        sparse[gradient.variable] = sparse.get(gradient.variable, True) and gradient.is_sparse
+    return tuple(
+        SyncedVariable(name, tuple(by_name[name].shape), by_name[name].byte_size, is_sparse)
+        for name, is_sparse in sparse.items()
+    )

@@ -1,0 +1,273 @@
+"""Several hosts on this machine, each with an SSH server of its own, for tests.
+
+As root a host is a network namespace with an address of its own, and links can be cut; without root it is one of
+127.0.0.2, 127.0.0.3, … with a port of its own. Keys, known_hosts and configuration are made for the test; nothing of
+the user's own SSH setup is read or changed by the servers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin") or "/usr/sbin/sshd"
+_START_LIMIT = 10.0
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host with an SSH server.
+
+    Attributes:
+        number: from 1; the chief's machine is 0 and needs no SSH.
+        address: where the others reach it.
+        port: of its SSH server.
+        group: the name of its SSH group in the YAML.
+    """
+
+    number: int
+    address: str
+    port: int
+    group: str
+
+
+class Hosts(ABC):
+    """A chief's machine and `count` hosts with SSH servers, from `__enter__` to `__exit__`.
+
+    Args:
+        directory: empty, for keys, configuration and logs.
+        count: of hosts beside the chief's machine.
+        environment: variables which workers on the hosts get (`shared_envs`).
+
+    Attributes:
+        chief_address: of the chief's machine.
+        hosts: the others.
+    """
+
+    chief_address: str
+    hosts: tuple[Host, ...]
+
+    def __init__(self, directory: Path, count: int = 2, environment: dict[str, str] | None = None) -> None:
+        self.directory, self._count, self._environment = directory, count, environment or {}
+        self._servers: dict[Host, subprocess.Popen[bytes]] = {}
+        self._undo = contextlib.ExitStack()
+
+    @abstractmethod
+    def chief_command(self, command: list[str]) -> list[str]:
+        """The command that runs `command` on the chief's machine; the process keeps its id."""
+
+    @abstractmethod
+    def cut(self, host: Host) -> None:
+        """Nothing passes between `host` and the other machines from now on, and nobody is told."""
+
+    @abstractmethod
+    def mend(self, host: Host) -> None:
+        """Undoes `cut`."""
+
+    @abstractmethod
+    def _make_hosts(self) -> tuple[Host, ...]: ...
+
+    @abstractmethod
+    def _in_host(self, host: Host, command: list[str]) -> list[str]: ...
+
+    @property
+    def ssh(self) -> dict[str, dict[str, Any]]:
+        """The `ssh` part of the YAML: a group for each host."""
+        return {
+            host.group: {
+                "username": getpass.getuser(),
+                "key_file": str(self.directory / "user_key"),
+                "known_hosts": str(self.directory / "known_hosts"),
+                "port": host.port,
+                "shared_envs": self._environment,
+            }
+            for host in self.hosts
+        }
+
+    def nodes(self, **settings: Any) -> list[dict[str, Any]]:
+        """The `nodes` part of the YAML: the chief's machine and all hosts.
+
+        Args:
+            settings: for every node (`cpus`, `workers`, …).
+        """
+        chief = {"address": self.chief_address, "chief": True, **settings}
+        return [chief, *({"address": host.address, "ssh_config": host.group, **settings} for host in self.hosts)]
+
+    def spec(self, **settings: Any) -> dict[str, Any]:
+        """The whole cluster, as the YAML would hold it."""
+        return {"nodes": self.nodes(**settings), "ssh": self.ssh}
+
+    def __enter__(self) -> Hosts:
+        try:
+            self._make_key("user_key")
+            self._make_key("host_key")
+            if os.geteuid() == 0:
+                Path("/run/sshd").mkdir(exist_ok=True)  # sshd's own empty folder, made when its service starts
+            self.hosts = self._make_hosts()
+            self.trust(self.hosts)
+            for host in self.hosts:
+                self._start_server(host)
+        except BaseException:
+            self._undo.close()
+            raise
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        self._undo.close()
+
+    def trust(self, hosts: tuple[Host, ...]) -> None:
+        """Writes known_hosts so that it holds the keys of exactly these hosts."""
+        kind, key, *_ = (self.directory / "host_key.pub").read_text().split()
+        lines = [f"{_key_name(host)} {kind} {key}\n" for host in hosts]
+        (self.directory / "known_hosts").write_text("".join(lines))
+
+    def _make_key(self, name: str) -> None:
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "test", "-f", str(self.directory / name)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
+
+    def _start_server(self, host: Host) -> None:
+        config = self.directory / f"{host.group}.conf"
+        config.write_text(
+            f"ListenAddress {host.address}\nPort {host.port}\nHostKey {self.directory / 'host_key'}\n"
+            f"AuthorizedKeysFile {self.directory / 'user_key.pub'}\nPidFile none\nUsePAM no\nStrictModes no\n"
+            "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nUseDNS no\n"
+            "AllowTcpForwarding yes\n"
+        )
+        log = self.directory / f"{host.group}.log"
+        command = self._in_host(host, [_SSHD, "-D", "-f", str(config), "-E", str(log)])
+        server = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+        self._servers[host] = server
+        self._undo.callback(_end, server)
+        deadline = time.monotonic() + _START_LIMIT
+        while "Server listening" not in (log.read_text() if log.exists() else ""):
+            assert server.poll() is None, f"sshd ended: {log}"
+            assert time.monotonic() < deadline, f"sshd does not listen: {log}"
+            time.sleep(0.02)
+
+
+class NamespaceHosts(Hosts):
+    """Hosts that are network namespaces, joined by a bridge in one more namespace. Needs root."""
+
+    def __init__(self, directory: Path, count: int = 2, environment: dict[str, str] | None = None) -> None:
+        super().__init__(directory, count, environment)
+        self._tag = "ad" + secrets.token_hex(3)
+        self.chief_address = "10.200.0.1"
+
+    def chief_command(self, command: list[str]) -> list[str]:
+        return self._in_namespace(0, command)
+
+    def cut(self, host: Host) -> None:
+        self._set_link(host, "down")
+
+    def mend(self, host: Host) -> None:
+        self._set_link(host, "up")
+
+    def _make_hosts(self) -> tuple[Host, ...]:
+        switch = self._tag + "-switch"
+        self._add_namespace(switch)
+        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        _ip("-n", switch, "link", "set", "switch", "up")
+        for number in range(self._count + 1):
+            self._plug_in(switch, number)
+        return tuple(
+            Host(number, f"10.200.0.{number + 1}", 22, f"host{number}") for number in range(1, self._count + 1)
+        )
+
+    def _in_host(self, host: Host, command: list[str]) -> list[str]:
+        return self._in_namespace(host.number, command)
+
+    def _in_namespace(self, number: int, command: list[str]) -> list[str]:
+        return ["ip", "netns", "exec", f"{self._tag}-{number}", *command]
+
+    def _add_namespace(self, name: str) -> None:
+        _ip("netns", "add", name)
+        self._undo.callback(_ip, "netns", "delete", name)
+
+    def _plug_in(self, switch: str, number: int) -> None:
+        """Makes one namespace with an interface whose other end is `port<number>` of the bridge."""
+        name = f"{self._tag}-{number}"
+        self._add_namespace(name)
+        _ip("-n", switch, "link", "add", f"port{number}", "type", "veth", "peer", "name", "net0", "netns", name)
+        _ip("-n", switch, "link", "set", f"port{number}", "master", "switch", "up")
+        _ip("-n", name, "address", "add", f"10.200.0.{number + 1}/24", "dev", "net0")
+        _ip("-n", name, "link", "set", "net0", "up")
+        _ip("-n", name, "link", "set", "lo", "up")
+
+    def _set_link(self, host: Host, state: str) -> None:
+        _ip("-n", self._tag + "-switch", "link", "set", f"port{host.number}", state)
+
+
+class LoopbackHosts(Hosts):
+    """Hosts that are addresses of the loopback interface. `cut` freezes the processes that serve their connections."""
+
+    chief_address = "127.0.0.1"
+
+    def chief_command(self, command: list[str]) -> list[str]:
+        return command
+
+    def cut(self, host: Host) -> None:
+        self._signal_servers(host, signal.SIGSTOP)
+
+    def mend(self, host: Host) -> None:
+        self._signal_servers(host, signal.SIGCONT)
+
+    def _make_hosts(self) -> tuple[Host, ...]:
+        addresses = [(number, f"127.0.0.{number + 1}") for number in range(1, self._count + 1)]
+        return tuple(Host(number, address, _free_port(address), f"host{number}") for number, address in addresses)
+
+    def _in_host(self, host: Host, command: list[str]) -> list[str]:
+        return command
+
+    def _signal_servers(self, host: Host, number: signal.Signals) -> None:
+        for pid in _children(self._servers[host].pid):
+            # A process may end while it is looked at, as those below a worker do when its run ends.
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if Path(f"/proc/{pid}/comm").read_text().startswith("sshd"):
+                    os.kill(pid, number)
+
+
+HOST_KINDS = [NamespaceHosts, LoopbackHosts] if os.geteuid() == 0 else [LoopbackHosts]
+"""The kinds of hosts that this user can make, the better one first."""
+
+
+def _key_name(host: Host) -> str:
+    return host.address if host.port == 22 else f"[{host.address}]:{host.port}"
+
+
+def _free_port(address: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return int(probe.getsockname()[1])
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, stdin=subprocess.DEVNULL)
+
+
+def _children(pid: int) -> list[int]:
+    """All processes below one, this one left out."""
+    found = []
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        for children in Path(f"/proc/{pid}/task").glob("*/children"):
+            for child in children.read_text().split():
+                found += [int(child), *_children(int(child))]
+    return found
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """Ends an SSH server and the connections that it still serves."""
+    for pid in [*_children(server.pid), server.pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    server.wait()

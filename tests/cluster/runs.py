@@ -1,0 +1,169 @@
+"""Runs of small scripts under a coordinator, each in a process of its own, and proof of what is left of them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MARK = "AUTODIST_TEST_RUN"
+"""Environment variable that every process of a run has, with the run's own value."""
+
+# What the chief does stands in CHIEF, what the others do in WORKER; both see these names.
+_SCRIPT = '''
+import json, os, signal, subprocess, sys, threading, time
+from autodist.cluster.coordinator import Coordinator
+from autodist.cluster.member import Member
+from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
+from autodist.resources import ResourceSpec
+
+def note(what):
+    """Leaves a file whose name says what has happened, and whose text is the process."""
+    path = os.path.join({notes!r}, what)
+    with open(path + "~", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(path + "~", path)
+
+def failed(error):
+    note("failed")
+    print("FAILED", error.worker, "|", error.reason, "|", list(error.last_lines), flush=True)
+    stop.set()
+
+stop = threading.Event()
+member = Member.from_environment()
+if member is None:
+    coordinator = Coordinator(ResourceSpec.from_dict(json.loads({spec!r})), failed)
+    addresses = coordinator.prepare()
+    coordinator.start(b"payload \\xff")
+{chief}
+else:
+    index = member.index
+    note(f"worker{{index}}")
+{worker}
+'''
+
+
+class Run:
+    """One run, from `__enter__` to `__exit__`, which ends whatever is left.
+
+    Args:
+        directory: empty, for the script, its output and its notes.
+        chief: what the chief does after `coordinator.start`.
+        worker: what each other worker does.
+        spec: the cluster; by default three workers on this machine.
+        via: makes the command that starts the chief of the command that would start it here.
+        mark: value of `MARK`, if it is already in use.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        chief: str,
+        worker: str,
+        spec: dict[str, Any] | None = None,
+        via: Callable[[list[str]], list[str]] = list,
+        mark: str | None = None,
+    ) -> None:
+        self.directory, self.mark = directory, mark or secrets.token_hex(8)
+        self._notes = directory / "notes"
+        self._notes.mkdir(parents=True)
+        spec = spec or {"nodes": [{"address": "localhost", "cpus": [0, 1, 2], "workers": 3}]}
+        parts = {"chief": _indent(chief), "worker": _indent(worker)}
+        script = directory / "train.py"
+        script.write_text(_SCRIPT.format(spec=json.dumps(spec), notes=str(self._notes), **parts))
+        self._command = via([sys.executable, str(script), "argument with spaces", "$HOME", "'"])
+        self.environment = os.environ | {MARK: self.mark}
+
+    def __enter__(self) -> Run:
+        with open(self.directory / "stdout", "wb") as out, open(self.directory / "stderr", "wb") as err:
+            self.chief = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=self.environment,
+                cwd=self.directory,
+                start_new_session=True,
+            )
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.chief.kill()
+        self.chief.wait()
+        for pid in survivors(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    @property
+    def stdout(self) -> str:
+        return (self.directory / "stdout").read_text()
+
+    @property
+    def stderr(self) -> str:
+        return (self.directory / "stderr").read_text()
+
+    def wait_for_note(self, what: str, limit: float = 20) -> int:
+        """Waits until the script has noted something, and gives the process that did."""
+        path = self._notes / what
+        assert within(limit, path.exists), f"no note {what!r}:\n{self.stdout}\n{self.stderr}"
+        return int(path.read_text())
+
+    def has_note(self, what: str) -> bool:
+        return (self._notes / what).exists()
+
+    def wait(self, limit: float = 20) -> int:
+        """Waits for the chief's exit status."""
+        try:
+            return self.chief.wait(limit)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the chief still runs:\n{self.stdout}\n{self.stderr}") from None
+
+    def assert_gone(self, limit: float = 10) -> None:
+        """Nothing of the run is left, on any of its hosts, within `limit` seconds from now."""
+        assert within(limit, lambda: not survivors(self.mark)), [_describe(pid) for pid in survivors(self.mark)]
+
+
+def survivors(mark: str) -> list[int]:
+    """All living processes of a run."""
+    found = []
+    wanted = f"{MARK}={mark}".encode()
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if wanted in (directory / "environ").read_bytes().split(b"\0"):
+                found.append(int(directory.name))
+    return found
+
+
+def within(limit: float, condition: Callable[[], object]) -> bool:
+    """Whether a condition comes true in time."""
+    deadline = time.monotonic() + limit
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def parent(pid: int) -> int:
+    """The parent of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith("PPid:")).split()[1])
+
+
+def _describe(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return f"{pid}: " + Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    return f"{pid}: gone by now"
+
+
+def _indent(code: str) -> str:
+    return "\n".join("    " + line for line in code.strip().splitlines())

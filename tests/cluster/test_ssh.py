@@ -1,0 +1,230 @@
+"""Runs over real SSH, on hosts that the tests make."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.hosts import HOST_KINDS, Hosts
+from tests.cluster.runs import MARK, Run, parent, survivors
+
+pytestmark = [pytest.mark.processes, pytest.mark.ssh]
+
+FINISH = "coordinator.finish()"
+TRAIN_UNTIL_STOPPED = 'note("training")\nstop.wait(40)\ncoordinator.abort("stopped")'
+WAIT = "member.wait_for_end()"
+SLEEP = 'note(f"asleep{index}"); time.sleep(60)'
+
+# In the two seconds that SIGTERM leaves a script, this one goes on.
+PRINT_FOR_EVER = """
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+note(f"asleep{index}")
+while True:
+    print("x" * 1000)
+    time.sleep(0.0005)
+"""
+
+
+@pytest.fixture(params=HOST_KINDS, ids=lambda kind: kind.__name__)
+def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hosts]:
+    directory = tmp_path / "hosts"
+    directory.mkdir()
+    with request.param(directory, environment={MARK: secrets.token_hex(8), "GREETING": "a 'quoted' $HOME"}) as made:
+        yield made
+
+
+def run_on(hosts: Hosts, directory: Path, chief: str, worker: str, spec: dict[str, Any] | None = None) -> Run:
+    """A run whose chief is on the chief's machine of `hosts`, marked as the processes on the hosts are."""
+    mark = hosts.ssh["host1"]["shared_envs"][MARK]
+    return Run(directory / "run", chief, worker, spec or hosts.spec(), hosts.chief_command, mark)
+
+
+def test_run_over_ssh(hosts: Hosts, tmp_path: Path) -> None:
+    worker = """
+print(member.name, member.payload, sys.argv[1:], os.environ["GREETING"])
+print("complaint", file=sys.stderr)
+member.wait_for_end()
+"""
+    with run_on(hosts, tmp_path, FINISH, worker) as run:
+        assert run.wait() == 0, run.stderr
+        run.assert_gone(0)
+    for host in hosts.hosts:
+        arguments = ["argument with spaces", "$HOME", "'"]
+        expected = f"[{host.address}] {host.address} {b'payload ' + bytes([255])!r} {arguments} a 'quoted' $HOME\n"
+        assert expected in run.stdout
+        assert f"[{host.address}] complaint\n" in run.stderr
+
+
+def test_tensorflow_servers_on_all_hosts_form_one_cluster(hosts: Hosts, tmp_path: Path) -> None:
+    start = """
+from autodist.cluster.servers import start_server, wait_until_listening
+import tensorflow as tf
+"""
+    chief = f"""
+{start}
+server = start_server(addresses, 0, coordinator.held)
+wait_until_listening(addresses, 60, coordinator.check)
+with tf.Graph().as_default(), tf.compat.v1.Session(server.target) as session:
+    parts = []
+    for task in range(3):
+        with tf.device(f"/job:worker/task:{{task}}"):
+            parts.append(tf.constant(10 ** task))
+    print("TOTAL", session.run(tf.add_n(parts)))
+coordinator.finish()
+"""
+    worker = f"""
+{start}
+server = start_server(member.addresses, index, member.held)
+member.wait_for_end()
+"""
+    with run_on(hosts, tmp_path, chief, worker) as run:
+        assert run.wait(90) == 0, run.stderr
+        run.assert_gone(0)
+    assert "TOTAL 111" in run.stdout
+
+
+def test_much_output_passes(hosts: Hosts, tmp_path: Path) -> None:
+    worker = """
+for number in range(5000):
+    print("x" * 300)
+print("last", index)
+member.wait_for_end()
+"""
+    with run_on(hosts, tmp_path, FINISH, worker) as run:
+        assert run.wait() == 0, run.stderr
+    assert run.stdout.count("x" * 300 + "\n") == 10000
+    assert run.stdout.count("last") == 2
+
+
+@pytest.mark.parametrize("victim", ["worker", "agent", "chief"])
+def test_killed_process_ends_the_run_on_all_hosts(hosts: Hosts, tmp_path: Path, victim: str) -> None:
+    with run_on(hosts, tmp_path, TRAIN_UNTIL_STOPPED, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP) as run:
+        worker = run.wait_for_note("asleep1")
+        run.wait_for_note("asleep2")
+        assert len(survivors(run.mark)) == 9  # the chief; for each worker a relay, an agent, a guard and the script
+        os.kill({"worker": worker, "agent": parent(parent(worker)), "chief": run.chief.pid}[victim], signal.SIGKILL)
+        began = time.monotonic()
+        run.wait(10)
+        run.assert_gone(10 - (time.monotonic() - began))
+    assert victim == "chief" or f"FAILED {hosts.hosts[0].address} | " in run.stdout
+
+
+@pytest.mark.parametrize("worker", [SLEEP, PRINT_FOR_EVER], ids=["quiet", "printing"])
+def test_cut_link_stops_the_run_on_both_sides_and_is_named(hosts: Hosts, tmp_path: Path, worker: str) -> None:
+    with run_on(hosts, tmp_path, TRAIN_UNTIL_STOPPED, worker) as run:
+        run.wait_for_note("asleep1")
+        run.wait_for_note("asleep2")
+        hosts.cut(hosts.hosts[1])
+        began = time.monotonic()
+        run.wait_for_note("failed", limit=10)
+        run.wait(10 - (time.monotonic() - began) + 4)
+        run.assert_gone(10 - (time.monotonic() - began))
+        hosts.mend(hosts.hosts[1])
+    address = hosts.hosts[1].address
+    assert f"FAILED {address} | was lost: nothing was heard from {address} for 5 s" in run.stdout
+
+
+def test_chief_that_holds_pythons_lock_is_not_taken_for_lost(hosts: Hosts, tmp_path: Path) -> None:
+    chief = """
+import ctypes
+ctypes.PyDLL(None).usleep(9_000_000)  # keeps the lock, unlike time.sleep
+note("back")
+coordinator.finish()
+"""
+    with run_on(hosts, tmp_path, chief, WAIT) as run:
+        assert run.wait(30) == 0, run.stderr
+        assert run.has_note("back")
+
+
+def test_output_that_the_chief_does_not_take_for_long_is_not_taken_for_silence(hosts: Hosts, tmp_path: Path) -> None:
+    chief = """
+reading, writing = os.pipe()
+os.dup2(writing, 1)
+time.sleep(9)
+count = 0
+def drain():
+    global count
+    with os.fdopen(reading, "rb") as lines:
+        for line in lines:
+            count += 1
+threading.Thread(target=drain, daemon=True).start()
+coordinator.finish()
+note("finished")
+while count < 40000: time.sleep(0.02)
+note("all")
+"""
+    worker = """
+for number in range(20000):
+    print("x" * 300)
+member.wait_for_end()
+"""
+    with run_on(hosts, tmp_path, chief, worker) as run:
+        run.wait_for_note("finished", 30)
+        run.wait_for_note("all")
+        assert run.wait() == 0, run.stderr
+
+
+def test_preflight_over_ssh_names_all_faults_at_once(hosts: Hosts, tmp_path: Path) -> None:
+    spec = hosts.spec()
+    spec["ssh"]["host1"]["key_file"] = str(hosts.directory / "host_key")  # a key, but not the user's
+    hosts.trust(hosts.hosts[:1])
+    with run_on(hosts, tmp_path, FINISH, WAIT, spec) as run:
+        assert run.wait(30) == 1
+        run.assert_gone(0)
+    first, second = hosts.hosts
+    assert f"{first.address} port {first.port}: it accepts none of the keys offered for user" in run.stderr
+    assert f"{second.address} port {second.port}: its host key is not known (ssh-ed25519 SHA256:" in run.stderr
+    keyscan = f"ssh-keyscan {'' if second.port == 22 else f'-p {second.port} '}{second.address} >> "
+    assert keyscan + f"{hosts.directory / 'known_hosts'}" in run.stderr
+    assert "Traceback" not in run.stderr.split("ClusterError")[1]
+
+
+def test_host_key_checking_can_be_turned_off(hosts: Hosts, tmp_path: Path) -> None:
+    spec = hosts.spec()
+    hosts.trust(())
+    for group in spec["ssh"].values():
+        group["host_key_checking"] = False
+    with run_on(hosts, tmp_path, FINISH, WAIT, spec) as run:
+        assert run.wait() == 0, run.stderr
+
+
+def test_python_without_autodist_is_named(hosts: Hosts, tmp_path: Path) -> None:
+    spec = hosts.spec()
+    bare = tmp_path / "bare" / "bin"
+    bare.mkdir(parents=True)
+    (bare / "python").symlink_to("/usr/bin/python3")
+    spec["ssh"]["host1"]["python_venv"] = str(tmp_path / "bare")
+    spec["ssh"]["host2"]["python_venv"] = str(tmp_path / "nowhere")
+    with run_on(hosts, tmp_path, FINISH, WAIT, spec) as run:
+        assert run.wait() == 1
+        run.assert_gone(0)
+    assert "autodist is not installed for the Python there" in run.stderr
+    assert "there is no Python where it is looked for" in run.stderr
+
+
+def test_ssh_config_of_the_user_is_read_jump_hosts_included(hosts: Hosts, tmp_path: Path) -> None:
+    first, second = hosts.hosts
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "known_hosts").write_text((hosts.directory / "known_hosts").read_text())
+    (home / ".ssh" / "config").write_text(
+        f"Host first\n  HostName {first.address}\n  Port {first.port}\n"
+        f"Host {second.address}\n  Port {second.port}\n  ProxyJump first\n"
+        f"Host *\n  IdentityFile {hosts.directory / 'user_key'}\n"
+    )
+    environment = {"shared_envs": hosts.ssh["host2"]["shared_envs"]}
+    nodes = [{"address": hosts.chief_address, "chief": True}, {"address": second.address, "ssh_config": "by_config"}]
+    spec = {"nodes": nodes, "ssh": {"by_config": environment}}
+    run = run_on(hosts, tmp_path, FINISH, 'print("came through", os.environ["SSH_CONNECTION"])\n' + WAIT, spec)
+    run.environment["HOME"] = str(home)
+    with run:
+        assert run.wait() == 0, run.stderr
+        run.assert_gone(0)
+    assert f"[{second.address}] came through {first.address if first.port == 22 else '127.0.0.'}" in run.stdout

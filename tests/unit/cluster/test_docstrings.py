@@ -1,0 +1,15 @@
+from __future__ import annotations
+
+import doctest
+from types import ModuleType
+
+import pytest
+
+from autodist.cluster import addresses, preflight, script, ssh_connection
+
+
+@pytest.mark.parametrize("module", [addresses, preflight, script, ssh_connection], ids=lambda module: module.__name__)
+def test_examples_hold(module: ModuleType) -> None:
+    result = doctest.testmod(module)
+    assert result.attempted > 0
+    assert result.failed == 0

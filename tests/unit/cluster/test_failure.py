@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import pytest
+
+from autodist.cluster.failure import Ending, choose_cause, exit_reason, why_agent_ended
+
+KILLED = Ending("a", "was ended by SIGKILL")
+FAILED = Ending("b", "ended with exit status 1", ("ValueError: no such word",))
+ECHO = Ending("c", "ended with exit status 1", ("x", "tensorflow...errors_impl.UnavailableError: Socket closed", "y"))
+LOST = Ending("d", "was lost: …", ("UnavailableError",), is_lost=True)
+
+
+@pytest.mark.parametrize(
+    ("endings", "cause"),
+    [
+        ([FAILED], FAILED),
+        ([ECHO], ECHO),
+        ([KILLED, FAILED], KILLED),
+        ([FAILED, KILLED], FAILED),
+        ([ECHO, KILLED], KILLED),
+        ([ECHO, LOST, FAILED], LOST),
+        ([ECHO, ECHO], ECHO),
+    ],
+)
+def test_first_that_is_no_echo_is_the_cause(endings: list[Ending], cause: Ending) -> None:
+    assert choose_cause(endings) is cause
+
+
+@pytest.mark.parametrize("line", ["CancelledError: step", "AbortedError", "UNAVAILABLE: x", "Connection reset by peer"])
+def test_tensorflows_words_for_a_lost_peer_make_an_echo(line: str) -> None:
+    assert Ending("a", "ended", (line,)).is_echo
+
+
+def test_own_errors_make_no_echo() -> None:
+    assert not Ending("a", "ended", ("InvalidArgumentError: shapes", "OSError: unavailable")).is_echo
+
+
+def test_error_carries_worker_reason_and_last_lines() -> None:
+    error = FAILED.error()
+    assert (error.worker, error.reason, error.last_lines) == ("b", FAILED.reason, FAILED.last_lines)
+    assert "no such word" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("status", "joined", "done", "words"),
+    [
+        (-9, True, True, "was ended by SIGKILL"),
+        (-64, True, False, "was ended by SIGRTMAX"),
+        (-99, True, False, "was ended by signal 99"),
+        (3, False, False, "ended with exit status 3"),
+        (0, False, False, "without having made an AutoDist"),
+        (0, True, False, "in the middle of the run"),
+        (0, True, True, "did not wait for the other workers"),
+    ],
+)
+def test_exit_reason(status: int, joined: bool, done: bool, words: str) -> None:
+    assert words in exit_reason(status, joined, done)
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ("/usr/bin/python3: No module named autodist", "autodist is not installed"),
+        ("ModuleNotFoundError: No module named 'autodist.cluster'", "autodist is not installed"),
+        ("Error while finding module specification (No module named 'autodist')", "autodist is not installed"),
+        ("Unknown option: -P\nusage: python", "older than 3.11"),
+        ("unknown option -P\nusage: python", "older than 3.11"),
+        ("env: '/venv/bin/python': No such file or directory", "there is no Python"),
+        ("Killed", "its agent ended, saying:\nKilled"),
+        ("", "without a word"),
+    ],
+)
+def test_why_an_agent_ended(said: str, words: str) -> None:
+    assert words in why_agent_ended(said)

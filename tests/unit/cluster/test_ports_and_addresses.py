@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from autodist.cluster.addresses import check_reach, host_and_port, is_loopback, split_host_and_port
+from autodist.cluster.ports import hold_port
+from autodist.errors import ClusterError
+
+
+def test_held_port_is_taken_for_others_and_free_after_release() -> None:
+    held = hold_port(None)
+    assert 20000 <= held.port < 32000
+    with pytest.raises(OSError, match=f"port {held.port} is taken by another process"):
+        hold_port(held.port)
+    held.release()
+    held.release()
+    again = hold_port(held.port)
+    assert again.port == held.port
+    again.release()
+
+
+def test_held_port_accepts_no_connections() -> None:
+    held = hold_port(None)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", held.port), timeout=1)
+    held.release()
+
+
+def test_port_with_connections_of_a_moment_ago_can_be_asked_for() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        client = socket.create_connection(("127.0.0.1", port))
+        accepted, _ = server.accept()
+        accepted.close()  # the side that closes first keeps the port in TIME_WAIT
+        client.close()
+    held = hold_port(port)
+    assert held.port == port
+    held.release()
+
+
+def test_port_of_a_listening_server_is_taken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(OSError, match=f"port {port} is taken by another process"):
+            hold_port(port)
+
+
+@pytest.mark.parametrize(("host", "text"), [("h", "h:5"), ("localhost", "127.0.0.1:5"), ("fd00::1", "[fd00::1]:5")])
+def test_host_and_port_as_tensorflow_takes_them(host: str, text: str) -> None:
+    assert host_and_port(host, 5) == text
+    assert split_host_and_port(text) == (text.rpartition(":")[0].strip("[]"), 5)
+
+
+def test_loopback_addresses() -> None:
+    assert [is_loopback(host) for host in ("localhost", "127.0.0.3", "::1")] == [True] * 3
+    assert [is_loopback(host) for host in ("10.0.0.1", "gpu-1", "fd00::1")] == [False] * 3
+
+
+def test_loopback_beside_a_real_address_is_refused() -> None:
+    check_reach(["localhost", "127.0.0.2"])
+    check_reach(["10.0.0.1", "gpu-1"])
+    with pytest.raises(ClusterError, match=r"Node localhost: other machines \(10\.0\.0\.2\) cannot reach it"):
+        check_reach(["localhost", "10.0.0.2"])

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autodist.cluster.protocol import (
+    Done,
+    Exited,
+    Facts,
+    Heartbeat,
+    Inspect,
+    Join,
+    Joined,
+    Line,
+    Lost,
+    Message,
+    ProtocolError,
+    Release,
+    Start,
+    Stop,
+    decode,
+    encode,
+)
+
+TEXT = st.text(st.characters(codec="utf-8"))
+JOINS = st.builds(Join, st.integers(0, 99), TEXT, st.lists(TEXT).map(tuple), st.binary())
+MESSAGES = st.one_of(
+    st.builds(Inspect, st.none() | TEXT, TEXT, st.none() | st.integers()),
+    st.builds(Facts, TEXT, st.none() | TEXT, st.none() | st.integers(), st.lists(TEXT).map(tuple)),
+    st.builds(Start, st.lists(TEXT).map(tuple), TEXT, st.dictionaries(st.sampled_from("ABC"), TEXT), JOINS),
+    JOINS,
+    st.builds(Line, st.sampled_from(["stdout", "stderr"]), TEXT),
+    st.builds(Exited, st.integers(-64, 255)),
+    st.builds(Lost, TEXT),
+    st.sampled_from([Joined(), Done(), Release(), Stop(), Heartbeat()]),
+)
+
+
+@given(MESSAGES)
+def test_message_is_one_line_and_comes_back(message: Message) -> None:
+    line = encode(message)
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    assert decode(line) == message
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"\n", b"Welcome to this machine\n", b"[]\n", b"3\n", b"{}\n", b'{"is":"Nothing"}\n', b'{"is":"Exited"}\n',
+     b'{"is":"Done","more":1}\n', b"\xff\n"],
+)  # fmt: skip
+def test_other_lines_are_refused(line: bytes) -> None:
+    with pytest.raises(ProtocolError, match="not a message"):
+        decode(line)

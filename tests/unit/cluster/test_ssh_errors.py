@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import paramiko
+import pytest
+from paramiko.ssh_exception import NoValidConnectionsError
+
+from autodist.cluster.ssh_connection import connect
+from autodist.cluster.ssh_errors import UnknownHostKeyError
+from autodist.cluster.ssh_settings import SSHSettings
+from autodist.errors import ClusterError
+
+KEY = paramiko.ECDSAKey.generate()
+OTHER_KEY = paramiko.ECDSAKey.generate()
+
+CASES: list[tuple[Exception, list[str]]] = [
+    (UnknownHostKeyError(KEY), ["host key is not known", KEY.fingerprint, "`ssh-keyscan -p 2222 10.9.9.9 >> /kh`"]),
+    (
+        paramiko.BadHostKeyException("10.9.9.9", KEY, OTHER_KEY),
+        ["host key has changed", KEY.fingerprint, "`ssh-keygen -R '[10.9.9.9]:2222' -f /kh`", "ssh-keyscan -p 2222"],
+    ),
+    (paramiko.PasswordRequiredException("locked"), ["locked by a passphrase", "`ssh-add"]),
+    (paramiko.AuthenticationException("no"), ["none of the keys", "user ann", "`ssh-copy-id -p 2222 ann@10.9.9.9`"]),
+    (paramiko.BadAuthenticationType("no", ["password"]), ["none of the keys", "ssh-copy-id"]),
+    (paramiko.ProxyCommandFailure("nc x", "broken"), ["ProxyCommand 'nc x' failed: broken", "ssh -p 2222"]),
+    (paramiko.ChannelException(2, "Connect failed"), ["jump host", "Connect failed"]),
+    (paramiko.SSHException("Error reading SSH protocol banner"), ["no SSH session came about", "SSH server?"]),
+    (EOFError(), ["closed the connection"]),
+    (TimeoutError("timed out"), ["no answer in time", "firewall"]),
+    (socket.gaierror(socket.EAI_NONAME, "Name or service not known"), ["cannot be resolved", "Correct the address"]),
+    (OSError(errno.ECONNREFUSED, "Connection refused"), ["connection refused", "`port`"]),
+    (OSError(errno.EHOSTUNREACH, "No route to host"), ["no route", "on the network"]),
+    (OSError(errno.ENETUNREACH, "Network is unreachable"), ["no route"]),
+    (ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"), ["reset by peer", "ssh -p 2222 ann@10.9.9.9"]),
+    (NoValidConnectionsError({("10.9.9.9", 2222): OSError(errno.ECONNREFUSED, "x")}), ["connection refused", "`port`"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("error", "words"), CASES, ids=lambda value: type(value).__name__)
+def test_every_exception_names_host_cause_and_mend(
+    error: Exception, words: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(self: paramiko.SSHClient, *arguments: Any, **options: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(paramiko.SSHClient, "connect", fail)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ClusterError) as caught:
+        connect(SSHSettings("10.9.9.9", username="ann", port=2222, known_hosts="/kh"))
+    text = str(caught.value)
+    assert text.startswith("10.9.9.9 port 2222: ")
+    assert [word for word in words if word not in text] == []
+    assert caught.value.__cause__ is error
+
+
+def test_name_of_the_yaml_stays_beside_the_address_of_the_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "config").write_text("Host lab1\n  HostName 127.0.0.1\n  Port 1\n  User bob\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(ClusterError, match=r"^lab1 \(127\.0\.0\.1 port 1\): connection refused"):
+        connect(SSHSettings("lab1"))
+
+
+def test_key_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    missing = os.fspath(tmp_path / "key")
+    with pytest.raises(ClusterError, match=r"the key file .*key cannot be read; correct `key_file`"):
+        connect(SSHSettings("10.9.9.9", key_file=missing))

@@ -1,0 +1,341 @@
+"""Each thing that can be wrong in the YAML is reported with file, line, key and what is allowed."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+
+import pytest
+
+from autodist.errors import Place, ResourceSpecError
+from autodist.resources import ResourceSpec
+
+HEAD = "nodes:\n  - {address: 10.0.0.1, chief: true}\n"
+NODE = "nodes:\n  - address: 10.0.0.1\n    "
+NODE_KEYS = "address, chief, cpus, gpus, network_bandwidth, port, ssh_config, workers"
+INDICES = "a list of different whole numbers from 0, such as [0, 1]"
+
+# name: (text, line, key, the whole problem)
+SHAPE = {
+    "empty file": ("# nothing\n", 1, "nodes", "missing, the file is empty; allowed: a list of at least one node"),
+    "a list": (
+        "- a\n",
+        1,
+        "document",
+        "a list is not allowed; allowed: a mapping with the keys batch, nodes, ssh, strategy",
+    ),
+    "no nodes key": ("batch: global\n", 1, "nodes", "missing; allowed: a list of at least one node"),
+    "no nodes": ("batch: global\nnodes: []\n", 2, "nodes", "no node is given; allowed: a list of at least one node"),
+    "nodes null": ("nodes:\n", 1, "nodes", "null is not allowed; allowed: a list of at least one node"),
+    "node is text": ("nodes:\n  - a\n", 2, "nodes[0]", '"a" is not allowed; allowed: a mapping with the keys address'),
+    "unknown top": (HEAD + "stratgy: {}\n", 3, "stratgy", "unknown key; did you mean strategy? allowed: batch, nodes"),
+    "inner field": (HEAD + "source: {}\n", 3, "source", "unknown key; allowed: batch, nodes, ssh, strategy"),
+    "batch": (HEAD + "batch: local\n", 3, "batch", '"local" is not allowed; allowed: global or per_worker'),
+    "syntax": (
+        "nodes:\n  - {address: a\nssh: {}\n",
+        3,
+        "syntax",
+        "not valid YAML: while parsing a flow mapping, expected",
+    ),
+    "tab": ("nodes:\n\t- a\n", 2, "syntax", "not valid YAML: while scanning for the next token, found character '\\t'"),
+    "two documents": (HEAD + "---\na: 1\n", 3, "syntax", "not valid YAML: expected a single document in the stream"),
+    "control character": ("nodes:\n  - \x07\n", 2, "syntax", "not valid YAML: character U+0007 is not allowed"),
+    "tag": (
+        NODE + "cpus: !!python/name:os.system\n",
+        3,
+        "nodes[0].cpus",
+        "the tag !!python/name:os.system is not allowed",
+    ),
+    "false tag": (NODE + "port: !!int abc\n", 3, "nodes[0].port", "'abc' is not of the type that its tag says"),
+    "key twice": (HEAD + "ssh:\n  a: {}\n  a: {}\n", 5, "ssh.a", "given twice, first on line 4; keep one"),
+    "key not text": (HEAD + "ssh:\n  1: {}\n", 4, 'ssh["1"]', 'the key 1 is not text; put it in quotes: "1"'),
+    "key is a list": (HEAD + "ssh:\n  [a]: {}\n", 4, "ssh", "a list or mapping is used as a key; keys are text"),
+    "endless": (HEAD + "ssh: &s\n  lab: *s\n", 3, "ssh.lab", "contains itself through an alias"),
+    "bad merge": (NODE + "<<: 5\n", 3, 'nodes[0]["<<"]', "not a mapping; `<<` takes an alias of a mapping"),
+}
+
+NODES = {
+    "unknown key": (NODE + "prot: 1\n", 3, "nodes[0].prot", f"unknown key; did you mean port? allowed: {NODE_KEYS}"),
+    "far key": (NODE + "zzz: 1\n", 3, "nodes[0].zzz", f"unknown key; allowed: {NODE_KEYS}"),
+    "no address": (
+        "nodes:\n  - {chief: true}\n",
+        2,
+        "nodes[0].address",
+        "missing; allowed: a host name or an IP address",
+    ),
+    "address number": (
+        "nodes:\n  - address: 10.1\n",
+        2,
+        "nodes[0].address",
+        "10.1 is not allowed; allowed: a host name",
+    ),
+    "address empty": ("nodes:\n  - address: ''\n", 2, "nodes[0].address", '"" is not allowed; allowed: a host name'),
+    "address port": (
+        "nodes:\n  - address: 10.0.0.1:22\n",
+        2,
+        "nodes[0].address",
+        "'10.0.0.1:22' is not an address; allowed: a host name or an IP address; a port stands under `port`",
+    ),
+    "address option": (
+        "nodes:\n  - address: -oX\n",
+        2,
+        "nodes[0].address",
+        "'-oX' is not an address; allowed: a host name",
+    ),
+    "address range": ("nodes:\n  - address: 10.0.0.300\n", 2, "nodes[0].address", "'10.0.0.300' is not an address"),
+    "address any": (
+        "nodes:\n  - address: 0.0.0.0\n",
+        2,
+        "nodes[0].address",
+        "0.0.0.0 is not the address of one machine",
+    ),
+    "address twice": (
+        HEAD + "  - {address: b}\n  - address: 10.0.0.1\n",
+        4,
+        "nodes[2].address",
+        "10.0.0.1 is the address of nodes[0] too; allowed: one node for each machine",
+    ),
+    "address spelled twice": (
+        "nodes:\n  - {address: LocalHost, chief: true}\n  - address: 127.0.0.1\n",
+        3,
+        "nodes[1].address",
+        "127.0.0.1 is the address of nodes[0] too",
+    ),
+    "no chief": (
+        "nodes:\n  - address: a\n  - address: b\n",
+        1,
+        "nodes",
+        "none of the 2 nodes is the chief; allowed: `chief: true` in exactly one",
+    ),
+    "two chiefs": (
+        HEAD + "  - {address: b}\n  - address: c\n    chief: true\n",
+        5,
+        "nodes[2].chief",
+        "true is not allowed, nodes[0] (10.0.0.1) is the chief already; allowed: `chief: true` in exactly one node",
+    ),
+    "chief text": (NODE + "chief: 'yes'\n", 3, "nodes[0].chief", '"yes" is not allowed; allowed: true or false'),
+    "port low": (
+        NODE + "port: 80\n",
+        3,
+        "nodes[0].port",
+        "80 is not allowed; allowed: a whole number from 1024 to 65535",
+    ),
+    "port high": (
+        NODE + "port: 65536\n",
+        3,
+        "nodes[0].port",
+        "65536 is not allowed; allowed: a whole number from 1024",
+    ),
+    "port bool": (NODE + "port: yes\n", 3, "nodes[0].port", "true is not allowed; allowed: a whole number from 1024"),
+    "last port high": (
+        NODE + "cpus: [0, 1]\n    workers: 2\n    port: 65535\n",
+        5,
+        "nodes[0].port",
+        "2 workers need the ports 65535 to 65536; allowed: 1024 to 65534",
+    ),
+    "index negative": (
+        NODE + "gpus:\n      - 0\n      - -1\n",
+        5,
+        "nodes[0].gpus[1]",
+        f"-1 is not allowed; allowed: {INDICES}",
+    ),
+    "index twice": (
+        NODE + "gpus:\n      - 2\n      - 2\n",
+        5,
+        "nodes[0].gpus[1]",
+        "2 is given twice; allowed: each device once",
+    ),
+    "index text": (NODE + "cpus: [a]\n", 3, "nodes[0].cpus[0]", f'"a" is not allowed; allowed: {INDICES}'),
+    "gpus number": (NODE + "gpus: 2\n", 3, "nodes[0].gpus", f"2 is not allowed; allowed: {INDICES}"),
+    "both kinds": (
+        NODE + "gpus: [0]\n    cpus: [0]\n",
+        4,
+        "nodes[0].cpus",
+        "the node has gpus too; allowed: one of the two",
+    ),
+    "no device": (NODE + "cpus: []\n", 3, "nodes[0].cpus", "the node has no device; name at least one"),
+    "workers zero": (NODE + "workers: 0\n", 3, "nodes[0].workers", "0 is not allowed; allowed: a whole number from 1"),
+    "workers many": (
+        NODE + "cpus: [0, 1]\n    workers: 3\n",
+        4,
+        "nodes[0].workers",
+        "3 workers cannot share 2 devices evenly; allowed: 1, 2, or name more devices",
+    ),
+    "workers uneven": (
+        NODE + "cpus: [0, 1, 2, 3]\n    workers: 3\n",
+        4,
+        "nodes[0].workers",
+        "3 workers cannot share 4 devices evenly; allowed: 1, 2, 4, or name more devices",
+    ),
+    "bandwidth zero": (
+        NODE + "network_bandwidth: 0\n",
+        3,
+        "nodes[0].network_bandwidth",
+        "0 is not allowed; allowed: a number above 0, in Gbit/s",
+    ),
+    "bandwidth endless": (
+        NODE + "network_bandwidth: .inf\n",
+        3,
+        "nodes[0].network_bandwidth",
+        "Infinity is not allowed",
+    ),
+}
+
+SECTIONS = {
+    "group unknown": (
+        NODE + "ssh_config: lba\nssh:\n  lab: {}\n  cloud: {}\n",
+        3,
+        "nodes[0].ssh_config",
+        "there is no SSH group 'lba'; allowed: cloud, lab",
+    ),
+    "group undefined": (
+        NODE + "ssh_config: lab\n",
+        3,
+        "nodes[0].ssh_config",
+        "there is no SSH group 'lab'; allowed: none is defined, add it under `ssh`",
+    ),
+    "groups list": (
+        HEAD + "ssh: [lab]\n",
+        3,
+        "ssh",
+        "a list is not allowed; allowed: a mapping of names to SSH groups",
+    ),
+    "group text": (
+        HEAD + "ssh:\n  lab: me\n",
+        4,
+        "ssh.lab",
+        '"me" is not allowed; allowed: a mapping with the keys username',
+    ),
+    "group key": (
+        HEAD + "ssh:\n  lab:\n    user: me\n",
+        5,
+        "ssh.lab.user",
+        "unknown key; did you mean username? allowed: host_key_checking",
+    ),
+    "group port": (
+        HEAD + "ssh:\n  lab:\n    port: 0\n",
+        5,
+        "ssh.lab.port",
+        "0 is not allowed; allowed: a whole number from 1 to",
+    ),
+    "variable name": (
+        HEAD + "ssh:\n  lab:\n    shared_envs:\n      A B: c\n",
+        6,
+        'ssh.lab.shared_envs["A B"]',
+        "this is not allowed; allowed: a mapping of environment variables (letters, digits and _) to text",
+    ),
+    "variable value": (
+        HEAD + "ssh:\n  lab:\n    shared_envs: {TOKEN: 4711}\n",
+        5,
+        "ssh.lab.shared_envs.TOKEN",
+        "this is not allowed; allowed: a mapping of environment variables",
+    ),
+    "strategy text": (
+        HEAD + "strategy: PS\n",
+        3,
+        "strategy",
+        '"PS" is not a mapping; allowed: a mapping with the key builder',
+    ),
+    "no builder": (
+        HEAD + "strategy:\n  chunk_size: 1\n",
+        3,
+        "strategy.builder",
+        "missing; allowed: the name of a strategy builder",
+    ),
+    "builder number": (
+        HEAD + "strategy:\n  builder: 1\n",
+        4,
+        "strategy.builder",
+        "1 is not a name; allowed: the name of a",
+    ),
+    "overrides list": (
+        HEAD + "strategy:\n  builder: PS\n  variables: [a]\n",
+        5,
+        "strategy.variables",
+        "a list is not a mapping; allowed: a mapping",
+    ),
+    "override text": (
+        HEAD + "strategy:\n  builder: PS\n  variables:\n    a/b: PS\n",
+        6,
+        'strategy.variables["a/b"]',
+        '"PS" is not a mapping; allowed: a mapping of patterns of names to settings',
+    ),
+}
+
+CASES = {**SHAPE, **NODES, **SECTIONS}
+
+
+def read(tmp_path: pathlib.Path, content: str | bytes) -> tuple[str, ResourceSpecError]:
+    path = tmp_path / "cluster.yml"
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ResourceSpecError) as caught:
+        ResourceSpec.from_file(path)
+    return str(path), caught.value
+
+
+@pytest.mark.parametrize("text, line, key, problem", CASES.values(), ids=CASES.keys())
+def test_error_names_file_line_key_and_what_is_allowed(
+    tmp_path: pathlib.Path, text: str, line: int, key: str, problem: str
+) -> None:
+    file, error = read(tmp_path, text)
+    assert error.place == Place(file, line, key)
+    assert error.problem.startswith(problem)
+    assert str(error).startswith(f"{file}:{line}: {key}: {problem}")
+    assert "pydantic" not in str(error) and "Input should" not in str(error)
+
+
+def test_environment_values_are_not_shown(tmp_path: pathlib.Path) -> None:
+    _, error = read(tmp_path, HEAD + "ssh:\n  lab:\n    shared_envs: {TOKEN: 4711}\n")
+    assert "4711" not in str(error)
+
+
+def test_further_faults_follow_in_the_order_of_the_file(tmp_path: pathlib.Path) -> None:
+    file, error = read(tmp_path, "batch: x\nnodes:\n  - address: a\n    prot: 1\n    workers: 0\n")
+    assert error.place == Place(file, 1, "batch")
+    _, *others = str(error).splitlines()
+    assert [re.sub(r": (unknown|0).*", "", line) for line in others] == [
+        f"  also {file}:4: nodes[0].prot",
+        f"  also {file}:5: nodes[0].workers",
+    ]
+
+
+def test_encoding_other_than_utf8_is_refused(tmp_path: pathlib.Path) -> None:
+    file, error = read(tmp_path, b"nodes:\n  - {address: \xff}\n")
+    assert error.place == Place(file, 2, "encoding")
+    assert error.problem == "not UTF-8 text; save the file in UTF-8"
+
+
+@pytest.mark.parametrize("name, reason", [("absent.yml", "No such file or directory"), (".", "Is a directory")])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: pathlib.Path, name: str, reason: str) -> None:
+    with pytest.raises(ResourceSpecError, match=reason) as caught:
+        ResourceSpec.from_file(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (
+            {"nodes": [{"address": "a", "port": 80}]},
+            "nodes[0].port: 80 is not allowed; allowed: a whole number from 1024",
+        ),
+        ({"nodes": [{"address": "a", "prot": 1}]}, "nodes[0].prot: unknown key; did you mean port?"),
+        ({}, "nodes: missing; allowed: a list"),
+        ([], "document: a list is not allowed; allowed: a mapping"),
+        ({"nodes": [{1: "a"}]}, "nodes[0]: the key 1 is a int; allowed: text"),
+        ({"nodes": [{"address": b"a"}]}, "nodes[0].address: b'a' is a bytes; allowed: text"),
+        ({"nodes": [{"address": "a"}], "strategy": {}}, "strategy.builder: missing; allowed: the name"),
+    ],
+)
+def test_errors_without_a_file_name_the_key(content: dict[str, object], message: str) -> None:
+    with pytest.raises(ResourceSpecError) as caught:
+        ResourceSpec.from_dict(content)
+    assert caught.value.place is None
+    assert str(caught.value).startswith(message)
+
+
+def test_faults_in_merged_mappings_stand_where_they_were_written(tmp_path: pathlib.Path) -> None:
+    base = "nodes:\n  - &base\n    address: a\n    cpus: [0, 0]\n    chief: true\n"
+    file, error = read(tmp_path, base + "  - <<: *base\n    chief: false\n    address: b\n")
+    assert error.place == Place(file, 4, "nodes[0].cpus[1]")
+    assert f"also {file}:4: nodes[1].cpus[1]: 0 is given twice" in str(error)

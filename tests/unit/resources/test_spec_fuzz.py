@@ -1,0 +1,73 @@
+"""Whatever is given, the answer is a spec or an error in our words; YAML and Python are read alike."""
+
+from __future__ import annotations
+
+import pathlib
+import tempfile
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autodist.errors import ResourceSpecError
+from autodist.resources import Node, ResourceSpec, SSHGroup
+
+KEYS = [
+    "nodes",
+    "ssh",
+    "strategy",
+    "batch",
+    "builder",
+    "variables",
+    "source",
+    *Node.model_fields,
+    *SSHGroup.model_fields,
+]
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-2, 70000) | st.floats() | st.sampled_from(["a", "b", "", "-", "global"])
+)
+ANYTHING = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([*KEYS, "x y"]), inner, max_size=4),
+    max_leaves=12,
+)
+NODE = st.dictionaries(st.sampled_from([*Node.model_fields, "prot"]), ANYTHING, max_size=4)
+SPECS = st.fixed_dictionaries(
+    {"nodes": st.lists(NODE.map(lambda node: {"address": "a", **node}), max_size=2) | ANYTHING},
+    optional={"ssh": ANYTHING, "strategy": ANYTHING, "batch": ANYTHING, "source": ANYTHING},
+)
+
+
+def outcome(content: Any) -> ResourceSpec | str:
+    try:
+        return ResourceSpec.from_dict(content)
+    except ResourceSpecError as error:
+        return error.problem
+
+
+@given(content=ANYTHING | SPECS)
+def test_anything_gives_a_spec_or_a_spec_error(content: Any) -> None:
+    result = outcome(content)
+    if isinstance(result, str):
+        assert "Input should" not in result
+        assert "allowed" in result
+    else:
+        assert len(result.replicas) >= 1
+        assert ResourceSpec.from_payload(result.to_payload()).to_payload() == result.to_payload()
+
+
+@given(content=SPECS)
+def test_a_file_is_read_as_the_same_from_python(content: dict[str, Any]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "cluster.yml")
+        path.write_text(yaml.safe_dump(content, sort_keys=False))
+        expected = outcome(content)
+        if isinstance(expected, ResourceSpec):
+            # As text, since NaN in an option differs from itself.
+            assert str(ResourceSpec.from_file(path).to_dict()) == str(expected.to_dict())
+        else:
+            with pytest.raises(ResourceSpecError) as caught:
+                ResourceSpec.from_file(path)
+            assert caught.value.place is not None

@@ -1,0 +1,11 @@
+import doctest
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["nearest", "table"])
+def test_examples_show_what_happens(name):
+    results = doctest.testmod(importlib.import_module(f"autodist.strategies.{name}"))
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -1,0 +1,33 @@
+import pytest
+
+from autodist.errors import StrategyError
+from autodist.strategies import PS, check_strategy
+
+
+def owners(strategy):
+    return {node.variable: node.parameter_server.owner for node in strategy.nodes}
+
+
+def test_the_chief_owns_all_unless_told_otherwise(language_model, cluster):
+    machines = cluster(workers=3)
+    strategy = PS().build(language_model, machines)
+    check_strategy(strategy, language_model, machines)
+    assert owners(strategy) == {"embedding": 0, "dense/kernel": 0, "dense/bias": 0}
+    assert all(node.HasField("parameter_server") for node in strategy.nodes)
+
+
+@pytest.mark.parametrize("owner", [2, "10.0.0.3"])
+def test_the_owner_is_told_by_index_or_name(language_model, cluster, owner):
+    assert set(owners(PS(owner=owner).build(language_model, cluster(workers=3))).values()) == {2}
+
+
+@pytest.mark.parametrize("owner", [3, "10.0.0.9"])
+def test_an_owner_that_is_no_worker_is_refused_with_the_workers(language_model, cluster, owner):
+    with pytest.raises(StrategyError, match=r"no such worker; the workers are 0 \(10.0.0.1\), 1 \(10.0.0.2\)"):
+        PS(owner=owner).build(language_model, cluster(workers=2))
+
+
+@pytest.mark.parametrize("owner", [-1, 1.5, True, None])
+def test_an_owner_of_another_kind_is_refused(owner):
+    with pytest.raises(StrategyError, match=r"owner is .*, which is not allowed"):
+        PS(owner=owner)

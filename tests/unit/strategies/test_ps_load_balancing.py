@@ -1,0 +1,73 @@
+from collections import Counter
+from fractions import Fraction
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autodist.resources import ResourceSpec
+from autodist.strategies import PSLoadBalancing, check_strategy, worker_bandwidths
+
+SIZES = st.lists(st.integers(0, 10_000), max_size=20)
+BANDWIDTHS = st.lists(st.sampled_from([1.0, 2.5, 10.0, 25.0, 100.0]), min_size=1, max_size=5)
+
+
+def loads_by_worker(strategy, planned, workers):
+    sizes = {variable.name: variable.byte_size for variable in planned.variables}
+    loads = [0] * workers
+    for node in strategy.nodes:
+        loads[node.parameter_server.owner] += sizes[node.variable]
+    return loads
+
+
+def owners(strategy):
+    return {node.variable: node.parameter_server.owner for node in strategy.nodes}
+
+
+@given(sizes=SIZES, bandwidths=BANDWIDTHS)
+def test_every_variable_has_one_owner_and_no_link_more_than_the_greedy_bound(step, cluster, sizes, bandwidths):
+    planned = step({f"v{index}": (size,) for index, size in enumerate(sizes)})
+    machines = cluster(workers=len(bandwidths), bandwidths=bandwidths)
+    strategy = PSLoadBalancing().build(planned, machines)
+    check_strategy(strategy, planned, machines)
+
+    assert Counter(node.variable for node in strategy.nodes) == {f"v{index}": 1 for index in range(len(sizes))}
+    loads = loads_by_worker(strategy, planned, len(bandwidths))
+    total, largest = 4 * sum(sizes), 4 * max(sizes, default=0)
+    bound = Fraction(total + (len(bandwidths) - 1) * largest) / sum(map(Fraction, bandwidths))
+    assert max(load / Fraction(bandwidth) for load, bandwidth in zip(loads, bandwidths, strict=True)) <= bound
+
+
+@given(sizes=SIZES, workers=st.integers(1, 5))
+def test_equal_links_differ_by_one_variable_at_most(step, cluster, sizes, workers):
+    planned = step({f"v{index}": (size,) for index, size in enumerate(sizes)})
+    loads = loads_by_worker(PSLoadBalancing().build(planned, cluster(workers=workers)), planned, workers)
+    assert max(loads) - min(loads) <= 4 * max(sizes, default=0)
+
+
+@given(order=st.permutations(["a", "b", "c", "d", "e"]))
+def test_owners_depend_on_sizes_and_names_not_on_order(step, cluster, order):
+    lengths = {"a": 7, "b": 7, "c": 5, "d": 1, "e": 0}
+    shuffled = PSLoadBalancing().build(step({name: (lengths[name],) for name in order}), cluster(workers=3))
+    assert [node.variable for node in shuffled.nodes] == order
+    sorted_by_name = PSLoadBalancing().build(step({name: (lengths[name],) for name in "abcde"}), cluster(workers=3))
+    assert owners(shuffled) == owners(sorted_by_name)
+
+
+def test_largest_first_and_the_lower_index_wins_a_tie(step, cluster):
+    planned = step({"small": (10,), "large": (30,), "middle": (20,)})
+    # large goes to 0 (both are empty), middle to 1, and small to 1, which is the less loaded.
+    assert owners(PSLoadBalancing().build(planned, cluster(workers=2))) == {"large": 0, "middle": 1, "small": 1}
+
+
+def test_a_faster_link_owns_more(step, cluster):
+    planned = step({f"v{index}": (100,) for index in range(11)})
+    strategy = PSLoadBalancing().build(planned, cluster(workers=2, bandwidths=[10, 100]))
+    assert Counter(owners(strategy).values()) == {0: 1, 1: 10}
+
+
+def test_workers_of_one_node_share_its_link():
+    nodes = [
+        {"address": "10.0.0.1", "cpus": [0, 1], "workers": 2, "network_bandwidth": 25, "chief": True},
+        {"address": "10.0.0.2", "network_bandwidth": 25},
+    ]
+    assert worker_bandwidths(ResourceSpec.from_dict({"nodes": nodes})) == (Fraction(25, 2), Fraction(25, 2), 25)
