@@ -191,7 +191,7 @@ class Joiner:
         with fragment(self.editor, name) as f:
             values = [self.parts.tensor(f, captured, k) for k in range(self.count)]
             local, total = self._weighted_sum(f, values, weight, spec.dtype)
-            result = local if total is None else tf.math.divide_no_nan(local, total)
+            result = tf.identity(local) if total is None else tf.math.divide_no_nan(local, total)
         return self._noted(f, name, purpose, local, total, result, self._level(captured))
 
     def _weighted_sum(
@@ -260,11 +260,11 @@ class Joiner:
                 result = tf.where(total > 0, tf.math.divide_no_nan(local, total), before)
             elif aggregation is Aggregation.SUM:
                 local = self._sum_of_added(f, change, before, after)
-                result = local
+                result = tf.identity(local)
             else:
                 first = self.context.worker == 0
-                local = tf.identity(after[0]) if first else tf.zeros_like(after[0])
-                result = local
+                local = after[0] if first else tf.zeros_like(after[0])
+                result = tf.identity(local)
         joined = self._noted(f, name, JoinKind.STATE, local, total, result, self._level(change.after))
         if aggregation is not Aggregation.SUM:
             return joined
