@@ -165,7 +165,7 @@ class Frame:
                 self._evaluate(_node_of(source))
             found, assumed = self._output(*_split(source)), self._brought_back[name]
             self._followed.add(name)
-            if found != assumed:
+            if found != assumed and not isinstance(assumed, Opaque):  # opaque holds whatever is brought back
                 first = isinstance(assumed, Nothing)
                 changes = Opaque(f"node '{name}' (NextIteration): its loop changes how the value joins")
                 self._brought_back[name] = found if first and not names_a_sum(found) else changes
