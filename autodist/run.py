@@ -121,13 +121,12 @@ class Run:
         strategy = self._agree(item, strategy)
         self.strategy = self.strategy or strategy
         context = Context(strategy, self.index, joins_outputs)
-        owners = {n.variable: n.parameter_server.owner for n in strategy.nodes if n.HasField("parameter_server")}
         tracked = {v.name: self._tracker.track(sources[v.name], v.name) for v in item.variables}
         item = _share_names(item, tracked)
         rewritten = rewrite(item, context, f"step_{self._steps}")
         self._steps += 1
         for name, one in tracked.items():
-            one.owner = rewritten.owners.get(name, owners.get(name))
+            one.owner = rewritten.owners.get(name)
         program = Program(self._running_host, rewritten, list(item.inputs))
         written = [tracked[item.by_handle[h].name] for h in sorted(written_handles(item))]
         return RunningStep(self, program, tuple(tracked.values()), tuple(written))

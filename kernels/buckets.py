@@ -84,7 +84,12 @@ def _elements(join: Join) -> int:
 def key_of(joins: Iterable[Join]) -> str:
     """A short name that is the same wherever the same joins are reduced."""
     told = ";".join(f"{j.kind.value} {j.name} {j.dtype.name} {j.shape} {j.level} {j.is_sparse}" for j in joins)
-    return hashlib.sha256(told.encode()).hexdigest()[:16]
+    return digest(told)
+
+
+def digest(text: str) -> str:
+    """A short name for a long one."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def make_buckets(

@@ -12,6 +12,9 @@ from autodist.graph.item import GraphItem
 from autodist.kernels.all_reduce import ReduceByShuffle
 from autodist.kernels.base import Context, Kernel, run_pipeline
 from autodist.kernels.bundles import SplitBundles
+from autodist.kernels.far_reads import ReadFarVariables
+from autodist.kernels.ownership import AssignOwners
+from autodist.kernels.parameter_server import ParameterServers
 from autodist.kernels.place import Place
 from autodist.kernels.prune import Prune
 from autodist.kernels.replicate import Replicate
@@ -28,9 +31,12 @@ KERNELS: tuple[Kernel, ...] = (
     SplitBundles(),
     GatherRows(),
     SumRepeatedRows(),
+    AssignOwners(),
     Replicate(),
     ReduceByShuffle(),
+    ParameterServers(),
     Prune(),
+    ReadFarVariables(),
     Place(),
 )
 

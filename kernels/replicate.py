@@ -76,6 +76,7 @@ class _Replication:
             targets=tuple(dict.fromkeys(targets)),
             inputs={**self.item.inputs, **parts.given},
             joins=tuple(joiner.joins),
+            stages=self.stages,
         )
 
     def _free_constants(self) -> None:

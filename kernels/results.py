@@ -24,8 +24,16 @@ class Results:
     def give(self, join: Join, tensors: Sequence[str]) -> None:
         """Lets all that reads the join's local result read `tensors`, which hold the sum over all workers."""
         for old, new in zip(join.result, tensors, strict=True):
-            self.editor.rewire(old, new)
-            self._given[old] = new
+            self.replace(old, new)
+
+    def replace(self, old: str, new: str, consumers: Iterable[str] | None = None) -> None:
+        """Lets `consumers` of the tensor `old`, and the step's outputs, have `new`."""
+        self.editor.rewire(old, new, consumers)
+        self._given[old] = new
+
+    def now(self, name: str) -> str:
+        """The tensor that took the place of a join's local result, or `name` itself."""
+        return self._given.get(name, name)
 
     def run(self, names: Iterable[str]) -> None:
         """Adds nodes that have to run in every step."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -25,11 +25,30 @@ _AGGREGATIONS = {
 }
 
 
+class VariableLike(Protocol):
+    """What is asked of a variable of the script; a `tf.Variable` has it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def shape(self) -> tf.TensorShape: ...
+
+    @property
+    def dtype(self) -> tf.DType: ...
+
+    @property
+    def trainable(self) -> bool: ...
+
+    @property
+    def aggregation(self) -> tf.VariableAggregation: ...
+
+
 @dataclass(frozen=True)
 class FoundVariable:
     """A variable of the script and the node that makes its handle in the captured graph."""
 
-    source: tf.Variable
+    source: VariableLike
     handle: str
 
 

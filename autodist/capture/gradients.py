@@ -35,9 +35,15 @@ class NotedCall:
 
 @dataclass
 class GradientNotes:
-    """What was noted, in order."""
+    """What was noted, in order.
+
+    Attributes:
+        calls: the calls.
+        in_functions: whether graphs of functions are looked at, or else plain graphs.
+    """
 
     calls: list[NotedCall] = field(default_factory=list)
+    in_functions: bool = True
     _depth: threading.local = field(default_factory=threading.local)
 
     @contextmanager
@@ -49,6 +55,11 @@ class GradientNotes:
             yield depth == 0
         finally:
             self._depth.value = depth
+
+    def _looks_here(self) -> bool:
+        if tf.executing_eagerly():
+            return False
+        return isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph) == self.in_functions
 
     def differentiate(self, targets: Any, sources: Any, weights: Any, plain: Any) -> Any:
         """Calls `plain(targets, weights)` with the weights multiplied by a seed, and notes what comes of it.
@@ -62,7 +73,7 @@ class GradientNotes:
         with self._inside() as is_outermost:
             handles = [_handle_of(s) for s in tf.nest.flatten(sources)]
             flat = tf.nest.flatten(targets, expand_composites=False)
-            if not is_outermost or tf.executing_eagerly() or all(h is None for h in handles) or not _floats(flat):
+            if not is_outermost or not self._looks_here() or all(h is None for h in handles) or not _floats(flat):
                 return plain(targets, weights)
             graph = tf.compat.v1.get_default_graph()
             tensors = [tf.convert_to_tensor(t) for t in flat]
@@ -97,9 +108,13 @@ def _floats(targets: list[Any]) -> bool:
 
 
 @contextmanager
-def noting_gradients() -> Iterator[GradientNotes]:
-    """Notes all gradients of variables that are made in graphs while the context is open."""
-    notes = GradientNotes()
+def noting_gradients(in_functions: bool = True) -> Iterator[GradientNotes]:
+    """Notes all gradients of variables that are made in graphs while the context is open.
+
+    Args:
+        in_functions: whether in those of functions, or else in plain graphs.
+    """
+    notes = GradientNotes(in_functions=in_functions)
     tape_gradient = tf.GradientTape.gradient
     graph_gradients = gradients_util._GradientsHelper
 

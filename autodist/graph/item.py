@@ -6,9 +6,13 @@ import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
+
+if TYPE_CHECKING:
+    from autodist.graph.stages import Stages
 
 
 EXAMPLES = "autodist/examples:0"
@@ -149,6 +153,7 @@ class GraphItem:
         targets: nodes that run without being returned.
         spec_of: static shape and dtype of a tensor of the captured graph.
         joins: what the replicas made and has to be combined; empty until the step is replicated.
+        stages: what runs once, as it was when the step was replicated; those nodes keep their names.
         owners: the worker that holds a variable, by its name; every worker holds the others.
     """
 
@@ -161,6 +166,7 @@ class GraphItem:
     targets: tuple[str, ...] = ()
     spec_of: Callable[[str], tf.TensorSpec] = field(default=_no_specs, compare=False, repr=False)
     joins: tuple[Join, ...] = ()
+    stages: Stages | None = None
     owners: Mapping[str, int] = field(default_factory=dict)
 
     def with_graph(self, graph_def: tf.compat.v1.GraphDef) -> GraphItem:

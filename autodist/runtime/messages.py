@@ -1,4 +1,4 @@
-"""Messages: bytes that the chief sends to every other worker, through a queue on each worker's device."""
+"""Messages between steps: bytes from the chief to every other worker, and word from them that they are ready."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CAPACITY = 64
 
 
 class Messages:
-    """One way, from the chief; each worker reads what was sent, in order.
+    """Each worker reads what the chief sent, in order.
 
     Args:
         host: where sending and receiving run.
@@ -20,23 +20,31 @@ class Messages:
     """
 
     def __init__(self, host: Host, worker: int, workers: int) -> None:
-        self._host, self._is_chief = host, worker == 0
+        self._host, self._is_chief, self._workers = host, worker == 0, workers
         with host.graph.as_default():
             self._content = tf.compat.v1.placeholder(tf.string, [])
-            queues = [self._queue(w, workers) for w in range(1, workers)]
+            queues = [self._queue(tf.string, f"messages/{w}", w) for w in range(1, workers)]
             self._send = [queue.enqueue(self._content) for queue in queues]
             self._receive = None if self._is_chief else queues[worker - 1].dequeue()
+            ready = self._queue(tf.bool, "ready", 0)
+            self._say_ready = ready.enqueue(True)
+            self._await_ready = ready.dequeue_many(max(1, workers - 1))
 
-    @staticmethod
-    def _queue(worker: int, workers: int) -> tf.queue.FIFOQueue:
-        with tf.device(cpu_of(worker, workers)):
-            return tf.queue.FIFOQueue(_CAPACITY, tf.string, [[]], shared_name=f"autodist/messages/{worker}")
+    def _queue(self, dtype: tf.DType, name: str, worker: int) -> tf.queue.FIFOQueue:
+        with tf.device(cpu_of(worker, self._workers)):
+            return tf.queue.FIFOQueue(_CAPACITY, dtype, [[]], shared_name=f"autodist/{name}")
 
     def exchange(self, content: bytes | None = None) -> bytes:
         """On the chief, sends `content` to all others; on another worker, waits for the next message and returns it."""
         if self._receive is not None:
             return bytes(self._host.session.run(self._receive))
-        assert content is not None, "the chief has something to say"
+        if content is None:
+            raise ValueError("the chief sends, it does not receive")
         if self._send:
             self._host.session.run(self._send, {self._content: content})
         return content
+
+    def meet(self) -> None:
+        """On the chief, waits until all others have called it: they have finished their last step by then."""
+        if self._workers > 1:
+            self._host.session.run(self._await_ready if self._is_chief else self._say_ready)

@@ -32,6 +32,7 @@ class Pieces:
         """Gives every piece of the variables the value that the chief's script has; all workers call it alike."""
         if not variables:
             return
+        self._messages.meet()
         if self._worker == 0:
             made = [self._write(t) for t in variables]
             values = {given: t.read().numpy() for t, (given, _) in zip(variables, made, strict=True)}

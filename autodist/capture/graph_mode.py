@@ -1,0 +1,157 @@
+"""Front end of TensorFlow 1 scripts: what a session is asked to run, out of a graph, becomes a GraphItem."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.capture.assemble import FoundVariable, VariableLike, assemble, describe_variables
+from autodist.capture.gradients import NotedCall
+from autodist.errors import CaptureError
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.item import GraphItem, Variable
+from autodist.graph.names import node_of
+
+_REFERENCES = ("VariableV2", "Variable", "TemporaryVariable")
+
+
+@dataclass(frozen=True)
+class NodeVariable:
+    """A variable that stands in no collection, known by its node alone."""
+
+    name: str
+    shape: tf.TensorShape
+    dtype: tf.DType
+    trainable: bool = False
+    aggregation: tf.VariableAggregation = tf.VariableAggregation.NONE
+
+
+@dataclass(frozen=True)
+class CapturedGraph:
+    """A graph as it was when its session was made.
+
+    Attributes:
+        graph: of the script.
+        calls: the calls of `gradient` that were noted in it.
+        variables: all of its variables.
+        version: how often it had changed.
+    """
+
+    graph: tf.Graph
+    calls: tuple[NotedCall, ...]
+    variables: tuple[Variable, ...]
+    version: int
+
+    @classmethod
+    def of(cls, graph: tf.Graph, calls: Iterable[NotedCall]) -> CapturedGraph:
+        """Looks at a graph.
+
+        Raises:
+            CaptureError: gradients were made in another graph too, or variables are of the kind that AutoDist cannot share.
+        """
+        calls = tuple(calls)
+        if any(c.graph is not graph for c in calls):
+            raise CaptureError(
+                "gradients were made in two graphs within one scope; which is to be trained? Open a scope for each graph."
+            )
+        found = find_variables(graph)
+        return cls(graph, calls, describe_variables(found), graph.version)
+
+    def require_unchanged(self) -> None:
+        """Passes if no operation was added since the session was made.
+
+        Raises:
+            CaptureError: one was.
+        """
+        if self.graph.version != self.version:
+            added = self.graph.get_operations()[-1].name
+            raise CaptureError(
+                f"the graph was changed after its session was made (the last operation is {added}). Build all operations before "
+                "create_distributed_session(), so that all workers run the same graph."
+            )
+
+    def whole(self) -> GraphItem:
+        """All of the graph, for planning: every gradient that reaches its variable."""
+        definition = self.graph.as_graph_def()
+        present = {node.name for node in definition.node}
+        calls = [c for c in self.calls if c.seed.op.name in present]
+        return assemble(definition, self.variables, calls, _handle_name, {}, [], [], self.graph)
+
+    def step(self, outputs: Sequence[str], targets: Sequence[str], inputs: Mapping[str, int | None]) -> GraphItem:
+        """What runs when a session is asked for `outputs` and `targets`, given `inputs`.
+
+        Args:
+            outputs: tensors.
+            targets: operations.
+            inputs: fed tensors, with the axis along which each is split.
+        """
+        editor = GraphEditor(self.graph.as_graph_def())
+        for name in inputs:
+            _become_fed(editor, name, self.graph.get_tensor_by_name(name))
+        roots = [*map(node_of, outputs), *targets, *map(node_of, inputs)]
+        needed = editor.ancestors(roots)
+        calls = [c for c in self.calls if _is_used(c, needed)]
+        roots += [node_of(t.name) for c in calls for t in c.targets] + [c.seed.op.name for c in calls]
+        editor.prune(roots)
+        variables = [v for v in self.variables if v.handle in editor]
+        return assemble(
+            editor.to_graph_def(), variables, calls, _handle_name, inputs, outputs, targets, self.graph
+        )
+
+
+def find_variables(graph: tf.Graph) -> list[FoundVariable]:
+    """The variables of a graph, in the order of their nodes.
+
+    Raises:
+        CaptureError: if one is a reference variable.
+    """
+    listed: dict[str, VariableLike] = {}
+    for name in graph.get_all_collection_keys():
+        for member in graph.get_collection_ref(name):
+            handle = getattr(member, "handle", None)
+            if isinstance(member, tf.Variable) and isinstance(handle, tf.Tensor):
+                listed.setdefault(handle.op.name, member)
+    found = []
+    for op in graph.get_operations():
+        if op.type in _REFERENCES:
+            raise CaptureError(
+                f"{op.name} is a reference variable, which cannot be shared between replicas. Call "
+                "tf.compat.v1.enable_resource_variables() before it is made, or make it within the scope."
+            )
+        if op.type == "VarHandleOp":
+            shape = tf.TensorShape(op.get_attr("shape"))
+            source = listed[op.name] if op.name in listed else NodeVariable(op.name, shape, op.get_attr("dtype"))
+            found.append(FoundVariable(source, op.name))
+    return found
+
+
+def _handle_name(handle: Any) -> str | None:
+    return handle.op.name if isinstance(handle, tf.Tensor) else None
+
+
+def _is_used(call: NotedCall, needed: set[str]) -> bool:
+    gradients = [g.values if isinstance(g, tf.IndexedSlices) else g for _, g in call.pairs]
+    return call.seed.op.name in needed and any(g.op.name in needed for g in gradients)
+
+
+def _become_fed(editor: GraphEditor, name: str, tensor: tf.Tensor) -> None:
+    """A fed tensor is a placeholder, whatever makes it in the script's graph."""
+    node = editor[node_of(name)]
+    if node.op == "Placeholder":
+        return
+    if len(tensor.op.outputs) > 1:
+        raise CaptureError(
+            f"{name} is fed, and it is one of several outputs of {tensor.op.type}; feed a tf.identity of it instead."
+        )
+    fed = NodeDef(name=node.name, op="Placeholder")
+    fed.attr["dtype"].type = tensor.dtype.as_datatype_enum
+    fed.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+    consumers = editor.consumers(node.name)
+    inputs = {c: list(editor[c].input) for c in consumers}
+    editor.remove([node.name])
+    editor.add(fed)
+    for consumer, spelled in inputs.items():
+        editor.set_inputs(consumer, spelled)

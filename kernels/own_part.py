@@ -1,0 +1,222 @@
+"""OwnPart: which nodes that run once are this worker's to run, and which tensors travel between owners for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.effects import Effect
+from autodist.graph.fragment import fragment
+from autodist.graph.item import GraphItem, Join
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.kernels.base import Context
+from autodist.kernels.buckets import digest
+from autodist.kernels.exchange import Exchange
+from autodist.kernels.results import Results
+
+Owners = frozenset[int]
+NOBODY: Owners = frozenset()
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tensor that `source` has and `reader` needs.
+
+    Attributes:
+        name: of the tensor in the captured graph.
+        level: stage in which it is made.
+    """
+
+    source: int
+    reader: int
+    name: str
+    level: int
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """One worker's share of what runs once.
+
+    Attributes:
+        item: the step.
+        private: for a node that depends on what single owners have (a gradient that was brought there, a read of a variable
+            there), these owners; a node with one owner is computed by it alone.
+        transfers: what travels, for all workers, in the same order on each.
+        me: this worker.
+        brought: shape and dtype of the gradients that were brought to owners, by the tensor that stands for them.
+    """
+
+    item: GraphItem
+    private: Mapping[str, Owners]
+    transfers: tuple[Transfer, ...]
+    me: int
+    brought: Mapping[str, tf.TensorSpec]
+
+    @classmethod
+    def find(
+        cls,
+        item: GraphItem,
+        context: Context,
+        editor: GraphEditor,
+        effects: Mapping[str, Effect],
+        owner: Mapping[str, int],
+        joins: Sequence[Join],
+    ) -> OwnPart:
+        """Looks at the graph after gradients were brought to their owners.
+
+        Args:
+            item: the step before that; its joins' results stand for the gradients on every worker alike.
+            owner: of each owned variable, by handle.
+        """
+        brought = {t: item.owners[j.variable or ""] for j in joins for t in j.result}
+        private = _find_private(item, effects, owner, brought)
+        transfers: list[Transfer] = []
+        for reader in range(context.workers):
+            asked = _asked_of_others(item, effects, owner, private, brought, reader)
+            transfers += [Transfer(source, reader, name, _level(item, name)) for name, source in asked.items()]
+        specs = {t: _spec_of_result(j, t) for j in joins for t in j.result}
+        return cls(item, private, tuple(transfers), context.worker, specs)
+
+    def exchange_boundary(self, results: Results, context: Context) -> None:
+        """Sends what others need of this worker, and receives what it needs."""
+        groups: dict[tuple[int, int, int], list[str]] = {}
+        for t in self.transfers:
+            if self.me in (t.source, t.reader):
+                groups.setdefault((t.source, t.reader, t.level), []).append(t.name)
+        for (source, reader, level), names in groups.items():
+            self._exchange(results, context, source, reader, level, names)
+
+    def _exchange(
+        self, results: Results, context: Context, source: int, reader: int, level: int, names: list[str]
+    ) -> None:
+        exchange = Exchange(context, f"boundary/{level}/{digest(';'.join(names))}")
+        specs = [self.brought.get(name) or self.item.spec_of(name) for name in names]
+        readers = [self._own_readers(results.editor, name) for name in names]
+        with fragment(results.editor, f"boundary/{source}/{reader}/{level}") as f, tf.device(context.cpu(self.me)):
+            if self.me == source:
+                values = [
+                    f.input(results.now(name), spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)
+                ]
+                exchange.send(reader, "needed", values)
+                got = []
+            else:
+                like = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+                got = exchange.receive(source, "needed", like)
+        for name, value, who in zip(names, got, readers, strict=False):
+            results.replace(name, f.name(value), who)
+        results.run(f.name(op) for op in exchange.effects)
+
+    def _own_readers(self, editor: GraphEditor, name: str) -> list[str]:
+        return [c for c in editor.consumers(node_of(name)) if not self.is_others(c)]
+
+    def is_others(self, name: str) -> bool:
+        """Whether another worker alone computes a node."""
+        owners = self.private.get(name, NOBODY)
+        return len(owners) == 1 and self.me not in owners
+
+    def cut_control(self, editor: GraphEditor) -> None:
+        """What this worker runs does not wait for nodes that others run."""
+        for node in editor:
+            if self.is_others(node.name):
+                continue
+            lost = [i for i in node.input if is_control(i) and self.is_others(node_of(i))]
+            if lost:
+                editor.set_inputs(node.name, [i for i in node.input if i not in lost])
+
+
+def _level(item: GraphItem, name: str) -> int:
+    return item.stages.levels.get(node_of(name), 1) if item.stages else 1
+
+
+def _once(item: GraphItem) -> list[str]:
+    if item.stages is None:
+        return []
+    return sorted(item.stages.once, key=item.stages.order.__getitem__)
+
+
+def _spec_of_result(join: Join, result: str) -> tf.TensorSpec:
+    is_indices = join.is_sparse and result == join.result[0]
+    return tf.TensorSpec([None], join.index_dtype) if is_indices else tf.TensorSpec(join.shape, join.dtype)
+
+
+def _find_private(
+    item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[str, int], brought: Mapping[str, int]
+) -> dict[str, Owners]:
+    nodes = {node.name: node for node in item.graph_def.node}
+    private: dict[str, Owners] = {}
+    for name in _once(item):
+        if name not in nodes:
+            continue
+        found = NOBODY
+        for i in nodes[name].input:
+            if not is_control(i):
+                found |= private.get(node_of(i), NOBODY)
+                found |= {brought[tensor(i)]} if tensor(i) in brought else NOBODY
+        effect = effects.get(name)
+        if effect:
+            found |= {owner[h] for h in effect.reads | effect.writes if h in owner}
+            if effect.writes & owner.keys():
+                found = frozenset(owner[h] for h in effect.writes if h in owner)
+        if found:
+            private[name] = found
+    return private
+
+
+def _asked_of_others(
+    item: GraphItem,
+    effects: Mapping[str, Effect],
+    owner: Mapping[str, int],
+    private: Mapping[str, Owners],
+    brought: Mapping[str, int],
+    reader: int,
+) -> dict[str, int]:
+    """Tensors that `reader` needs and a single other worker has, with that worker."""
+    nodes = {node.name: node for node in item.graph_def.node}
+    asked: dict[str, int] = {}
+    for output in item.outputs:
+        holders = private.get(node_of(output), NOBODY)
+        if len(holders) == 1 and reader not in holders:
+            asked[output] = next(iter(holders))
+    front = list(_roots(item, effects, owner, private, reader))
+    seen = set(front)
+    while front:
+        name = front.pop()
+        for i in nodes[name].input:
+            source = node_of(i)
+            if tensor(i) in brought and brought[tensor(i)] != reader and not is_control(i):
+                asked[tensor(i)] = brought[tensor(i)]
+                continue
+            others = private.get(source, NOBODY)
+            if len(others) == 1 and reader not in others and not _writes_for(effects, owner, source, reader):
+                if not is_control(i):
+                    asked[tensor(i)] = next(iter(others))
+            elif source not in seen and source in private:
+                seen.add(source)
+                front.append(source)
+    return dict(sorted(asked.items()))
+
+
+def _roots(
+    item: GraphItem,
+    effects: Mapping[str, Effect],
+    owner: Mapping[str, int],
+    private: Mapping[str, Owners],
+    reader: int,
+) -> Iterable[str]:
+    """What a worker runs for its own sake: writes of what it holds, and what the step returns."""
+    for name in _once(item):
+        if name in effects and _writes_for(effects, owner, name, reader):
+            yield name
+    for name in (*map(node_of, item.outputs), *item.targets):
+        effect = effects.get(name)
+        holders = private.get(name, NOBODY)
+        if not (effect and effect.writes) and (len(holders) != 1 or reader in holders):
+            yield name
+
+
+def _writes_for(effects: Mapping[str, Effect], owner: Mapping[str, int], name: str, worker: int) -> bool:
+    effect = effects.get(name)
+    return bool(effect and effect.writes) and all(owner.get(h, worker) == worker for h in effect.writes)

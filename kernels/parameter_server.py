@@ -1,0 +1,207 @@
+"""Parameter servers: one worker holds a variable, sums its gradients and updates it; the others read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.errors import StrategyError
+from autodist.graph.editor import GraphEditor
+from autodist.graph.effects import Effect, Effects
+from autodist.graph.fragment import fragment
+from autodist.graph.item import GraphItem, Join
+from autodist.graph.names import node_of
+from autodist.graph.stages import Stages
+from autodist.kernels.all_reduce import mean_of, weight_of
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.buckets import Bucket, digest, key_of, make_buckets
+from autodist.kernels.exchange import Exchange
+from autodist.kernels.own_part import OwnPart
+from autodist.kernels.results import Results
+
+PACK_BYTES = 256 << 10
+"""Gradients are packed up to this size; larger ones go alone, since packing copies them."""
+
+
+@dataclass(frozen=True)
+class ParameterServers(Kernel):
+    """Moves the update of each owned variable to its owner (Li et al., OSDI 2014), synchronously.
+
+    Every worker brings its gradients to the owner, which adds them in the order of the workers, divides by the weight,
+    applies the update once, and hands every worker a token. Where the update of one owner's variable needs what another
+    owner has (a norm over all gradients), the tensors at that boundary travel, and each owner computes the rest itself.
+
+        g → update(v)    becomes, at the owner,    g0 + g1 → update(v) → tokens;    elsewhere    g1 → send,  token → done
+    """
+
+    name: ClassVar[str] = "parameter-servers"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if context.workers == 1 or not item.owners:
+            return item
+        return _Serving(item, context).run()
+
+
+class _Serving:
+    """The work of one `ParameterServers.apply`, in the order of `run`."""
+
+    def __init__(self, item: GraphItem, context: Context) -> None:
+        self.item, self.context = item, context
+        self.owner = {item.by_name[name].handle: owner for name, owner in item.owners.items() if name in item.by_name}
+        self.stages: Stages | None = item.stages
+        self.results = Results(GraphEditor(item.graph_def))
+        self.editor = self.results.editor
+        effects = Effects(item.graph_def)
+        self.effects: dict[str, Effect] = {n.name: e for n in item.graph_def.node if (e := effects.of(n))}
+        self.joins = [j for j in item.joins if j.variable is not None and j.variable in item.owners]
+
+    def run(self) -> GraphItem:
+        self._require_one_owner_a_write()
+        self._bring_gradients()
+        part = OwnPart.find(self.item, self.context, self.editor, self.effects, self.owner, self.joins)
+        self._require_same_outputs(part)
+        part.exchange_boundary(self.results, self.context)
+        self._hold_back_writes()
+        self._hand_out_tokens()
+        part.cut_control(self.editor)
+        item = self.results.applied_to(self.item, self.joins)
+        return replace(item, targets=tuple(t for t in item.targets if t in self.editor and not part.is_others(t)))
+
+    def _require_one_owner_a_write(self) -> None:
+        for name, effect in self.effects.items():
+            holders = {self.owner.get(h) for h in effect.writes}
+            if len(holders) > 1:
+                written = sorted(self.item.by_handle[h].name for h in effect.writes)
+                raise StrategyError(
+                    f"{', '.join(written)} are written by one operation ({name}, {self.editor[name].op}), and the strategy gives "
+                    "them different owners. Give them one owner (the PS builder does), or use AllReduce for all of them."
+                )
+
+    def _require_same_outputs(self, part: OwnPart) -> None:
+        """Workers of a session may fetch different things, so nothing can be sent for what one of them fetches."""
+        if self.context.joins_outputs:
+            return
+        for name in self.item.outputs:
+            if part.is_others(node_of(name)):
+                raise StrategyError(
+                    f"{name} is fetched together with a training step, and it is made from what another worker alone has. Fetch it in "
+                    "a run of its own after the step, or synchronise its variable by AllReduce."
+                )
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+
+    def _bring_gradients(self) -> None:
+        dense = [j for j in self.joins if not j.is_sparse]
+        for bucket in make_buckets(dense, lambda j: self.item.owners[j.variable], PACK_BYTES):
+            self._bring_bucket(bucket, self.item.owners[bucket.joins[0].variable])
+        for join in self.joins:
+            if join.is_sparse:
+                self._bring_rows(join, self.item.owners[join.variable])
+
+    def _bring_bucket(self, bucket: Bucket, owner: int) -> None:
+        exchange = Exchange(self.context, bucket.key)
+        reads = self._reads_before_push(bucket.joins)
+        with fragment(self.editor, f"push/{bucket.key}") as f, tf.device(self.context.cpu(self.context.worker)):
+            mine = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
+            if owner == self.context.worker:
+                values = bucket.unpack(mean_of(self._parts(exchange, mine)))
+            else:
+                exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
+                values = []
+        for join, value in zip(bucket.joins, values, strict=False):
+            self.results.give(join, [f.name(value)])
+        self.results.run(f.name(op) for op in exchange.effects)
+
+    def _bring_rows(self, join: Join, owner: int) -> None:
+        key = key_of([join])
+        exchange = Exchange(self.context, key)
+        reads = self._reads_before_push([join])
+        with fragment(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
+            rows = [f.input(join.local[0], join.index_dtype, [None]), f.input(join.local[1], join.dtype, join.shape)]
+            mine = [*rows, *weight_of(f, join)]
+            if owner == self.context.worker:
+                parts = self._parts(exchange, mine)
+                values = tf.concat([p[1] for p in parts], 0)
+                if join.weight is not None:
+                    values = tf.math.divide_no_nan(values, tf.cast(tf.add_n([p[2] for p in parts]), join.dtype))
+                made = [tf.concat([p[0] for p in parts], 0), values]
+            else:
+                exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
+                made = []
+        if made:
+            self.results.give(join, [f.name(t) for t in made])
+        self.results.run(f.name(op) for op in exchange.effects)
+
+    def _parts(self, exchange: Exchange, mine: list[tf.Tensor]) -> list[list[tf.Tensor]]:
+        me = self.context.worker
+        return [mine if w == me else exchange.receive(w, "gradient", mine) for w in range(self.context.workers)]
+
+    def _reads_before_push(self, joins: Iterable[Join]) -> list[str]:
+        """This worker's reads of the variables, which must not see the update that its gradients bring about."""
+        handles = {self.item.by_name[j.variable].handle for j in joins if j.variable}
+        level = next(iter(joins)).level
+        return [
+            name for name, effect in self.effects.items()
+            if effect.reads & handles and not effect.writes and not self._runs_once(name) and self._level(name) <= level
+        ]  # fmt: skip
+
+    def _runs_once(self, name: str) -> bool:
+        return self.stages is not None and name in self.stages.once
+
+    def _level(self, name: str) -> int:
+        return self.stages.levels.get(name, 1) if self.stages else 1
+
+    # -- writes ----------------------------------------------------------------------------------------------------
+
+    def _owned_writes(self, owner: int) -> list[str]:
+        return [
+            name for name, effect in self.effects.items()
+            if any(self.owner.get(h) == owner for h in effect.writes)
+        ]  # fmt: skip
+
+    def _hold_back_writes(self) -> None:
+        """A write at the owner waits for all gradients of its variable: all workers have read the variable by then."""
+        arrived: dict[str, list[tuple[int, str]]] = {}
+        for join in self.joins:
+            handle = self.item.by_name[join.variable or ""].handle
+            for name in join.result:
+                arrived.setdefault(handle, []).append((join.level, node_of(self.results.now(name))))
+        for name in self._owned_writes(self.context.worker):
+            for handle in self.effects[name].writes:
+                ready = [node for level, node in arrived.get(handle, ()) if level <= self._level(name)]
+                self.editor.add_control(name, ready)
+
+    def _hand_out_tokens(self) -> None:
+        for owner in range(self.context.workers):
+            by_level: dict[int, list[str]] = {}
+            for name in self._owned_writes(owner):
+                by_level.setdefault(self._level(name), []).append(name)
+            for level, names in sorted(by_level.items()):
+                self._token(owner, level, names)
+
+    def _token(self, owner: int, level: int, writes: list[str]) -> None:
+        """Word from an owner that its writes of one stage are done; elsewhere it stands for those writes."""
+        exchange = Exchange(self.context, f"token/{_key_of_writes(self.item, self.effects, writes)}")
+        with fragment(self.editor, f"token/{owner}/{level}") as f, tf.device(self.context.cpu(self.context.worker)):
+            done = tf.constant(True)
+            if owner == self.context.worker:
+                for to in range(self.context.workers):
+                    if to != owner:
+                        exchange.send(to, "done", [done], [f.after(writes)])
+            else:
+                exchange.receive(owner, "done", [done])
+        names = [f.name(op) for op in exchange.effects]
+        self.results.run(names)
+        if owner != self.context.worker:
+            for write in writes:
+                self.editor.replace_control(write, names)
+            self.editor.remove(writes)
+
+
+def _key_of_writes(item: GraphItem, effects: Mapping[str, Effect], writes: list[str]) -> str:
+    """Names what was written, in the same way in all programs that write it."""
+    handles = sorted({item.by_handle[h].name for w in writes for h in effects[w].writes})
+    return digest(";".join(handles))

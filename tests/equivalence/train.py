@@ -1,0 +1,61 @@
+"""Runs training programs one after the other, on one device or under AutoDist, and writes what they have trained.
+
+    python -m tests.equivalence.train --out DIRECTORY (--alone | --cluster FILE) PROGRAM …
+
+Each worker leaves `PROGRAM.INDEX.npz`. With `--cores N` the machine seems to have N cores per worker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from tests.equivalence.cases import PROGRAMS, Alone
+
+SEED = 7
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--alone", action="store_true")
+    where.add_argument("--cluster", type=Path)
+    parser.add_argument("--cores", type=int)
+    parser.add_argument("--unseeded", action="store_true", help="set no seed anywhere")
+    parser.add_argument("programs", nargs="+")
+    arguments = parser.parse_args()
+    keras.config.set_floatx("float64")
+    if arguments.cores is not None:
+        _pretend_cores(arguments.cores)
+    ad = _trainer(arguments.cluster)
+    for name in arguments.programs:
+        if not arguments.unseeded:
+            keras.utils.set_random_seed(SEED)
+        results = PROGRAMS[name](ad)
+        part = arguments.out / f"{name}.{ad.worker_index}.part"
+        with open(part, "wb") as file:
+            np.savez(file, **results)
+        os.rename(part, part.with_suffix(".npz"))
+
+
+def _trainer(cluster: Path | None) -> Any:
+    if cluster is None:
+        return Alone()
+    from autodist import AutoDist
+
+    return AutoDist(cluster)
+
+
+def _pretend_cores(cores: int) -> None:
+    """Sessions get as many threads as there are cores, and order goes wrong first where there are many."""
+    os.sched_getaffinity = lambda _: set(range(cores))  # type: ignore[assignment]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Many workers in one process: their rewritten graphs stand side by side in one session, without servers.
+
+A direct session has one device, so devices are cleared; what stands on different workers is kept apart by name. A
+variable or a queue is known to TensorFlow by its worker and its `shared_name`; here the worker becomes part of the
+`shared_name`. All workers' steps then run in one `session.run`, and queues carry what they carry between machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.capture.function import CapturedFunction, capture_function
+from autodist.graph.item import EXAMPLES, GraphItem
+from autodist.graph.names import node_of
+from autodist.kernels import Context, rewrite
+from autodist.proto import strategy_pb2
+from autodist.runtime.batches import share_of, take
+
+Values = dict[str, np.ndarray]
+Batch = Sequence[np.ndarray]
+
+
+def capture(step: Callable[..., object], *examples: np.ndarray | tf.TensorSpec) -> CapturedFunction:
+    """A step whose arguments of rank 1 and more are split along their first axis."""
+    specs, axes = [], []
+    for example in examples:
+        shape = list(example.shape)
+        axes.append(0 if shape else None)
+        specs.append(tf.TensorSpec([None, *shape[1:]] if shape else [], example.dtype))
+    return capture_function(step, tuple(specs), axes)
+
+
+def plan(
+    item: GraphItem, workers: int = 1, replicas: int = 1, owners: Mapping[str, int] | None = None
+) -> strategy_pb2.Strategy:
+    """A strategy with `replicas` CPU replicas a worker; variables named in `owners` by parameter server, others by SHUFFLE."""
+    nodes = []
+    for name in dict.fromkeys(g.variable for g in item.gradients):
+        if owners and name in owners:
+            server = strategy_pb2.ParameterServer(owner=owners[name])
+            nodes.append(strategy_pb2.VariableNode(variable=name, parameter_server=server))
+        else:
+            shuffle = strategy_pb2.AllReduce(spec=strategy_pb2.AllReduce.SHUFFLE)
+            nodes.append(strategy_pb2.VariableNode(variable=name, all_reduce=shuffle))
+    devices = [strategy_pb2.Replica(worker=w, device=f"cpu:{k}") for w in range(workers) for k in range(replicas)]
+    return strategy_pb2.Strategy(nodes=nodes, graph_config=strategy_pb2.GraphConfig(replicas=devices))
+
+
+def rewritten(captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> list[GraphItem]:
+    """The step of every worker."""
+    workers = Context(strategy, 0).workers
+    return [rewrite(captured.item, Context(strategy, worker)) for worker in range(workers)]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What several steps left.
+
+    Attributes:
+        variables: by name, on each worker; a variable that one worker holds is there alone.
+        outputs: of each step, on each worker.
+    """
+
+    variables: list[Values]
+    outputs: list[list[list[np.ndarray]]]
+
+    def variable(self, name: str) -> np.ndarray:
+        """The value of a variable, which is the same bits wherever it is."""
+        found = [values[name] for values in self.variables if name in values]
+        for other in found[1:]:
+            np.testing.assert_array_equal(other, found[0], err_msg=name)
+        return found[0]
+
+
+def train(captured: CapturedFunction, strategy: strategy_pb2.Strategy, batches: Sequence[Batch]) -> Trained:
+    """Runs the steps of all workers, from the values that the script's variables have, on global batches."""
+    return Session(captured, strategy).train(batches)
+
+
+class Session:
+    """All workers of a run in one session."""
+
+    def __init__(self, captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> None:
+        self.captured, self.strategy = captured, strategy
+        self.items = rewritten(captured, strategy)
+        names = [v.name for v in captured.item.variables]
+        initial = {name: source.numpy() for name, source in zip(names, captured.sources, strict=True)}
+        self.graph = tf.Graph()
+        with self.graph.as_default():
+            for worker, item in enumerate(self.items):
+                tf.import_graph_def(_in_one_session(item.graph_def), name=f"worker_{worker}")
+            self.handles = [self._handles(worker) for worker in range(len(self.items))]
+            self._assign = [
+                tf.raw_ops.AssignVariableOp(resource=handle, value=initial[name])
+                for handles in self.handles
+                for name, handle in handles.items()
+            ]
+            self._read = [
+                {name: self._read_own(worker, name, handle) for name, handle in handles.items()}
+                for worker, handles in enumerate(self.handles)
+            ]
+        config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4, intra_op_parallelism_threads=1)
+        config.graph_options.rewrite_options.disable_meta_optimizer = True  # takes longer than these small steps
+        self.session = tf.compat.v1.Session(graph=self.graph, config=config)
+
+    def train(self, batches: Sequence[Batch], limit_ms: int = 60_000) -> Trained:
+        """Sets all variables to the script's values and runs a step a batch; a step that hangs fails after `limit_ms`."""
+        with self.session as session:
+            session.run(self._assign)
+            outputs = [self._step(batch, limit_ms) for batch in batches]
+            read = [{n: t for n, t in tensors.items() if t is not None} for tensors in self._read]
+            return Trained(session.run(read), outputs)
+
+    def _step(self, batch: Batch, limit_ms: int) -> list[list[np.ndarray]]:
+        feeds, fetches, targets = {}, [], []
+        for worker, item in enumerate(self.items):
+            feeds.update(self._feeds(worker, item, batch))
+            fetches.append([f"worker_{worker}/{name}" for name in item.outputs])
+            targets += [self.graph.get_operation_by_name(f"worker_{worker}/{name}") for name in item.targets]
+        options = tf.compat.v1.RunOptions(timeout_in_ms=limit_ms)
+        return self.session.run([fetches, targets], feeds, options=options)[0]
+
+    def _feeds(self, worker: int, item: GraphItem, batch: Batch) -> dict[str, object]:
+        axes = self.captured.item.inputs
+        count = next((len(value) for value, axis in zip(batch, axes.values(), strict=True) if axis is not None), 0)
+        share = share_of(count, [r.worker for r in self.strategy.graph_config.replicas], worker)
+        present = {node.name for node in item.graph_def.node}
+        fed: dict[str, object] = {
+            f"worker_{worker}/{name}": value if axis is None else take(value, axis, share)
+            for (name, axis), value in zip(axes.items(), batch, strict=True)
+        }
+        if node_of(EXAMPLES) in present:
+            fed[f"worker_{worker}/{EXAMPLES}"] = share.size
+        return fed
+
+    def _handles(self, worker: int) -> dict[str, tf.Tensor]:
+        present = {node.name for node in self.items[worker].graph_def.node}
+        return {
+            v.name: self.graph.get_tensor_by_name(f"worker_{worker}/{v.handle}:0")
+            for v in self.captured.item.variables
+            if v.handle in present
+        }
+
+    def _read_own(self, worker: int, name: str, handle: tf.Tensor) -> tf.Tensor | None:
+        """The value of a variable, if this worker holds it."""
+        node = next(n for n in self.items[worker].graph_def.node if n.name == self.captured.item.by_name[name].handle)
+        if task_of_device(node.device) != worker:
+            return None
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=self.captured.item.by_name[name].dtype)
+
+
+def task_of_device(device: str) -> int:
+    task = tf.DeviceSpec.from_string(device).task
+    assert task is not None, f"{device!r} names no worker"
+    return task
+
+
+def _in_one_session(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+    out = tf.compat.v1.GraphDef()
+    out.CopyFrom(graph_def)
+    for node in out.node:
+        if "shared_name" in node.attr:
+            node.attr["shared_name"].s = b"worker_%d/%s" % (task_of_device(node.device), node.attr["shared_name"].s)
+        node.device = ""
+    return out
+
+
+def one_device(captured: CapturedFunction, step: Callable[..., object], batches: Sequence[Batch]) -> Trained:
+    """What the script itself does with the same batches; its variables are put back afterwards."""
+    before = [source.numpy() for source in captured.sources]
+    function = tf.function(step)
+    outputs = [[tf.nest.map_structure(np.asarray, tf.nest.flatten(function(*map(tf.constant, b))))] for b in batches]
+    values = {v.name: s.numpy() for v, s in zip(captured.item.variables, captured.sources, strict=True)}
+    for source, value in zip(captured.sources, before, strict=True):
+        source.assign(value)
+    return Trained([values], outputs)
+
+
+def assert_same(found: Trained, expected: Trained, rtol: float = 1e-12) -> None:
+    """All variables, and the outputs of every step, agree; workers hold equal bits."""
+    for name, value in expected.variables[0].items():
+        np.testing.assert_allclose(found.variable(name), value, rtol=rtol, atol=rtol, err_msg=name)
+    for number, (outputs, (wanted,)) in enumerate(zip(found.outputs, expected.outputs, strict=True)):
+        for mine in outputs:
+            for position, (one, other) in enumerate(zip(mine, wanted, strict=True)):
+                np.testing.assert_allclose(
+                    one, other, rtol=rtol, atol=rtol, err_msg=f"output {position} of step {number}"
+                )
