@@ -12,15 +12,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from autodist.capture.gradients import GradientNotes, noting_gradients
+from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.keras_models import KerasModels
 from autodist.cluster.script_end import watch_script_end
-from autodist.errors import AutoDistError
+from autodist.errors import AutoDistError, CaptureError
 from autodist.function_step import DistributedFunction
 from autodist.messages import log_to_the_terminal
 from autodist.resources import ResourceSpec
 from autodist.run import Run
 from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
+from autodist.session import DistributedSession
 from autodist.strategies import BuildsStrategy, builder_from_section
 
 log = logging.getLogger("autodist")
@@ -55,6 +58,7 @@ class AutoDist:
         self._keras = KerasModels(
             lambda step: DistributedFunction(step, self._run, is_global=keras_steps_are_global), self.is_chief
         )
+        self._notes: GradientNotes | None = None
         atexit.register(self._end)
 
     # -- who runs --------------------------------------------------------------------------------------------------
@@ -88,9 +92,30 @@ class AutoDist:
     @contextmanager
     def scope(self) -> Iterator[AutoDist]:
         """What is built here trains on all replicas, also after the scope."""
+        if not tf.executing_eagerly():
+            tf.compat.v1.enable_resource_variables()
         seed_what_has_no_seed(self._run.seed)
-        with self._keras.adopting():
+        with self._keras.adopting(), noting_gradients(in_functions=False) as notes:
+            self._notes = notes
             yield self
+
+    def create_distributed_session(self, batch_axis: Mapping[Any, int | None] | None = None) -> DistributedSession:
+        """A session that runs the default graph on all replicas, in place of `tf.compat.v1.Session()`.
+
+        Args:
+            batch_axis: by placeholder (or its name), the axis along which what is fed is split over the replicas; by default the
+                first axis of a placeholder that leaves it open; None: every replica gets the whole.
+
+        Raises:
+            CaptureError: no gradient is applied in the graph, or there were two graphs in the scope.
+            StrategyError: the strategy asks for what cannot be done.
+        """
+        if self._notes is None:
+            raise CaptureError("create_distributed_session is called outside the scope; build the graph within `with ad.scope():`.")
+        if tf.executing_eagerly():
+            raise CaptureError("create_distributed_session needs a graph: write `with tf.Graph().as_default(), ad.scope():`.")
+        captured = CapturedGraph.of(tf.compat.v1.get_default_graph(), self._notes.calls)
+        return DistributedSession(self._run, captured, batch_axis)
 
     def function(
         self,

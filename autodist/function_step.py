@@ -115,7 +115,7 @@ class DistributedFunction:
         axes = [leaf.axis for leaf in leaves]
         captured = capture_function(step, tuple(leaf.spec for leaf in leaves), axes, self._needs_gradients)
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
-        return _Traced(captured, self._run.prepare(captured.item, sources, joins_outputs=True))
+        return _Traced(captured, self._run.prepare(captured.item, sources))
 
     def _run_step(self, traced: _Traced, leaves: Sequence[Leaf]) -> Any:
         split = [leaf for leaf in leaves if leaf.axis is not None]

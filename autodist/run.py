@@ -6,10 +6,11 @@ import json
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import rich.console
 import tensorflow as tf
 
 from autodist.cluster.coordinator import Coordinator
@@ -21,7 +22,7 @@ from autodist.errors import WorkerFailedError
 from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.item import GraphItem
 from autodist.graph.stages import written_handles
-from autodist.kernels import Context, rewrite
+from autodist.kernels import EVERY_WORKER, KERNELS, Context, Kernel, rewrite
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runtime.host import Host
@@ -36,6 +37,9 @@ log = logging.getLogger("autodist")
 
 LISTEN_LIMIT = 300.0
 """Seconds within which every worker's script has to reach its first step."""
+
+TABLE_WIDTH = 150
+"""Columns of the strategy's table in the log."""
 
 CAUSE_LIMIT = 8.0
 """Seconds to wait for the reason why another worker went away, once TensorFlow has seen that it did."""
@@ -75,12 +79,13 @@ class Run:
     _coordinator: Coordinator | None = None
     _interrupts: Interrupts | None = None
     _steps: int = 0
-    _strategies: dict[str, strategy_pb2.Strategy] = field(default_factory=dict)
+    _decided: dict[str, strategy_pb2.VariableNode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.index = self.member.index if self.member else 0
         self.workers = len(self.spec.workers)
         self._end = watch_script_end()
+        self.tracker = VariableTracker(self.pull)
 
     @classmethod
     def begin(cls, spec: ResourceSpec, builder: BuildsStrategy) -> Run:
@@ -103,38 +108,78 @@ class Run:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, item: GraphItem, sources: Mapping[str, tf.Variable], joins_outputs: bool) -> RunningStep:
-        """Plans, rewrites and imports a captured step; the first one starts the other workers.
+    def prepare(self, item: GraphItem, sources: Mapping[str, tf.Variable]) -> RunningStep:
+        """Plans, rewrites and imports a captured step of eager variables; the first one starts the other workers.
 
         Args:
             item: the step.
             sources: the script's variable, by name.
-            joins_outputs: as in `Context`.
 
         Raises:
             StrategyError: the strategy asks for what cannot be done; before any process is started.
             CaptureMismatchError: this worker captured another step than the chief.
         """
-        strategy = self._build(item) if self.index == 0 else None
-        if self._host is None:
-            self._start()
-        strategy = self._agree(item, strategy)
-        self.strategy = self.strategy or strategy
-        context = Context(strategy, self.index, joins_outputs)
-        tracked = {v.name: self._tracker.track(sources[v.name], v.name) for v in item.variables}
-        item = _share_names(item, tracked)
-        rewritten = rewrite(item, context, f"step_{self._steps}")
-        self._steps += 1
+        tracked = {v.name: self.tracker.track(sources[v.name], v.name) for v in item.variables}
+        names = {name: one.shared_name for name, one in tracked.items()}
+        item = replace(item, owners={name: one.owner for name, one in tracked.items() if one.owner is not None})
+        strategy = self.plan(item, names)
+        program, rewritten = self.program(item, strategy, names, joins_outputs=True)
         for name, one in tracked.items():
-            one.owner = rewritten.owners.get(name)
-        program = Program(self._running_host, rewritten, list(item.inputs))
+            one.owner = rewritten.owners.get(name, EVERY_WORKER)
         written = [tracked[item.by_handle[h].name] for h in sorted(written_handles(item))]
         return RunningStep(self, program, tuple(tracked.values()), tuple(written))
 
-    def _build(self, item: GraphItem) -> strategy_pb2.Strategy:
+    def plan(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+        """The strategy for a step, the chief's on every worker.
+
+        Args:
+            item: the step.
+            names: under which the session knows each variable.
+
+        Raises:
+            StrategyError, CaptureMismatchError: as in `prepare`.
+        """
+        strategy = self._build(item, names) if self.index == 0 else None
+        if self._host is None:
+            self._start()
+        strategy = self._agree(item, strategy)
+        self._decided.update({names[node.variable]: node for node in strategy.nodes})
+        if self.strategy is None and strategy.nodes:
+            self.strategy = strategy
+            self._show(strategy, item)
+        return strategy
+
+    def program(
+        self,
+        item: GraphItem,
+        strategy: strategy_pb2.Strategy,
+        names: Mapping[str, str],
+        joins_outputs: bool,
+        kernels: Sequence[Kernel] = KERNELS,
+    ) -> tuple[Program, GraphItem]:
+        """A step rewritten for this worker and ready to run, and the rewritten item."""
+        context = Context(strategy, self.index, joins_outputs)
+        rewritten = rewrite(_share_names(item, names), context, f"step_{self._steps}", kernels)
+        self._steps += 1
+        return Program(self.host, rewritten, list(item.inputs)), rewritten
+
+    def _show(self, strategy: strategy_pb2.Strategy, item: GraphItem) -> None:
+        if self.index == 0 and log.isEnabledFor(logging.INFO):
+            console = rich.console.Console(width=TABLE_WIDTH)
+            with console.capture() as captured:
+                console.print(strategy_table(strategy, item, [w.name for w in self.spec.workers]))
+            log.info("strategy %s for %d replicas\n%s", strategy.builder, len(self.spec.replicas), captured.get())
+
+    def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         if not item.gradients:
             return strategy_pb2.Strategy(builder="none", graph_config=self._replicas())
         strategy = self.builder.build(item, self.spec)
+        for node in strategy.nodes:
+            earlier = self._decided.get(names.get(node.variable, ""))
+            if earlier is not None:  # a variable stays where another step has put it
+                variable = node.variable
+                node.CopyFrom(earlier)
+                node.variable = variable
         check_strategy(strategy, item, self.spec)
         return resolve_specs(strategy)
 
@@ -164,7 +209,6 @@ class Run:
         self._host = Host(target, config)
         self._messages = Messages(self._host, self.index, self.workers)
         self._pieces = Pieces(self._host, self._messages, self.index, self.workers)
-        self._tracker = VariableTracker(self.pull)
 
     def _join_cluster(self, config: tf.compat.v1.ConfigProto) -> str:
         if self.member is None:
@@ -180,8 +224,9 @@ class Run:
         return server.target
 
     @property
-    def _running_host(self) -> Host:
-        assert self._host is not None, "the first step starts the host"
+    def host(self) -> Host:
+        """Where this worker's steps run; there from the first plan on."""
+        assert self._host is not None, "the first plan starts the host"
         return self._host
 
     def _on_failure(self, failure: WorkerFailedError) -> None:
@@ -207,10 +252,18 @@ class Run:
                 raise cause from error
             raise
 
+    def wait_for_chief(self, say: bytes = b"set") -> None:
+        """On another worker, returns once the chief has called it as well."""
+        self.guard(self._messages.exchange, say)
+
+    def meet(self) -> None:
+        """On the chief, waits until all others have finished their last step."""
+        self.guard(self._messages.meet)
+
     def finish(self) -> None:
         """Ends the run where the script ends: on the chief when all workers are done, on others when the chief is."""
         if self._host is not None and not self._end.is_bad and self.failure is None:
-            self._tracker.catch_up()
+            self.tracker.catch_up()
         if self.member is not None:
             self.member.wait_for_end()
         elif self._coordinator is not None:
@@ -227,7 +280,7 @@ class Run:
     def pull(self) -> None:
         """Brings the script's variables up to date with the session's."""
         if self._host is not None:
-            self.guard(self._pieces.pull, [t for t in self._tracker if t.is_behind])
+            self.guard(self._pieces.pull, [t for t in self.tracker if t.is_behind])
 
     def push(self, variables: Sequence[Tracked]) -> None:
         """Tells the session what Python assigned."""
@@ -261,12 +314,12 @@ class RunningStep:
         return outputs
 
 
-def _share_names(item: GraphItem, tracked: Mapping[str, Tracked]) -> GraphItem:
+def _share_names(item: GraphItem, names: Mapping[str, str]) -> GraphItem:
     """Every step that uses a variable finds it under the same name in the session."""
     definition = tf.compat.v1.GraphDef()
     definition.CopyFrom(item.graph_def)
-    names = {v.handle: tracked[v.name].shared_name for v in item.variables}
+    by_handle = {v.handle: names[v.name] for v in item.variables}
     for node in definition.node:
-        if node.name in names:
-            node.attr["shared_name"].s = names[node.name].encode()
+        if node.name in by_handle:
+            node.attr["shared_name"].s = by_handle[node.name].encode()
     return item.with_graph(definition)

@@ -50,15 +50,23 @@ class Bucket:
         """The same on all workers and in every program that reduces the same tensors."""
         return key_of(self.joins)
 
-    def pack(self, f: Fragment) -> tf.Tensor:
-        """The local sums as one vector of `sum(lengths)` elements."""
+    def pack(self, f: Fragment, dtype: tf.DType | None = None, tail: Sequence[tf.Tensor] = ()) -> tf.Tensor:
+        """The local sums as one vector of `sum(lengths)` elements.
+
+        Args:
+            f: where it is built.
+            dtype: of the vector; the bucket's own by default.
+            tail: vectors of that dtype to put behind.
+        """
+        dtype = dtype or self.dtype
         flat: list[tf.Tensor] = []
         for join, length in zip(self.joins, self.lengths, strict=True):
-            value = tf.reshape(f.input(join.local[0], join.dtype, join.shape), [-1])
+            value = tf.cast(tf.reshape(f.input(join.local[0], join.dtype, join.shape), [-1]), dtype)
             value.set_shape([_elements(join)])
             flat.append(value)
             if length > _elements(join):
-                flat.append(tf.zeros([length - _elements(join)], join.dtype))
+                flat.append(tf.zeros([length - _elements(join)], dtype))
+        flat += tail
         return tf.concat(flat, 0) if len(flat) > 1 else flat[0]
 
     def unpack(self, whole: tf.Tensor) -> list[tf.Tensor]:

@@ -80,5 +80,10 @@ def _give_copy(
         refresh.attr["dtype"].type = variable.dtype.as_datatype_enum
         refresh.input[:] = [copy.name, read.name]
         editor.add(refresh)
-        inputs = [copy.name if node_of(i) == variable.handle and not is_control(i) else i for i in editor[taker].input]
-        editor.set_inputs(taker, [*inputs, f"^{refresh.name}"])
+        # By data: a loop's body may ask for the shape of what it is given before it heeds the loop's control inputs.
+        fresh = NodeDef(name=f"{copy.name}/fresh_{position}", op="Identity", device=copy.device)
+        fresh.attr["T"].type = tf.resource.as_datatype_enum
+        fresh.input[:] = [copy.name, f"^{refresh.name}"]
+        editor.add(fresh)
+        inputs = [fresh.name if node_of(i) == variable.handle and not is_control(i) else i for i in editor[taker].input]
+        editor.set_inputs(taker, inputs)

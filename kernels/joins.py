@@ -45,6 +45,7 @@ class Joiner:
         self.joins: list[Join] = []
         self.checks: list[str] = []
         self._divisors: dict[int, tuple[str, tf.DType] | None] = {}
+        self._weights: dict[tuple[Weight, tf.DType], tuple[list[str], str]] = {}
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
@@ -186,24 +187,35 @@ class Joiner:
 
     def _join_value(self, name: str, purpose: JoinKind, captured: str, kind: Kind) -> str:
         """A mean or sum of one tensor over all replicas; returns the tensor that holds it."""
-        spec = self.item.spec_of(captured)
         weight = kind.weight if isinstance(kind, Mean) else None
         with fragment(self.editor, name) as f:
             values = [self.parts.tensor(f, captured, k) for k in range(self.count)]
-            local, total = self._weighted_sum(f, values, weight, spec.dtype)
+            local, total = self._weighted_sum(f, values, weight)
             result = tf.identity(local) if total is None else tf.math.divide_no_nan(local, total)
         return self._noted(f, name, purpose, local, total, result, self._level(captured))
 
     def _weighted_sum(
-        self, f: Fragment, values: Sequence[tf.Tensor], weight: Weight | None, dtype: tf.DType
+        self, f: Fragment, values: Sequence[tf.Tensor], weight: Weight | None
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Σ w·v over the local replicas that have examples, and Σ w."""
         if weight is None:
             kept = [self._kept(f, v, k) for k, v in enumerate(values)]
             return (tf.add_n(kept) if len(kept) > 1 else kept[0]), None
-        weights = [self.parts.weight(f, weight, k, dtype) for k in range(self.count)]
+        dtype = values[0].dtype
+        names, total = self._weights_of(weight, dtype)
+        weights = [f.input(name, dtype, []) for name in names]
         terms = [tf.math.multiply_no_nan(v, w) for v, w in zip(values, weights, strict=True)]
-        return (tf.add_n(terms) if len(terms) > 1 else terms[0]), tf.add_n(weights)
+        return (tf.add_n(terms) if len(terms) > 1 else terms[0]), f.input(total, dtype, [])
+
+    def _weights_of(self, weight: Weight, dtype: tf.DType) -> tuple[list[str], str]:
+        """The weight of each local replica and their sum, made once: joins that share a weight can share a bucket."""
+        key = (weight, dtype)
+        if key not in self._weights:
+            with fragment(self.editor, f"weight/{len(self._weights)}") as f:
+                weights = [self.parts.weight(f, weight, k, dtype) for k in range(self.count)]
+                total = tf.add_n(weights)
+            self._weights[key] = ([f.name(w) for w in weights], f.name(total))
+        return self._weights[key]
 
     def _level(self, name: str) -> int:
         return self.stages.levels.get(node_of(name), 1)
@@ -255,7 +267,7 @@ class Joiner:
             after = [f.input(self.parts.named(change.after, k), variable.dtype, variable.shape) for k in range(self.count)]
             total = None
             if aggregation is Aggregation.MEAN:
-                local, total = self._weighted_sum(f, after, Examples(), variable.dtype)
+                local, total = self._weighted_sum(f, after, Examples())
                 # Where no replica has examples the variable stays as it is.
                 result = tf.where(total > 0, tf.math.divide_no_nan(local, total), before)
             elif aggregation is Aggregation.SUM:
@@ -308,7 +320,7 @@ class Joiner:
             return name
         with fragment(self.editor, f"output/{position}") as f:
             values = [self.parts.tensor(f, name, k) for k in range(self.count)]
-            local, total = self._weighted_sum(f, values, kind.weight if isinstance(kind, Mean) else None, spec.dtype)
+            local, total = self._weighted_sum(f, values, kind.weight if isinstance(kind, Mean) else None)
             result = local if total is None else tf.math.divide_no_nan(local, total)
         return f.name(result)
 
@@ -332,7 +344,7 @@ class Joiner:
         """No rows, where the replica has no examples and computed on a row that is not its own."""
         rows = tf.shape(value, out_type=tf.int64)[axis] * tf.cast(self.parts.is_used(f, k), tf.int64)
         length = [rows if a == axis else tf.constant(-1, tf.int64) for a in range(value.shape.rank)]
-        return tf.slice(value, [0] * value.shape.rank, tf.stack(length))
+        return tf.slice(value, tf.zeros([value.shape.rank], tf.int64), tf.stack(length))
 
     # -- checks ----------------------------------------------------------------------------------------------------
 

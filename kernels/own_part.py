@@ -15,6 +15,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.kernels.base import Context
 from autodist.kernels.buckets import digest
 from autodist.kernels.exchange import Exchange
+from autodist.kernels.ownership import EVERY_WORKER
 from autodist.kernels.results import Results
 
 Owners = frozenset[int]
@@ -42,8 +43,10 @@ class OwnPart:
 
     Attributes:
         item: the step.
-        private: for a node that depends on what single owners have (a gradient that was brought there, a read of a variable
-            there), these owners; a node with one owner is computed by it alone.
+        private: for a node that depends on gradients or on reads of variables, who has these: owners, and `EVERY_WORKER` for
+            what is the same everywhere. A node that a single owner has everything for is computed by it alone; one that
+            mixes is computed by whoever needs it, from what the owners send.
+        computed: nodes among them that this worker runs.
         transfers: what travels, for all workers, in the same order on each.
         me: this worker.
         brought: shape and dtype of the gradients that were brought to owners, by the tensor that stands for them.
@@ -54,6 +57,7 @@ class OwnPart:
     transfers: tuple[Transfer, ...]
     me: int
     brought: Mapping[str, tf.TensorSpec]
+    computed: frozenset[str]
 
     @classmethod
     def find(
@@ -72,13 +76,18 @@ class OwnPart:
             owner: of each owned variable, by handle.
         """
         brought = {t: item.owners[j.variable or ""] for j in joins for t in j.result}
-        private = _find_private(item, effects, owner, brought)
+        private = _find_private(item, effects, owner, _holders(item, brought))
         transfers: list[Transfer] = []
+        computed: frozenset[str] = frozenset()
         for reader in range(context.workers):
-            asked = _asked_of_others(item, effects, owner, private, brought, reader)
+            # Workers of a session may fetch different things: nothing is sent for what one of them fetches.
+            outputs = item.outputs if context.joins_outputs else ()
+            asked, runs = _asked_of_others(item, effects, owner, private, brought, reader, outputs)
+            if reader == context.worker:
+                computed = runs
             transfers += [Transfer(source, reader, name, _level(item, name)) for name, source in asked.items()]
         specs = {t: _spec_of_result(j, t) for j in joins for t in j.result}
-        return cls(item, private, tuple(transfers), context.worker, specs)
+        return cls(item, private, tuple(transfers), context.worker, specs, computed)
 
     def exchange_boundary(self, results: Results, context: Context) -> None:
         """Sends what others need of this worker, and receives what it needs."""
@@ -114,8 +123,7 @@ class OwnPart:
 
     def is_others(self, name: str) -> bool:
         """Whether another worker alone computes a node."""
-        owners = self.private.get(name, NOBODY)
-        return len(owners) == 1 and self.me not in owners
+        return _only_other(self.private, name, self.me) is not None
 
     def cut_control(self, editor: GraphEditor) -> None:
         """What this worker runs does not wait for nodes that others run."""
@@ -142,6 +150,19 @@ def _spec_of_result(join: Join, result: str) -> tf.TensorSpec:
     return tf.TensorSpec([None], join.index_dtype) if is_indices else tf.TensorSpec(join.shape, join.dtype)
 
 
+def _holders(item: GraphItem, brought: Mapping[str, int]) -> dict[str, int]:
+    """Who has the gradient behind each tensor that what runs once reads."""
+    gradients = (g for g in item.joined_gradients if g not in brought)
+    return {**dict.fromkeys(gradients, EVERY_WORKER), **brought}
+
+
+def _only_other(private: Mapping[str, Owners], name: str, me: int) -> int | None:
+    """The worker that alone has everything for a node, if it is another one."""
+    holders = private.get(name, NOBODY)
+    only = next(iter(holders)) if len(holders) == 1 else me
+    return only if only not in (me, EVERY_WORKER) else None
+
+
 def _find_private(
     item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[str, int], brought: Mapping[str, int]
 ) -> dict[str, Owners]:
@@ -157,7 +178,7 @@ def _find_private(
                 found |= {brought[tensor(i)]} if tensor(i) in brought else NOBODY
         effect = effects.get(name)
         if effect:
-            found |= {owner[h] for h in effect.reads | effect.writes if h in owner}
+            found |= {owner.get(h, EVERY_WORKER) for h in effect.reads}
             if effect.writes & owner.keys():
                 found = frozenset(owner[h] for h in effect.writes if h in owner)
         if found:
@@ -172,15 +193,16 @@ def _asked_of_others(
     private: Mapping[str, Owners],
     brought: Mapping[str, int],
     reader: int,
-) -> dict[str, int]:
-    """Tensors that `reader` needs and a single other worker has, with that worker."""
+    outputs: Sequence[str],
+) -> tuple[dict[str, int], frozenset[str]]:
+    """Tensors that `reader` needs and a single other worker has, with that worker; and the nodes that `reader` runs."""
     nodes = {node.name: node for node in item.graph_def.node}
     asked: dict[str, int] = {}
-    for output in item.outputs:
-        holders = private.get(node_of(output), NOBODY)
-        if len(holders) == 1 and reader not in holders:
-            asked[output] = next(iter(holders))
-    front = list(_roots(item, effects, owner, private, reader))
+    for output in outputs:
+        other = _only_other(private, node_of(output), reader)
+        if other is not None:
+            asked[output] = other
+    front = list(_roots(item, effects, owner, private, reader, outputs))
     seen = set(front)
     while front:
         name = front.pop()
@@ -189,14 +211,14 @@ def _asked_of_others(
             if tensor(i) in brought and brought[tensor(i)] != reader and not is_control(i):
                 asked[tensor(i)] = brought[tensor(i)]
                 continue
-            others = private.get(source, NOBODY)
-            if len(others) == 1 and reader not in others and not _writes_for(effects, owner, source, reader):
+            other = _only_other(private, source, reader)
+            if other is not None and not _writes_for(effects, owner, source, reader):
                 if not is_control(i):
-                    asked[tensor(i)] = next(iter(others))
+                    asked[tensor(i)] = other
             elif source not in seen and source in private:
                 seen.add(source)
                 front.append(source)
-    return dict(sorted(asked.items()))
+    return dict(sorted(asked.items())), frozenset(seen)
 
 
 def _roots(
@@ -205,15 +227,15 @@ def _roots(
     owner: Mapping[str, int],
     private: Mapping[str, Owners],
     reader: int,
+    outputs: Sequence[str],
 ) -> Iterable[str]:
     """What a worker runs for its own sake: writes of what it holds, and what the step returns."""
     for name in _once(item):
         if name in effects and _writes_for(effects, owner, name, reader):
             yield name
-    for name in (*map(node_of, item.outputs), *item.targets):
+    for name in (*map(node_of, outputs), *item.targets):
         effect = effects.get(name)
-        holders = private.get(name, NOBODY)
-        if not (effect and effect.writes) and (len(holders) != 1 or reader in holders):
+        if not (effect and effect.writes) and _only_other(private, name, reader) is None:
             yield name
 
 

@@ -27,8 +27,10 @@ class AssignOwners(Kernel):
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         if context.workers == 1:
-            return item
-        return replace(item, owners={**find_owners(item, context.strategy), **item.owners})
+            return replace(item, owners={})
+        # What an earlier step has decided holds, also that every worker has a variable.
+        owners = {**find_owners(item, context.strategy), **item.owners}
+        return replace(item, owners={name: owner for name, owner in owners.items() if owner != EVERY_WORKER})
 
 
 def find_owners(item: GraphItem, strategy: strategy_pb2.Strategy) -> Mapping[str, int]:

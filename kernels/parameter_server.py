@@ -85,9 +85,10 @@ class _Serving:
         if self.context.joins_outputs:
             return
         for name in self.item.outputs:
-            if part.is_others(node_of(name)):
+            node = node_of(name)
+            if node in part.private and node not in part.computed:
                 raise StrategyError(
-                    f"{name} is fetched together with a training step, and it is made from what another worker alone has. Fetch it in "
+                    f"{name} is fetched together with a training step, and it is made from what other workers have. Fetch it in "
                     "a run of its own after the step, or synchronise its variable by AllReduce."
                 )
 

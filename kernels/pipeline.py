@@ -6,12 +6,14 @@ import logging
 import os
 import pathlib
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from autodist.graph.item import GraphItem
 from autodist.kernels.all_reduce import ReduceByShuffle
 from autodist.kernels.base import Context, Kernel, run_pipeline
 from autodist.kernels.bundles import SplitBundles
+from autodist.kernels.collectives import ReduceByCollective
 from autodist.kernels.far_reads import ReadFarVariables
 from autodist.kernels.ownership import AssignOwners
 from autodist.kernels.parameter_server import ParameterServers
@@ -19,6 +21,7 @@ from autodist.kernels.place import Place
 from autodist.kernels.prune import Prune
 from autodist.kernels.replicate import Replicate
 from autodist.kernels.rows import GatherRows, SumRepeatedRows
+from autodist.kernels.set_state import SetByChief
 
 log = logging.getLogger("autodist")
 
@@ -34,6 +37,7 @@ KERNELS: tuple[Kernel, ...] = (
     AssignOwners(),
     Replicate(),
     ReduceByShuffle(),
+    ReduceByCollective(),
     ParameterServers(),
     Prune(),
     ReadFarVariables(),
@@ -61,10 +65,16 @@ class Watch:
         self._since = time.perf_counter()
 
 
-def rewrite(item: GraphItem, context: Context, name: str = "step") -> GraphItem:
+SETTING_KERNELS: tuple[Kernel, ...] = (SetByChief(), Prune(), ReadFarVariables(), Place())
+"""For runs that only set variables."""
+
+
+def rewrite(
+    item: GraphItem, context: Context, name: str = "step", kernels: Sequence[Kernel] = KERNELS
+) -> GraphItem:
     """The step as one worker runs it.
 
     Raises:
         StrategyError, RewriteError: if it cannot be rewritten as the strategy says.
     """
-    return run_pipeline(KERNELS, item, context, Watch(name, context.worker))
+    return run_pipeline(kernels, item, context, Watch(name, context.worker))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import GraphItem
+from autodist.graph.item import GraphItem, JoinKind
 from autodist.graph.names import is_control, node_of
 from autodist.graph.propagation import Propagation, propagate
 from autodist.graph.stages import Stages, find_stages
@@ -77,6 +77,7 @@ class _Replication:
             inputs={**self.item.inputs, **parts.given},
             joins=tuple(joiner.joins),
             stages=self.stages,
+            joined_gradients=frozenset(t for j in joiner.joins if j.kind is JoinKind.GRADIENT for t in j.result),
         )
 
     def _free_constants(self) -> None:

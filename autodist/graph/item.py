@@ -154,6 +154,7 @@ class GraphItem:
         spec_of: static shape and dtype of a tensor of the captured graph.
         joins: what the replicas made and has to be combined; empty until the step is replicated.
         stages: what runs once, as it was when the step was replicated; those nodes keep their names.
+        joined_gradients: the tensors that what runs once reads in place of the replicas' gradients.
         owners: the worker that holds a variable, by its name; every worker holds the others.
     """
 
@@ -167,6 +168,7 @@ class GraphItem:
     spec_of: Callable[[str], tf.TensorSpec] = field(default=_no_specs, compare=False, repr=False)
     joins: tuple[Join, ...] = ()
     stages: Stages | None = None
+    joined_gradients: frozenset[str] = frozenset()
     owners: Mapping[str, int] = field(default_factory=dict)
 
     def with_graph(self, graph_def: tf.compat.v1.GraphDef) -> GraphItem:

@@ -12,6 +12,10 @@ from autodist.runtime.messages import Messages
 from autodist.runtime.variables import Tracked
 
 
+def _is_everywhere(tracked: Tracked) -> bool:
+    return tracked.owner is None or tracked.owner < 0
+
+
 class Pieces:
     """Moves values between the script's variables and the session's, on all workers.
 
@@ -58,7 +62,7 @@ class Pieces:
 
     def _read(self, tracked: Tracked) -> tf.Tensor:
         if tracked.shared_name not in self._reads:
-            worker = self._worker if tracked.owner is None else tracked.owner
+            worker = self._worker if _is_everywhere(tracked) else tracked.owner
             with self._host.graph.as_default(), tf.device(cpu_of(worker, self._workers)):
                 self._reads[tracked.shared_name] = tf.raw_ops.ReadVariableOp(
                     resource=self._handle(tracked, worker), dtype=tracked.source.dtype.base_dtype
@@ -67,7 +71,7 @@ class Pieces:
 
     def _write(self, tracked: Tracked) -> tuple[tf.Tensor, list[tf.Operation]]:
         if tracked.shared_name not in self._writes:
-            holders = range(self._workers) if tracked.owner is None else [tracked.owner]
+            holders = range(self._workers) if _is_everywhere(tracked) else [tracked.owner]
             source = tracked.source
             with self._host.graph.as_default():
                 given = tf.compat.v1.placeholder(source.dtype.base_dtype, source.shape)

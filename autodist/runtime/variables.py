@@ -24,7 +24,7 @@ class Tracked:
     Attributes:
         source: the script's object.
         shared_name: under which the session knows it, the same on all workers.
-        owner: the worker that holds it; None: every worker does.
+        owner: the worker that holds it; negative: every worker does; None: no step has used it.
         is_ahead: Python assigned it, and the session is to be told (true at first).
         is_behind: a step wrote it, and the script's object has an older value.
     """

@@ -35,6 +35,7 @@ def main() -> None:
         _pretend_cores(arguments.cores)
     ad = _trainer(arguments.cluster)
     for name in arguments.programs:
+        keras.utils.clear_session()  # names of layers are counted from 0 again
         if not arguments.unseeded:
             keras.utils.set_random_seed(SEED)
         results = PROGRAMS[name](ad)

@@ -170,10 +170,9 @@ def _in_one_session(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
 
 
 def one_device(captured: CapturedFunction, step: Callable[..., object], batches: Sequence[Batch]) -> Trained:
-    """What the script itself does with the same batches; its variables are put back afterwards."""
+    """What the script itself does with the same batches, run eagerly; its variables are put back afterwards."""
     before = [source.numpy() for source in captured.sources]
-    function = tf.function(step)
-    outputs = [[tf.nest.map_structure(np.asarray, tf.nest.flatten(function(*map(tf.constant, b))))] for b in batches]
+    outputs = [[[np.asarray(t) for t in tf.nest.flatten(step(*map(tf.constant, batch)))]] for batch in batches]
     values = {v.name: s.numpy() for v, s in zip(captured.item.variables, captured.sources, strict=True)}
     for source, value in zip(captured.sources, before, strict=True):
         source.assign(value)

@@ -1,0 +1,163 @@
+"""DistributedSession: what a TensorFlow 1 script uses in place of `tf.compat.v1.Session`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import ops  # the stack of default sessions, by which Tensor.eval finds its own
+
+from autodist.capture.graph_mode import CapturedGraph
+from autodist.errors import CaptureError
+from autodist.kernels import KERNELS, SETTING_KERNELS, find_owners, only_sets
+from autodist.proto import strategy_pb2
+from autodist.run import Run
+from autodist.runtime.batches import count_examples, with_a_row
+from autodist.runtime.program import Program
+
+
+@dataclass(frozen=True)
+class _Fetched:
+    """What one structure of fetches and feeds runs."""
+
+    program: Program
+    axes: Sequence[int | None]
+    sets: bool
+
+
+class DistributedSession:
+    """Runs a graph on all replicas; made by `AutoDist.create_distributed_session`.
+
+    What is fed is this worker's own data, split over its replicas along the batch axis: the first axis of a placeholder that
+    leaves it open. What is fetched is joined over this worker's replicas.
+
+    Args:
+        run: in which it runs.
+        captured: the graph.
+        batch_axis: by placeholder (or its name), another axis to split along; None: every replica gets the whole.
+    """
+
+    def __init__(self, run: Run, captured: CapturedGraph, batch_axis: Mapping[Any, int | None] | None = None) -> None:
+        self._run, self._captured = run, captured
+        self._batch_axis = {self._tensor(key).name: axis for key, axis in (batch_axis or {}).items()}
+        self._names = {v.name: f"graph/{v.handle}" for v in captured.variables}
+        whole = captured.whole()
+        if not whole.gradients:
+            raise CaptureError(
+                "the graph makes no gradient that is written to its variable, so there is nothing to synchronise. Build the "
+                "optimizer's train operation within the scope, before the session."
+            )
+        self._strategy: strategy_pb2.Strategy = run.plan(whole, self._names)
+        self._owners = find_owners(whole, self._strategy) if run.workers > 1 else {}
+        self._fetched: dict[Any, _Fetched] = {}
+        self._default: AbstractContextManager[Any] | None = None
+
+    @property
+    def graph(self) -> tf.Graph:
+        """The graph that it runs."""
+        return self._captured.graph
+
+    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
+        """Runs what `fetches` names, as `tf.compat.v1.Session.run` does.
+
+        Args:
+            fetches: a tensor, an operation, a variable, a name, or any nest of these.
+            feed_dict: values of placeholders or other tensors.
+
+        Returns:
+            The values in the structure of `fetches`; None for operations.
+
+        Raises:
+            CaptureError: the graph was changed after the session was made, or an input cannot be split.
+            UnevenBatchError: inputs disagree in their number of examples.
+            WorkerFailedError: another worker ended badly.
+        """
+        self._captured.require_unchanged()
+        elements = [self._element(f) for f in tf.nest.flatten(fetches)]
+        feeds = {self._tensor(key): value for key, value in (feed_dict or {}).items()}
+        arrays = {t: np.asarray(value, t.dtype.as_numpy_dtype) for t, value in feeds.items()}
+        key = (tuple(e.name for e in elements), tuple(t.name for t in arrays))
+        if key not in self._fetched:
+            self._fetched[key] = self._prepare(elements, arrays)
+        values = iter(self._run_fetched(self._fetched[key], arrays))
+        results = [next(values) if isinstance(e, tf.Tensor) else None for e in elements]
+        return tf.nest.pack_sequence_as(fetches, results) if tf.nest.is_nested(fetches) else results[0]
+
+    def _run_fetched(self, fetched: _Fetched, arrays: Mapping[tf.Tensor, np.ndarray]) -> list[np.ndarray]:
+        split = [(t.name, a, axis) for (t, a), axis in zip(arrays.items(), fetched.axes, strict=True) if axis is not None]
+        examples = count_examples(split)
+        values = [
+            a if axis is None else with_a_row(a, axis) for a, axis in zip(arrays.values(), fetched.axes, strict=True)
+        ]
+        if not fetched.sets or self._run.workers == 1:
+            return self._run.guard(fetched.program.run, values, examples)
+        self._run.meet()
+        if self._run.index == 0:
+            results = self._run.guard(fetched.program.run, values, examples)
+            self._run.wait_for_chief()
+            return results
+        self._run.wait_for_chief()
+        return self._run.guard(fetched.program.run, values, examples)
+
+    def _prepare(self, elements: Sequence[tf.Tensor | tf.Operation], arrays: Mapping[tf.Tensor, np.ndarray]) -> _Fetched:
+        outputs = [e.name for e in elements if isinstance(e, tf.Tensor)]
+        targets = [e.name for e in elements if isinstance(e, tf.Operation)]
+        axes = [self._axis(t, a) for t, a in arrays.items()]
+        inputs = {t.name: axis for t, axis in zip(arrays, axes, strict=True)}
+        item = replace(self._captured.step(outputs, targets, inputs), owners=self._owners)
+        sets = only_sets(item)
+        program, _ = self._run.program(
+            item, self._strategy, self._names, joins_outputs=False, kernels=SETTING_KERNELS if sets else KERNELS
+        )
+        return _Fetched(program, axes, sets)
+
+    def _axis(self, tensor: tf.Tensor, array: np.ndarray) -> int | None:
+        """The axis along which an input is split."""
+        if tensor.name in self._batch_axis:
+            return self._batch_axis[tensor.name]
+        if array.ndim == 0:
+            return None
+        if tensor.shape.rank is None or tensor.shape[0] is None:
+            return 0
+        here = sum(r.worker.index == self._run.index for r in self._run.spec.replicas)
+        if here > 1:
+            raise CaptureError(
+                f"{tensor.name} has the fixed shape {tensor.shape}, and this worker has {here} replicas: is it one row an example, to "
+                "be split, or the same for all? Leave its first axis open (None), or say create_distributed_session(batch_axis="
+                f"{{{tensor.op.name!r}: 0}}) or None for the whole."
+            )
+        return None
+
+    def _element(self, fetch: Any) -> tf.Tensor | tf.Operation:
+        return self.graph.as_graph_element(fetch, allow_tensor=True, allow_operation=True)
+
+    def _tensor(self, key: Any) -> tf.Tensor:
+        if isinstance(key, str) and ":" not in key:
+            key = f"{key}:0"
+        return self.graph.as_graph_element(key, allow_tensor=True, allow_operation=False)
+
+    # -- as tf.compat.v1.Session -----------------------------------------------------------------------------------
+
+    def as_default(self) -> AbstractContextManager[Any]:
+        """Makes it the session that `Tensor.eval` and `Operation.run` use."""
+        return ops.default_session(self)
+
+    def close(self) -> None:
+        """Nothing needs closing before the script ends: other workers may still read what this one holds."""
+
+    def __enter__(self) -> Self:
+        self._default = self.as_default()
+        self._default.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._default is not None:
+            self._default.__exit__(kind, error, trace)
+            self._default = None

@@ -1,0 +1,80 @@
+"""Runs of a session that only set variables (initialisers, a learning rate's assignment): the chief's values win."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.effects import Effects
+from autodist.graph.fragment import fragment
+from autodist.graph.item import GraphItem
+from autodist.kernels.base import Context, Kernel
+
+
+@dataclass(frozen=True)
+class SetByChief(Kernel):
+    """The chief writes what a run sets, everywhere; the other workers run it without its writes, once these are done.
+
+        chief:  v.assign(f())   becomes   v.assign(f()), and v.assign(v) on every other worker
+        others: v.assign(f())   becomes   nothing
+    """
+
+    name: ClassVar[str] = "set-by-chief"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if context.workers == 1:
+            return item
+        effects = Effects(item.graph_def)
+        writes = {n.name: e.writes for n in item.graph_def.node if (e := effects.of(n)).writes}
+        return self._everywhere(item, context, writes) if context.worker == 0 else self._nowhere(item, list(writes))
+
+    @staticmethod
+    def _everywhere(item: GraphItem, context: Context, writes: dict[str, frozenset[str]]) -> GraphItem:
+        editor = GraphEditor(item.graph_def)
+        targets = list(item.targets)
+        by_handle: dict[str, list[str]] = {}
+        for name, handles in writes.items():
+            for handle in handles:
+                by_handle.setdefault(handle, []).append(name)
+        for handle, names in by_handle.items():
+            variable = item.by_handle[handle]
+            owner = item.owners.get(variable.name)
+            if owner is not None:
+                for name in (handle, *editor.consumers(handle)):
+                    editor[name].device = context.cpu(owner)
+                continue
+            shared_name = editor[handle].attr["shared_name"].s.decode()
+            with fragment(editor, f"set_everywhere/{handle}") as f, tf.control_dependencies([f.after(names)]):
+                value = tf.raw_ops.ReadVariableOp(resource=f.input(handle, tf.resource), dtype=variable.dtype)
+                for worker in range(1, context.workers):
+                    with tf.device(context.cpu(worker)):
+                        there = tf.raw_ops.VarHandleOp(
+                            dtype=variable.dtype, shape=variable.shape, shared_name=shared_name
+                        )
+                        targets.append(f.name(tf.raw_ops.AssignVariableOp(resource=there, value=value)))
+        return replace(item, graph_def=editor.to_graph_def(), targets=tuple(targets))
+
+    @staticmethod
+    def _nowhere(item: GraphItem, writes: list[str]) -> GraphItem:
+        editor = GraphEditor(item.graph_def)
+        for name in writes:
+            editor.replace_control(name, [])
+        editor.remove(writes)
+        return replace(
+            item, graph_def=editor.to_graph_def(), targets=tuple(t for t in item.targets if t not in writes)
+        )
+
+
+def only_sets(item: GraphItem) -> bool:
+    """Whether a run writes variables, from nothing that differs between replicas, and trains nothing."""
+    if item.gradients:
+        return False
+    effects = Effects(item.graph_def)
+    writes = [n.name for n in item.graph_def.node if effects.of(n).writes]
+    if not writes:
+        return False
+    batch = {name.partition(":")[0] for name, axis in item.inputs.items() if axis is not None}
+    return not batch & GraphEditor(item.graph_def).ancestors(writes, control=False)

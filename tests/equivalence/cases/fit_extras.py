@@ -1,0 +1,219 @@
+"""What `fit` can be asked for besides: uneven batches, masks, weights, callbacks, optimizers that keep more state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.equivalence.cases.base import Array, Results, Trainer, classes, program, register, values_after_fit
+from tests.equivalence.cases.models import make_loss, make_model
+
+layers = keras.layers
+
+
+def _examples(count: int) -> tuple[Array, Array]:
+    rng = np.random.default_rng(1)
+    return rng.normal(size=(count, 8)).astype(keras.config.floatx()), classes(rng, count)
+
+
+def _fit(
+    ad: Trainer,
+    count: int = 80,
+    optimizer: Any = None,
+    model: Any = None,
+    loss: Any = None,
+    compiled: dict[str, Any] | None = None,
+    **fitted: Any,
+) -> Results:
+    """Two epochs in batches of 20, unless told otherwise. Models and optimizers are made by functions, in the scope."""
+    x, y = _examples(count)
+    settings: dict[str, Any] = {"batch_size": 20, "epochs": 2, "shuffle": False, "verbose": 0} | fitted
+    with ad.scope():
+        net = model() if model else make_model("mlp")
+        made = optimizer() if optimizer else keras.optimizers.Adam(0.01)
+        net.compile(made, loss or make_loss(), **({"metrics": ["accuracy"]} | (compiled or {})))
+        history = net.fit(x, y, **settings)
+    return values_after_fit(net, history)
+
+
+@program
+def fit_last_batch_does_not_divide(ad: Trainer) -> Results:
+    return _fit(ad, count=90)
+
+
+@program
+def fit_last_batch_of_one_example(ad: Trainer) -> Results:
+    return _fit(ad, count=81)
+
+
+@program
+def fit_metrics_and_validation(ad: Trainer) -> Results:
+    metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2"), "sparse_categorical_crossentropy"]
+    return _fit(ad, count=93, compiled={"metrics": metrics, "weighted_metrics": ["accuracy"]}, validation_split=0.2)
+
+
+@program
+def fit_learning_rate_by_callback(ad: Trainer) -> Results:
+    class Faster(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                self.model.optimizer.learning_rate = 1.5 * float(self.model.optimizer.learning_rate)
+
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, _: 0.01 / (1 + epoch))
+    return _fit(ad, callbacks=[scheduler, Faster()], epochs=3)
+
+
+@program
+def fit_masked_lstm(ad: Trainer) -> Results:
+    """The loss and its weights depend on how many of a replica's words are none."""
+    rng = np.random.default_rng(2)
+    lengths = rng.integers(1, 7, 61)
+    x = np.where(np.arange(6) < lengths[:, None], rng.integers(1, 20, (61, 6)), 0).astype("int32")
+    y = classes(rng, (61, 6))
+    with ad.scope():
+        net = keras.Sequential(
+            [
+                keras.Input((6,), dtype="int32"),
+                layers.Embedding(20, 4, mask_zero=True),
+                layers.LSTM(5, return_sequences=True),
+                layers.Dense(3),
+            ]
+        )
+        net.compile(keras.optimizers.SGD(0.1, momentum=0.9), make_loss(), metrics=["accuracy"])
+        history = net.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0)
+    return values_after_fit(net, history)
+
+
+@program
+def fit_sample_weight(ad: Trainer) -> Results:
+    weights = np.random.default_rng(4).uniform(0, 2, 90)
+    return _fit(ad, count=90, sample_weight=weights, compiled={"weighted_metrics": ["accuracy"]})
+
+
+@program
+def fit_mean_with_sample_weight(ad: Trainer) -> Results:
+    weights = np.random.default_rng(4).uniform(0, 2, 90)
+    reduction = "mean_with_sample_weight"
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
+    return _fit(ad, count=90, sample_weight=weights, loss=loss)
+
+
+@program
+def fit_class_weight(ad: Trainer) -> Results:
+    return _fit(ad, count=90, class_weight={0: 0.5, 1: 2.0, 2: 1.0})
+
+
+@program
+def fit_sum_reduced_loss(ad: Trainer) -> Results:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
+    return _fit(ad, count=90, optimizer=lambda: keras.optimizers.SGD(0.002, momentum=0.9), loss=loss)
+
+
+@program
+def fit_loss_scale(ad: Trainer) -> Results:
+    def make() -> keras.Optimizer:
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), dynamic_growth_steps=3)
+
+    return _fit(ad, count=90, optimizer=make)
+
+
+@program
+def fit_gradient_accumulation(ad: Trainer) -> Results:
+    return _fit(ad, count=90, optimizer=lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2))
+
+
+@program
+def fit_ema(ad: Trainer) -> Results:
+    def make() -> keras.Optimizer:
+        return keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
+
+    return _fit(ad, count=90, optimizer=make)
+
+
+@program
+def fit_weight_decay(ad: Trainer) -> Results:
+    return _fit(ad, optimizer=lambda: keras.optimizers.AdamW(0.01, weight_decay=0.05))
+
+
+@program
+def fit_frozen_layer(ad: Trainer) -> Results:
+    def make() -> keras.Model:
+        net = make_model("mlp")
+        net.layers[0].trainable = False
+        return net
+
+    return _fit(ad, model=make)
+
+
+@program
+def fit_regularized(ad: Trainer) -> Results:
+    """A term of the loss that does not depend on the batch: it must not count once for each replica."""
+
+    def make() -> keras.Model:
+        hidden = layers.Dense(16, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.05))
+        return keras.Sequential([keras.Input((8,)), hidden, layers.Dense(3)])
+
+    return _fit(ad, count=90, model=make)
+
+
+@program
+def fit_dataset(ad: Trainer) -> Results:
+    dataset = tf.data.Dataset.from_tensor_slices(_examples(90)).batch(20)
+    with ad.scope():
+        net = make_model("mlp")
+        net.compile("adagrad", make_loss(), metrics=["accuracy"])
+        history = net.fit(dataset, epochs=2, verbose=0, validation_data=dataset.take(2))
+    return values_after_fit(net, history)
+
+
+@program
+def fit_dropout(ad: Trainer) -> Results:
+    def make() -> keras.Model:
+        return keras.Sequential([keras.Input((8,)), layers.Dropout(0.5, seed=3), layers.Dense(3)])
+
+    return _fit(ad, model=make)
+
+
+class Attendance(layers.Layer):
+    """Notes in which step each example was seen: inputs begin with the example's number, from 0."""
+
+    def __init__(self, examples: int) -> None:
+        super().__init__()
+        self._examples = examples
+
+    def build(self, _: Any) -> None:
+        zeros: dict[str, Any] = {"initializer": "zeros", "trainable": False}
+        self.seen = self.add_weight(shape=(self._examples,), name="seen", aggregation="sum", **zeros)
+        self.steps = self.add_weight(shape=(self._examples,), name="steps", aggregation="sum", **zeros)
+        self.clock = self.add_weight(shape=(), name="clock", aggregation="only_first_replica", **zeros)
+
+    def call(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+        if training:
+            here = tf.reduce_sum(tf.one_hot(tf.cast(x[:, 0], tf.int32), self._examples, dtype=x.dtype), axis=0)
+            clock = tf.convert_to_tensor(self.clock)
+            self.seen.assign_add(here)
+            self.steps.assign_add(here * clock)
+            self.clock.assign_add(1)
+        return x[:, 1:]
+
+
+def _shuffled(ad: Trainer, as_dataset: bool) -> Results:
+    x, y = _examples(50)
+    x = np.concatenate([np.arange(50)[:, None], x], axis=1)
+    with ad.scope():
+        attendance = Attendance(50)
+        net = keras.Sequential([keras.Input((9,)), attendance, layers.Dense(3)])
+        net.compile(keras.optimizers.SGD(0.05, momentum=0.9), make_loss())
+        if as_dataset:
+            history = net.fit(tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50).batch(8), epochs=1, verbose=0)
+        else:
+            history = net.fit(x, y, batch_size=8, epochs=1, shuffle=True, verbose=0)
+    noted = {"seen": attendance.seen.numpy(), "steps": attendance.steps.numpy()}
+    return values_after_fit(net, history) | noted
+
+
+register("fit_shuffled_arrays", lambda ad: _shuffled(ad, as_dataset=False))
+register("fit_shuffled_dataset", lambda ad: _shuffled(ad, as_dataset=True))

@@ -1,0 +1,204 @@
+"""Steps of one's own that are built in other ways: two optimizers, functions in functions, shared and scalar variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tests.equivalence.cases.base import STEPS, Array, Results, Trainer, classes, own, program, values_of
+from tests.equivalence.cases.models import make_loss, make_model
+
+layers = keras.layers
+
+
+def _train(ad: Trainer, step: Any, *batches: Array) -> Array:
+    """The losses of a step on each worker's own parts of global batches."""
+    return np.array([[float(v) for v in step(*(own(ad, b) for b in batch))] for batch in zip(*batches, strict=True)])
+
+
+def _data(size: int = 30, seed: int = 5) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(STEPS, size, 8)).astype(keras.config.floatx()), classes(rng, (STEPS, size))
+
+
+@program
+def step_two_optimizers(ad: Trainer) -> Results:
+    """A generator learns against the discriminator that the same step has just updated."""
+    real, _ = _data()
+    noise = np.random.default_rng(6).normal(size=(STEPS, 30, 3))
+    with ad.scope():
+        generator = keras.Sequential([keras.Input((3,)), layers.Dense(6, activation="tanh"), layers.Dense(8)])
+        judge = keras.Sequential([keras.Input((8,)), layers.Dense(6, activation="tanh"), layers.Dense(1)])
+        generator_optimizer, judge_optimizer = keras.optimizers.Adam(0.01), keras.optimizers.SGD(0.1, momentum=0.9)
+
+        @ad.function
+        def step(x: tf.Tensor, z: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.GradientTape() as tape:
+                fake = generator(z, training=True)
+                judged = tf.nn.softplus(-judge(x, training=True)) + tf.nn.softplus(judge(fake, training=True))
+                judge_loss = tf.reduce_mean(judged)
+            variables = judge.trainable_variables
+            judge_optimizer.apply_gradients(zip(tape.gradient(judge_loss, variables), variables, strict=True))
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.nn.softplus(-judge(generator(z, training=True), training=True)))
+            variables = generator.trainable_variables
+            generator_optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            return judge_loss, loss
+
+        losses = _train(ad, step, real, noise)
+    parts = (generator, judge, generator_optimizer, judge_optimizer)
+    return values_of([v for part in parts for v in part.variables]) | {"loss": losses}
+
+
+@program
+def step_nested_functions(ad: Trainer) -> Results:
+    with ad.scope():
+        net, optimizer, loss_of = make_model("mlp"), keras.optimizers.Adam(0.01), make_loss()
+
+        @tf.function
+        def loss_at(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+            return loss_of(y, net(x, training=True))
+
+        @tf.function
+        def inner(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = loss_at(x, y)
+            gradients = tape.gradient(loss, net.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
+            return loss
+
+        @ad.function
+        def step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor]:
+            return (inner(x, y),)
+
+        losses = _train(ad, step, *_data())
+    return values_of([*net.variables, *optimizer.variables]) | {"loss": losses}
+
+
+@program
+def step_tied_embedding(ad: Trainer) -> Results:
+    """One table is gathered from and multiplied by, so that its gradient is sparse and dense at once."""
+    ids = np.random.default_rng(7).integers(0, 9, (STEPS, 30, 4)).astype("int32")
+    with ad.scope():
+        table = keras.Variable(np.random.default_rng(8).normal(0, 0.3, (12, 5)), name="table", dtype="float64")
+        optimizer, loss_of = keras.optimizers.Adagrad(0.1), make_loss()
+
+        @ad.function
+        def step(words: tf.Tensor) -> tuple[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                context = tf.reduce_mean(tf.gather(table.value, words[:, :-1]), axis=1)
+                loss = loss_of(words[:, -1], tf.matmul(context, table.value, transpose_b=True))
+            optimizer.apply_gradients([(tape.gradient(loss, table.value), table)])
+            return (loss,)
+
+        losses = _train(ad, step, ids)
+    return values_of([table, *optimizer.variables]) | {"loss": losses}
+
+
+@program
+def step_scalar_variable(ad: Trainer) -> Results:
+    """A scalar, and a variable of TensorFlow's own that is written by hand."""
+    x, _ = _data()
+    with ad.scope():
+        slope, offset = tf.Variable(0.5, dtype=tf.float64), tf.Variable(np.zeros(8), trainable=False, dtype=tf.float64)
+
+        @ad.function
+        def step(batch: tf.Tensor) -> tuple[tf.Tensor]:
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch([slope, offset])
+                loss = tf.reduce_mean(tf.square(tf.sin(batch * slope) - offset - batch))
+            by_slope, by_offset = tape.gradient(loss, [slope, offset])
+            slope.assign_sub(0.1 * by_slope)
+            offset.assign(offset - 0.2 * by_offset)
+            return (loss,)
+
+        losses = _train(ad, step, x)
+    return {"slope": slope.numpy(), "offset": offset.numpy(), "loss": losses}
+
+
+@program
+def step_sum_reduced_loss(ad: Trainer) -> Results:
+    return _uneven_step(ad, (tf.reduce_sum,), 30)
+
+
+@program
+def step_mean_and_penalty(ad: Trainer) -> Results:
+    return _uneven_step(ad, (tf.reduce_mean, lambda _: 0.0), 30, penalty=0.02)
+
+
+@program
+def step_fewer_examples_than_replicas(ad: Trainer) -> Results:
+    return _uneven_step(ad, (tf.reduce_mean,), 3)
+
+
+@program
+def step_one_example(ad: Trainer) -> Results:
+    return _uneven_step(ad, (tf.reduce_mean,), 1)
+
+
+def _uneven_step(ad: Trainer, reductions: Any, size: int, penalty: float = 0.0) -> Results:
+    with ad.scope():
+        net, optimizer = make_model("mlp"), keras.optimizers.SGD(0.01, momentum=0.9)
+
+        @ad.function
+        def step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                logits = net(x, training=True)
+                each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+                loss = sum(reduce(each) for reduce in reductions)
+                if penalty:
+                    loss += penalty * sum(tf.reduce_sum(tf.square(v)) for v in net.trainable_variables)
+            gradients = tape.gradient(loss, net.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
+            return (loss,)
+
+        losses = _train(ad, step, *_data(size))
+    return values_of([*net.variables, *optimizer.variables]) | {"loss": losses}
+
+
+@program
+def step_dropout(ad: Trainer) -> Results:
+    """Equal examples; what comes out of them shows which were dropped by which replica."""
+    with ad.scope():
+        dropout = layers.Dropout(0.5, seed=11)
+        kernel = tf.Variable(np.ones((40, 1)), dtype=tf.float64)
+
+        @ad.function
+        def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            with tf.GradientTape() as tape:
+                dropped = dropout(x, training=True)
+                drawn = tf.nn.dropout(x, 0.5)
+                loss = tf.reduce_mean(tf.square((dropped + drawn) @ kernel - 1.0))
+            kernel.assign_sub(0.001 * tape.gradient(loss, kernel))
+            return loss, dropped, drawn
+
+        made = [step(own(ad, np.ones((4, 40)))) for _ in range(3)]
+    losses, dropped, drawn = (np.stack([np.asarray(m[k]) for m in made]) for k in range(3))
+    shared = values_of([kernel, dropout.seed_generator.state]) | {"loss": losses}
+    return shared | {"worker:dropped": dropped, "worker:drawn": drawn}
+
+
+@program
+def step_repeated_ids(ad: Trainer) -> Results:
+    """Large enough for many threads to add rows of one id at once."""
+    rng = np.random.default_rng(9)
+    ids = rng.zipf(1.3, (5, 512, 16)).clip(1, 2000).astype("int32") - 1
+    with ad.scope():
+        table = keras.Variable(rng.normal(0, 0.1, (2000, 64)), name="table", dtype="float32")
+        kernel = keras.Variable(rng.normal(0, 0.1, (64, 64)), name="kernel", dtype="float32")
+        optimizer = keras.optimizers.SGD(0.5)
+
+        @ad.function
+        def step(words: tf.Tensor) -> tuple[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                hidden = tf.tanh(tf.reduce_sum(tf.gather(table.value, words), axis=1) @ kernel.value)
+                loss = tf.reduce_mean(tf.square(hidden - 0.5))
+            variables = [table.value, kernel.value]
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), [table, kernel], strict=True))
+            return (loss,)
+
+        losses = _train(ad, step, ids)
+    return values_of([table, kernel]) | {"loss": losses}

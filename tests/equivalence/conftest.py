@@ -1,0 +1,24 @@
+"""One set of trainings for all tests of a session."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.equivalence.harness import Trainings
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    told = "trains(cluster, *programs): what a test wants trained; without a cluster: on one device"
+    config.addinivalue_line("markers", told)
+
+
+@pytest.fixture(scope="session")
+def trainings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Trainings:
+    """Knows beforehand what the selected tests will ask for: their markers `trains(cluster, program, …)` say it."""
+    wanted = [
+        (mark.args[0], program)
+        for item in request.session.items
+        for mark in item.iter_markers("trains")
+        for program in mark.args[1:]
+    ]
+    return Trainings(tmp_path_factory.mktemp("trainings"), wanted)

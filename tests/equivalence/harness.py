@@ -1,0 +1,276 @@
+"""Trains programs in processes of their own, on one device and on many, and tells how far their results lie apart."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tests.cluster.runs import MARK, survivors, within
+
+ROOT = Path(__file__).parents[2]
+
+START_LIMIT, PROGRAM_LIMIT = 90.0, 45.0
+"""Seconds for the start of a run's processes, and for each of its programs, on a machine that does much besides."""
+
+STRATEGIES: Mapping[str, Mapping[str, str]] = {
+    "shuffle": {"builder": "AllReduce", "all_reduce_spec": "SHUFFLE"},
+    "ring": {"builder": "AllReduce", "all_reduce_spec": "RING"},
+    "ps": {"builder": "PS"},
+    "ps_load_balancing": {"builder": "PSLoadBalancing"},
+    "parallax": {"builder": "Parallax"},
+}
+
+Values = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers of this machine and how they train.
+
+    Attributes:
+        strategy: a key of STRATEGIES.
+        workers: how many.
+        replicas: of each worker.
+        options: of `tests.equivalence.train`.
+        run: tells apart runs that are otherwise alike.
+    """
+
+    strategy: str = "shuffle"
+    workers: int = 2
+    replicas: int = 2
+    options: tuple[str, ...] = ()
+    run: int = 0
+
+    @property
+    def shape(self) -> str:
+        return f"{self.workers}x{self.replicas}"
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What stands in the YAML."""
+        cpus = list(range(self.workers * self.replicas))
+        node = {"address": "localhost", "cpus": cpus, "workers": self.workers}
+        return {"nodes": [node], "strategy": dict(STRATEGIES[self.strategy])}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a program has trained.
+
+    Attributes:
+        by_worker: the results of each worker.
+    """
+
+    by_worker: tuple[Values, ...]
+
+    @property
+    def shared(self) -> Values:
+        """What all workers have, as the chief has it."""
+        return {name: value for name, value in self.by_worker[0].items() if not name.startswith("worker:")}
+
+    @property
+    def joined(self) -> Values:
+        """What all workers have, and the mean of the losses that each had of its own examples."""
+        if "worker:loss" not in self.by_worker[0]:
+            return self.shared
+        losses, examples = self.own("loss"), self.own("examples")
+        whole = np.sum([a * n for a, n in zip(losses, examples, strict=True)], 0) / np.sum(examples, 0)
+        return self.shared | {"loss": whole}
+
+    def own(self, name: str) -> list[NDArray[Any]]:
+        """A result that each worker has of its own, by worker."""
+        return [values[f"worker:{name}"] for values in self.by_worker]
+
+    def assert_workers_agree(self) -> None:
+        """What all workers have is the same on each, bit for bit."""
+        for index, values in enumerate(self.by_worker):
+            theirs = {name for name in values if not name.startswith("worker:")}
+            assert theirs == set(self.shared), f"worker {index} has other variables"
+            assert not (wrong := [n for n, v in self.shared.items() if not same_bits(v, values[n])]), (index, wrong)
+
+
+class Trainings:
+    """Runs what a session's tests need, the programs of one cluster in as few runs as can be.
+
+    Args:
+        directory: empty.
+        wanted: every program that is going to be asked for, with its cluster; None: one device without AutoDist.
+    """
+
+    def __init__(self, directory: Path, wanted: Iterable[tuple[Cluster | None, str]]) -> None:
+        self._directory = directory
+        self._wanted: dict[Cluster | None, dict[str, None]] = {}
+        self._made: dict[tuple[Cluster | None, str], Trained | str] = {}
+        for cluster, name in wanted:
+            self._wanted.setdefault(cluster, {})[name] = None
+
+    def alone(self, name: str) -> Values:
+        """What a program trains on one device.
+
+        Raises:
+            AssertionError: it failed; with all its output.
+        """
+        return self._of(None, name).joined
+
+    def on(self, cluster: Cluster, name: str) -> Trained:
+        """What a program trains on many devices; the workers agree in every bit.
+
+        Raises:
+            AssertionError: it failed; with all its output.
+        """
+        trained = self._of(cluster, name)
+        trained.assert_workers_agree()
+        return trained
+
+    def _of(self, cluster: Cluster | None, name: str) -> Trained:
+        if (cluster, name) not in self._made:
+            names = self._wanted.get(cluster, {}) | {name: None}
+            self._train(cluster, [n for n in names if (cluster, n) not in self._made])
+        made = self._made[cluster, name]
+        assert isinstance(made, Trained), made
+        return made
+
+    def _train(self, cluster: Cluster | None, names: Sequence[str]) -> None:
+        """Trains all, in a new run after each that failed."""
+        left = list(names)
+        while left:
+            failure = self._run(cluster, left)
+            done = 0
+            while done < len(left) and (trained := self._load(cluster, left[done])):
+                self._made[cluster, left[done]] = trained
+                done += 1
+            if failure is not None:
+                failed = min(done, len(left) - 1)
+                self._made[cluster, left[failed]] = f"{left[failed]} on {cluster or 'one device'} failed: {failure}"
+                done = failed + 1
+            left = left[done:]
+
+    def _run(self, cluster: Cluster | None, names: Sequence[str]) -> str | None:
+        """One run; returns what went wrong."""
+        self._place(cluster).mkdir(exist_ok=True)
+        where = ["--alone"]
+        if cluster is not None:
+            file = self._place(cluster) / "cluster.yml"
+            file.write_text(json.dumps(cluster.spec))  # YAML holds all of JSON
+            where = ["--cluster", str(file), *cluster.options]
+        command = [sys.executable, "-m", "tests.equivalence.train", "--out", str(self._place(cluster)), *where, *names]
+        ended = run_to_its_end(command, ROOT, START_LIMIT + PROGRAM_LIMIT * len(names))
+        missing = [n for n in names if self._load(cluster, n) is None]
+        if ended.problem is None and missing:
+            return f"it ended well and did not train {', '.join(missing)}\n{ended.output}"
+        return f"{ended.problem}\n{ended.output}" if ended.problem is not None else None
+
+    def _load(self, cluster: Cluster | None, name: str) -> Trained | None:
+        files = [self._place(cluster) / f"{name}.{i}.npz" for i in range(cluster.workers if cluster else 1)]
+        if not all(file.exists() for file in files):
+            return None
+        loaded = []
+        for file in files:
+            with np.load(file) as arrays:
+                loaded.append(dict(arrays))
+        return Trained(tuple(loaded))
+
+    def _place(self, cluster: Cluster | None) -> Path:
+        if cluster is None:
+            return self._directory / "alone"
+        options = "".join(option.replace("--", "-") for option in cluster.options)
+        return self._directory / f"{cluster.strategy}-{cluster.shape}{options}-{cluster.run}"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended.
+
+    Attributes:
+        output: of stdout and stderr together.
+        problem: what went wrong; None: nothing.
+    """
+
+    output: str
+    problem: str | None
+
+
+def run_to_its_end(
+    command: Sequence[str],
+    directory: Path,
+    limit: float,
+    via: Callable[[list[str]], list[str]] = list,
+    mark: str | None = None,
+) -> Ended:
+    """Runs a command in a session of its own; nothing of it is left afterwards.
+
+    Args:
+        command: what to run.
+        directory: where.
+        limit: seconds after which it is ended.
+        via: makes the command that starts it elsewhere.
+        mark: value of `MARK`, if its processes on other hosts already have one.
+    """
+    mark = mark or secrets.token_hex(8)
+    environment = os.environ | {MARK: mark, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    process = subprocess.Popen(
+        via(list(command)),
+        cwd=directory,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    problem = None
+    try:
+        output, _ = process.communicate(timeout=limit)
+        if process.returncode:
+            problem = f"exit status {process.returncode}"
+        if not within(10, lambda: not survivors(mark)):
+            problem = f"{problem or 'it ended'}; processes are left: {survivors(mark)}"
+    except subprocess.TimeoutExpired:
+        problem = f"it still runs after {limit:.0f} s"
+        _end(mark)
+        output, _ = process.communicate()
+    finally:
+        _end(mark)
+    return Ended(output, problem)
+
+
+def _end(mark: str) -> None:
+    for pid in survivors(mark):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+
+
+def relative_difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
+    """The largest |expected - found| divided by the largest |expected|."""
+    a, b = expected.astype(np.float64), found.astype(np.float64)
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        return math.inf
+    difference, size = np.abs(a - b).max(initial=0.0), np.abs(a).max(initial=0.0)
+    if difference == 0:
+        return 0.0
+    return float(difference / size) if size else math.inf
+
+
+def largest_difference(expected: Values, found: Values) -> tuple[float, str]:
+    """The largest relative difference of any variable, and which one has it."""
+    assert set(expected) == set(found), set(expected) ^ set(found)
+    for name, value in expected.items():
+        assert value.shape == found[name].shape and value.dtype == found[name].dtype, name
+    return max((relative_difference(value, found[name]), name) for name, value in expected.items())

@@ -1,0 +1,58 @@
+"""Every strategy, front end, number of workers and replicas, model and optimizer, in pairs: what one device trains."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+import pytest
+
+from tests.equivalence.harness import Cluster, Trainings, largest_difference
+from tests.equivalence.matrix import Combination, choose
+
+log = logging.getLogger(__name__)
+
+MOST = 1e-9
+"""In float64, where a wrong scale or a lost row cannot hide behind rounding."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One combination."""
+
+    combination: Combination
+
+    @property
+    def cluster(self) -> Cluster:
+        strategy, _, shape, _, _ = self.combination
+        workers, replicas = map(int, shape.split("x"))
+        return Cluster(strategy, workers, replicas)
+
+    @property
+    def program(self) -> str:
+        _, front, _, model, optimizer = self.combination
+        return f"{front}-{model}-{optimizer}"
+
+    @property
+    def reference(self) -> str:
+        """The program that does the same on one device; where examples see one another, it takes the same parts."""
+        is_in_parts = "convolution" in self.combination
+        return f"{self.program}-in-{self.cluster.shape}" if is_in_parts else self.program
+
+    @property
+    def parameter(self) -> object:
+        marks = [pytest.mark.trains(self.cluster, self.program), pytest.mark.trains(None, self.reference)]
+        return pytest.param(self, id="-".join(self.combination), marks=marks)
+
+
+CASES = [Case(combination) for combination in choose()]
+
+pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("case", [case.parameter for case in CASES])
+def test_many_devices_train_what_one_does(case: Case, trainings: Trainings) -> None:
+    expected = trainings.alone(case.reference)
+    difference, variable = largest_difference(expected, trainings.on(case.cluster, case.program).joined)
+    log.info("%s: %.1e (%s)", "-".join(case.combination), difference, variable)
+    assert difference <= MOST, variable
