@@ -14,7 +14,10 @@ from autodist.kernels.base import Context, Kernel
 
 @dataclass(frozen=True)
 class Place(Kernel):
-    """Gives every node a device of a worker: a replica's on its own device, all else on the worker's first device."""
+    """Gives every node a device of a worker: a replica's on its own device, all else on the worker's first device.
+
+    Colocation classes, which say the same thing less plainly, are taken away.
+    """
 
     name: ClassVar[str] = "place"
 
@@ -23,6 +26,8 @@ class Place(Kernel):
         devices = [context.replicas[k].device for k in context.local_replicas]
         for node in editor:
             node.device = _device(node, context, devices)
+            # A class that names a node on another worker would move this one there, whatever its own device says.
+            node.attr.pop("_class", None)
         return replace(item, graph_def=editor.to_graph_def())
 
 

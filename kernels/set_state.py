@@ -55,7 +55,8 @@ class SetByChief(Kernel):
                             dtype=variable.dtype, shape=variable.shape, shared_name=shared_name
                         )
                         targets.append(f.name(tf.raw_ops.AssignVariableOp(resource=there, value=value)))
-        return replace(item, graph_def=editor.to_graph_def(), targets=tuple(targets))
+        # All handles are placed: nothing is left for a later kernel to do with owners.
+        return replace(item, graph_def=editor.to_graph_def(), targets=tuple(targets), owners={})
 
     @staticmethod
     def _nowhere(item: GraphItem, writes: list[str]) -> GraphItem:

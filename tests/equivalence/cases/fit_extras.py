@@ -26,10 +26,12 @@ def _fit(
     model: Any = None,
     loss: Any = None,
     compiled: dict[str, Any] | None = None,
+    one_hot: bool = False,
     **fitted: Any,
 ) -> Results:
     """Two epochs in batches of 20, unless told otherwise. Models and optimizers are made by functions, in the scope."""
     x, y = _examples(count)
+    y = np.eye(3)[y] if one_hot else y
     settings: dict[str, Any] = {"batch_size": 20, "epochs": 2, "shuffle": False, "verbose": 0} | fitted
     with ad.scope():
         net = model() if model else make_model("mlp")
@@ -51,8 +53,20 @@ def fit_last_batch_of_one_example(ad: Trainer) -> Results:
 
 @program
 def fit_metrics_and_validation(ad: Trainer) -> Results:
-    metrics = ["accuracy", keras.metrics.SparseTopKCategoricalAccuracy(2, name="top2"), "sparse_categorical_crossentropy"]
-    return _fit(ad, count=93, compiled={"metrics": metrics, "weighted_metrics": ["accuracy"]}, validation_split=0.2)
+    entropy = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="entropy")
+    compiled = {"metrics": ["accuracy", entropy], "weighted_metrics": ["accuracy"]}
+    return _fit(ad, count=93, compiled=compiled, validation_split=0.2)
+
+
+@program
+def fit_metrics_that_count(ad: Trainer) -> Results:
+    """Their results are not means over examples, so that only the joined counts can give them."""
+
+    def make() -> keras.Model:
+        return keras.Sequential([keras.Input((8,)), layers.Dense(3, activation="softmax")])
+
+    metrics = [keras.metrics.Precision(class_id=1), keras.metrics.AUC(num_thresholds=20), keras.metrics.F1Score()]
+    return _fit(ad, count=93, model=make, loss="categorical_crossentropy", one_hot=True, compiled={"metrics": metrics})
 
 
 @program

@@ -19,6 +19,7 @@ from tests.equivalence.cases.models import (
     make_model,
     make_optimizer,
 )
+from tests.equivalence.cases.permutations import PERMUTATIONS
 
 
 def train_function(
@@ -67,8 +68,6 @@ def in_float32(train: Any, ad: Trainer) -> Results:
     finally:
         keras.config.set_floatx("float64")
 
-
-PERMUTATIONS = 4
 
 for _front, _train in (("function", train_function), ("keras", train_fit)):
     for _model in MODELS:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.equivalence.cases.base import STEPS, Array, Results, Trainer, classes, own, program, values_of
+from tests.equivalence.cases.base import STEPS, Array, Results, Trainer, classes, own, program, register, values_of
 from tests.equivalence.cases.models import make_loss, make_model
 
 layers = keras.layers
@@ -119,27 +120,7 @@ def step_scalar_variable(ad: Trainer) -> Results:
     return {"slope": slope.numpy(), "offset": offset.numpy(), "loss": losses}
 
 
-@program
-def step_sum_reduced_loss(ad: Trainer) -> Results:
-    return _uneven_step(ad, (tf.reduce_sum,), 30)
-
-
-@program
-def step_mean_and_penalty(ad: Trainer) -> Results:
-    return _uneven_step(ad, (tf.reduce_mean, lambda _: 0.0), 30, penalty=0.02)
-
-
-@program
-def step_fewer_examples_than_replicas(ad: Trainer) -> Results:
-    return _uneven_step(ad, (tf.reduce_mean,), 3)
-
-
-@program
-def step_one_example(ad: Trainer) -> Results:
-    return _uneven_step(ad, (tf.reduce_mean,), 1)
-
-
-def _uneven_step(ad: Trainer, reductions: Any, size: int, penalty: float = 0.0) -> Results:
+def _uneven_step(ad: Trainer, size: int, reduce: Any = tf.reduce_mean, penalty: float = 0.0) -> Results:
     with ad.scope():
         net, optimizer = make_model("mlp"), keras.optimizers.SGD(0.01, momentum=0.9)
 
@@ -147,16 +128,21 @@ def _uneven_step(ad: Trainer, reductions: Any, size: int, penalty: float = 0.0) 
         def step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor]:
             with tf.GradientTape() as tape:
                 logits = net(x, training=True)
-                each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
-                loss = sum(reduce(each) for reduce in reductions)
+                loss = reduce(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
                 if penalty:
-                    loss += penalty * sum(tf.reduce_sum(tf.square(v)) for v in net.trainable_variables)
+                    loss += penalty * sum(tf.reduce_sum(tf.square(v.value)) for v in net.trainable_variables)
             gradients = tape.gradient(loss, net.trainable_variables)
             optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
             return (loss,)
 
         losses = _train(ad, step, *_data(size))
     return values_of([*net.variables, *optimizer.variables]) | {"loss": losses}
+
+
+register("step_sum_reduced_loss", functools.partial(_uneven_step, size=30, reduce=tf.reduce_sum))
+register("step_mean_and_penalty", functools.partial(_uneven_step, size=30, penalty=0.02))
+register("step_fewer_examples_than_replicas", functools.partial(_uneven_step, size=3))
+register("step_one_example", functools.partial(_uneven_step, size=1))
 
 
 @program

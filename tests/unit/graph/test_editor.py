@@ -60,7 +60,7 @@ def sinks(graph_def):
 
 @given(graphs())
 def test_an_editor_that_changes_nothing_gives_the_same_graph(graph_def):
-    assert GraphEditor(graph_def).to_graph_def() == graph_def
+    assert list(GraphEditor(graph_def).to_graph_def().node) == list(graph_def.node)
 
 
 @given(graphs())
@@ -68,7 +68,7 @@ def test_to_clone_and_prune_to_the_original_is_the_identity(graph_def):
     editor = GraphEditor(graph_def)
     editor.clone([n.name for n in graph_def.node], PREFIXES[0])
     editor.prune(sinks(graph_def))
-    assert editor.to_graph_def() == graph_def
+    assert list(editor.to_graph_def().node) == list(graph_def.node)
 
 
 @given(graphs())
@@ -236,7 +236,7 @@ def test_control_inputs_stand_last_and_once():
 
 def test_a_name_is_taken_once():
     editor = GraphEditor(from_text(CHAIN))
-    with pytest.raises(RewriteError, match="'a'|\"a\"|a is"):
+    with pytest.raises(RewriteError, match="'a' is in the graph already"):
         editor.add(from_text("a = Placeholder()").node[0])
 
 

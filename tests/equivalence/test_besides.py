@@ -1,0 +1,84 @@
+"""Beside the matrix, each on two workers of two replicas: what one device trains."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from tests.equivalence.harness import Cluster, Trainings, largest_difference
+
+log = logging.getLogger(__name__)
+
+MOST = 1e-9
+
+ALL_REDUCE = (
+    "fit_class_weight",
+    "fit_dataset",
+    "fit_ema",
+    "fit_frozen_layer",
+    "fit_gradient_accumulation",
+    "fit_last_batch_does_not_divide",
+    "fit_last_batch_of_one_example",
+    "fit_learning_rate_by_callback",
+    "fit_loss_scale",
+    "fit_masked_lstm",
+    "fit_mean_with_sample_weight",
+    "fit_metrics_and_validation",
+    "fit_metrics_that_count",
+    "fit_regularized",
+    "fit_sample_weight",
+    "fit_sum_reduced_loss",
+    "fit_weight_decay",
+    "function-embedding-adam-clipped",
+    "step_fewer_examples_than_replicas",
+    "step_mean_and_penalty",
+    "step_nested_functions",
+    "step_one_example",
+    "step_scalar_variable",
+    "step_sum_reduced_loss",
+    "step_tied_embedding",
+    "step_two_optimizers",
+)
+
+PARAMETER_SERVERS = (
+    "fit_last_batch_of_one_example",
+    "fit_learning_rate_by_callback",
+    "fit_masked_lstm",
+    "function-embedding-adam-clipped",
+    "step_scalar_variable",
+    "step_tied_embedding",
+    "step_two_optimizers",
+)
+
+RING = (
+    "fit_last_batch_of_one_example",
+    "fit_masked_lstm",
+    "function-embedding-adam-clipped",
+    "step_tied_embedding",
+    "step_two_optimizers",
+)
+
+MIXED = ("fit_masked_lstm", "function-embedding-adam-clipped", "step_two_optimizers")
+
+BY_STRATEGY = {"shuffle": ALL_REDUCE, "ps_load_balancing": PARAMETER_SERVERS, "ring": RING, "parallax": MIXED}
+
+CASES = [
+    pytest.param(
+        Cluster(strategy),
+        program,
+        id=f"{strategy}-{program}",
+        marks=[pytest.mark.trains(Cluster(strategy), program), pytest.mark.trains(None, program)],
+    )
+    for strategy, programs in BY_STRATEGY.items()
+    for program in programs
+]
+
+pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("cluster, program", CASES)
+def test_many_devices_train_what_one_does(cluster: Cluster, program: str, trainings: Trainings) -> None:
+    difference, variable = largest_difference(trainings.alone(program), trainings.on(cluster, program).joined)
+    log.info("%s-%s: %.1e (%s)", cluster.strategy, program, difference, variable)
+    assert difference <= MOST, variable
