@@ -115,7 +115,7 @@ class AutoDist:
         if tf.executing_eagerly():
             raise CaptureError("create_distributed_session needs a graph: write `with tf.Graph().as_default(), ad.scope():`.")
         captured = CapturedGraph.of(tf.compat.v1.get_default_graph(), self._notes.calls)
-        return DistributedSession(self._run, captured, batch_axis)
+        return DistributedSession(self._run, captured, self._notes, batch_axis)
 
     def function(
         self,

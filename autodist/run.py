@@ -264,6 +264,8 @@ class Run:
         """Ends the run where the script ends: on the chief when all workers are done, on others when the chief is."""
         if self._host is not None and not self._end.is_bad and self.failure is None:
             self.tracker.catch_up()
+        # Before the other workers end: closing takes leave of their servers.
+        self._close_session()
         if self.member is not None:
             self.member.wait_for_end()
         elif self._coordinator is not None:
@@ -271,7 +273,6 @@ class Run:
                 self._coordinator.abort("the chief's script failed")
             else:
                 self._coordinator.finish()
-        self._close_session()
         if self._interrupts is not None:
             self._interrupts.close()
 

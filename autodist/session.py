@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import ops  # the stack of default sessions, by which Tensor.eval finds its own
 
+from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.errors import CaptureError
 from autodist.kernels import KERNELS, SETTING_KERNELS, find_owners, only_sets
@@ -39,11 +40,15 @@ class DistributedSession:
     Args:
         run: in which it runs.
         captured: the graph.
+        notes: the calls of `gradient` in the scope; more may come.
         batch_axis: by placeholder (or its name), another axis to split along; None: every replica gets the whole.
     """
 
-    def __init__(self, run: Run, captured: CapturedGraph, batch_axis: Mapping[Any, int | None] | None = None) -> None:
-        self._run, self._captured = run, captured
+    def __init__(
+        self, run: Run, captured: CapturedGraph, notes: GradientNotes, batch_axis: Mapping[Any, int | None] | None = None
+    ) -> None:
+        self._run, self._captured, self._notes = run, captured, notes
+        self._version = captured.graph.version
         self._batch_axis = {self._tensor(key).name: axis for key, axis in (batch_axis or {}).items()}
         self._names = {v.name: f"graph/{v.handle}" for v in captured.variables}
         whole = captured.whole()
@@ -73,11 +78,13 @@ class DistributedSession:
             The values in the structure of `fetches`; None for operations.
 
         Raises:
-            CaptureError: the graph was changed after the session was made, or an input cannot be split.
+            CaptureError: variables or gradients were added after the session was made, or an input cannot be split.
             UnevenBatchError: inputs disagree in their number of examples.
             WorkerFailedError: another worker ended badly.
         """
-        self._captured.require_unchanged()
+        if self.graph.version != self._version:
+            self._captured.require_same_training(self._notes.calls)
+            self._version = self.graph.version
         elements = [self._element(f) for f in tf.nest.flatten(fetches)]
         feeds = {self._tensor(key): value for key, value in (feed_dict or {}).items()}
         arrays = {t: np.asarray(value, t.dtype.as_numpy_dtype) for t, value in feeds.items()}

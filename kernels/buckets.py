@@ -91,7 +91,9 @@ def _elements(join: Join) -> int:
 
 def key_of(joins: Iterable[Join]) -> str:
     """A short name that is the same wherever the same joins are reduced."""
-    told = ";".join(f"{j.kind.value} {j.name} {j.dtype.name} {j.shape} {j.level} {j.is_sparse}" for j in joins)
+    told = ";".join(
+        f"{j.kind.value} {j.name} {j.dtype.name} {j.shape} {j.level} {j.is_sparse} {j.weight_dtype}" for j in joins
+    )
     return digest(told)
 
 

@@ -262,6 +262,10 @@ class Joiner:
 
     def _combine(self, change: StateChange, aggregation: Aggregation) -> str:
         variable, name = change.variable, f"state/{change.variable.handle}/joined"
+        if aggregation is Aggregation.SUM and change.added and not isinstance(self.flows.kind(change.added), Sum):
+            whole = self._added_of_whole(change, change.added)
+            if whole is not None:
+                return whole
         with fragment(self.editor, name) as f:
             before = f.input(change.before, variable.dtype, variable.shape)
             after = [f.input(self.parts.named(change.after, k), variable.dtype, variable.shape) for k in range(self.count)]
@@ -283,6 +287,47 @@ class Joiner:
         with fragment(self.editor, f"{name}/added") as g:
             whole = g.input(change.before, variable.dtype, variable.shape) + g.input(joined, variable.dtype, variable.shape)
         return g.name(whole)
+
+    def _added_of_whole(self, change: StateChange, added: str) -> str | None:
+        """What one device would have added, where that is arithmetic of means and sums over the batch.
+
+        Keras adds loss · examples to its running loss. The loss of the whole batch is a mean with weights of its own, and
+        not Σ loss · examples over the replicas: the means and sums are joined, and the arithmetic is done once on these.
+        """
+        found = self._means_and_sums_behind(added)
+        if found is None:
+            return None
+        values, arithmetic = found
+        name = f"state/{change.variable.handle}/whole"
+        joined = {
+            t: self._join_value(f"{name}/{k}", JoinKind.STATE, t, self.flows.kind(t)) for k, t in enumerate(values)
+        }
+        clones = self.editor.clone(arithmetic, f"autodist/{name}/", lambda i: joined.get(tensor(i), i))
+        dtype, shape = change.variable.dtype, change.variable.shape
+        with fragment(self.editor, f"{name}/added") as f:
+            once = tensor(added).replace(node_of(added), clones[node_of(added)], 1)
+            result = f.input(change.before, dtype, shape) + f.input(once, dtype, shape)
+        return f.name(result)
+
+    def _means_and_sums_behind(self, name: str) -> tuple[list[str], list[str]] | None:
+        """The tensors of known kind that `name` is made from, and the nodes between; None if others are among them."""
+        values: dict[str, None] = {}
+        between: dict[str, None] = {node_of(name): None}
+        front = [node_of(name)]
+        while front:
+            for i in self.editor[front.pop()].input:
+                source, kind = node_of(i), None if is_control(i) else self.flows.kind(i)
+                if kind is None or isinstance(kind, Replicated):
+                    continue
+                if isinstance(kind, Mean | Sum):
+                    values[tensor(i)] = None
+                elif isinstance(kind, Unknown) and self.item.spec_of(tensor(i)).shape.is_fully_defined():
+                    if source not in between:
+                        between[source] = None
+                        front.append(source)
+                else:
+                    return None
+        return (list(values), list(between)) if values else None
 
     def _sum_of_added(
         self, f: Fragment, change: StateChange, before: tf.Tensor, after: Sequence[tf.Tensor]

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.effects import QUERIES, READS
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
-from autodist.graph.names import node_of
+from autodist.graph.names import is_control, node_of
 from autodist.kernels.base import Context, Kernel
 
 
@@ -27,19 +29,88 @@ class GatherRows(Kernel):
     name: ClassVar[str] = "gather-rows"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if not any(node.op in ("GatherV2", "Shape") for node in item.graph_def.node):
+            return item
         editor = GraphEditor(item.graph_def)
-        reads = [node.name for node in editor if node.op == "ReadVariableOp"]
+        named = {*map(node_of, item.outputs), *item.targets}
         changed = False
-        for name in reads:
-            for consumer in editor.consumers(name):
-                node = editor[consumer]
-                if node.op == "GatherV2" and _gathers_rows_of(editor, node, name):
-                    _gather_in_variable(editor, node, editor[name])
-                    changed = True
-                elif node.op == "Shape":
-                    _shape_of_variable(editor, node, editor[name])
-                    changed = True
-        return replace(item, graph_def=editor.to_graph_def()) if changed else item
+        for read in [node.name for node in editor if node.op == "ReadVariableOp"]:
+            done = [name for copy in _copies(editor, read) for name in _ask_variable(editor, copy)]
+            if done:
+                _drop_unused_read(editor, read, done, named)
+                changed = True
+        if not changed:
+            return item
+        editor.drop_lost_colocation()
+        return replace(item, graph_def=editor.to_graph_def())
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """A node that has a variable's whole value: a read, or an Identity of one.
+
+    Attributes:
+        name: of the node.
+        read: from which it comes.
+        handle: of the variable.
+        waits: control inputs that the value stands behind.
+    """
+
+    name: str
+    read: str
+    handle: str
+    waits: tuple[str, ...]
+
+
+def _copies(editor: GraphEditor, read: str) -> list[_Copy]:
+    handle, *waits = editor[read].input
+    found = [_Copy(read, read, handle, tuple(waits))]
+    for copy in found:
+        for consumer in sorted(editor.consumers(copy.name)):
+            node = editor[consumer]
+            if node.op == "Identity" and node_of(node.input[0]) == copy.name and not is_control(node.input[0]):
+                found.append(_Copy(consumer, read, handle, (*copy.waits, *node.input[1:])))
+    return found
+
+
+def _ask_variable(editor: GraphEditor, copy: _Copy) -> list[str]:
+    """Turns gathers and shapes of a copy into those of the variable; returns their names."""
+    done = []
+    for name in sorted(editor.consumers(copy.name)):
+        node = editor[name]
+        if node.op == "GatherV2" and _gathers_rows_of(editor, node, copy.name):
+            late = _writes_after(editor, copy)
+            if late & editor.ancestors([name]):
+                continue  # the rows to gather are known only once the variable has another value
+            _gather_in_variable(editor, node, copy)
+            for write in late:
+                editor.add_control(write, [name])
+            done.append(name)
+        elif node.op == "Shape" and node_of(node.input[0]) == copy.name and not is_control(node.input[0]):
+            _shape_of_variable(editor, node, copy)
+            done.append(name)
+    return done
+
+
+def _writes_after(editor: GraphEditor, copy: _Copy) -> set[str]:
+    """Writes of the variable that come after the read: they have to come after a gather that takes its place, too."""
+    writes = [c for c in editor.consumers(copy.handle) if editor[c].op not in READS | QUERIES]
+    return {w for w in writes if copy.read in editor.ancestors([w])}
+
+
+def _drop_unused_read(editor: GraphEditor, read: str, instead: list[str], named: Collection[str]) -> None:
+    """A read that nothing takes a value from would still copy the variable, for what is ordered after it."""
+    copies = [copy.name for copy in _copies(editor, read)]
+    taken = any(
+        node_of(i) == name and not is_control(i)
+        for name in copies for consumer in editor.consumers(name) if consumer not in copies
+        for i in editor[consumer].input
+    )  # fmt: skip
+    if taken or not named.isdisjoint(copies):
+        return
+    for name in reversed(copies):
+        editor.replace_control(name, instead)
+        editor.remove([name])
 
 
 def _gathers_rows_of(editor: GraphEditor, node: NodeDef, read: str) -> bool:
@@ -49,9 +120,9 @@ def _gathers_rows_of(editor: GraphEditor, node: NodeDef, read: str) -> bool:
     return axis.op == "Const" and int(tf.make_ndarray(axis.attr["value"].tensor)) == 0
 
 
-def _gather_in_variable(editor: GraphEditor, node: NodeDef, read: NodeDef) -> None:
+def _gather_in_variable(editor: GraphEditor, node: NodeDef, copy: _Copy) -> None:
     dtype = node.attr["Tparams"].type
-    inputs = [read.input[0], node.input[1], *node.input[3:], *read.input[1:]]
+    inputs = [copy.handle, node.input[1], *node.input[3:], *copy.waits]
     node.op = "ResourceGather"
     for key in ("Tparams", "Taxis", "batch_dims", "_class"):
         node.attr.pop(key, None)
@@ -60,8 +131,8 @@ def _gather_in_variable(editor: GraphEditor, node: NodeDef, read: NodeDef) -> No
     editor.set_inputs(node.name, inputs)
 
 
-def _shape_of_variable(editor: GraphEditor, node: NodeDef, read: NodeDef) -> None:
-    inputs = [read.input[0], *node.input[1:], *read.input[1:]]
+def _shape_of_variable(editor: GraphEditor, node: NodeDef, copy: _Copy) -> None:
+    inputs = [copy.handle, *node.input[1:], *copy.waits]
     node.op = "VariableShape"
     node.attr.pop("T", None)
     node.attr.pop("_class", None)

@@ -37,13 +37,11 @@ class CapturedGraph:
         graph: of the script.
         calls: the calls of `gradient` that were noted in it.
         variables: all of its variables.
-        version: how often it had changed.
     """
 
     graph: tf.Graph
     calls: tuple[NotedCall, ...]
     variables: tuple[Variable, ...]
-    version: int
 
     @classmethod
     def of(cls, graph: tf.Graph, calls: Iterable[NotedCall]) -> CapturedGraph:
@@ -58,19 +56,24 @@ class CapturedGraph:
                 "gradients were made in two graphs within one scope; which is to be trained? Open a scope for each graph."
             )
         found = find_variables(graph)
-        return cls(graph, calls, describe_variables(found), graph.version)
+        return cls(graph, calls, describe_variables(found))
 
-    def require_unchanged(self) -> None:
-        """Passes if no operation was added since the session was made.
+    def require_same_training(self, calls: Sequence[NotedCall]) -> None:
+        """Passes if what was added to the graph since its session was made changes nothing of what is trained.
+
+        Args:
+            calls: all calls of `gradient` that were noted by now.
 
         Raises:
-            CaptureError: one was.
+            CaptureError: variables or gradients were added; initialisers, summaries and the like may be.
         """
-        if self.graph.version != self.version:
-            added = self.graph.get_operations()[-1].name
+        known = {v.handle for v in self.variables}
+        added = [op.name for op in self.graph.get_operations() if op.type == "VarHandleOp" and op.name not in known]
+        added += [c.seed.op.name for c in calls[len(self.calls) :]]
+        if added:
             raise CaptureError(
-                f"the graph was changed after its session was made (the last operation is {added}). Build all operations before "
-                "create_distributed_session(), so that all workers run the same graph."
+                f"the graph was changed after its session was made: {added[0]} was added. Build all variables and gradients before "
+                "create_distributed_session(), so that they are part of the plan."
             )
 
     def whole(self) -> GraphItem:

@@ -92,7 +92,7 @@ class GraphEditor:
         self._work.library.function.extend(f for f in graph_def.library.function if f.signature.name not in known)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes nodes; what others still ask of them is the caller's to mend (`rewire`, `drop_control`)."""
+        """Removes nodes; what others still ask of them is the caller's to mend (`rewire`, `replace_control`)."""
         for name in names:
             node = self._nodes.pop(name)
             for source in {node_of(i) for i in node.input}:
@@ -162,9 +162,13 @@ class GraphEditor:
         keep = self.ancestors(roots)
         gone = [name for name in self._nodes if name not in keep]
         self.remove(gone)
+        self.drop_lost_colocation()
+        return gone
+
+    def drop_lost_colocation(self) -> None:
+        """Nodes that were to stand where a removed node stood may stand anywhere."""
         for node in self._nodes.values():
             _drop_lost_colocation(node, self._nodes)
-        return gone
 
     # -- walking ---------------------------------------------------------------------------------------------------
 

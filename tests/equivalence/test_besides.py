@@ -42,6 +42,7 @@ ALL_REDUCE = (
 )
 
 PARAMETER_SERVERS = (
+    "fit_sum_reduced_loss",
     "fit_last_batch_of_one_example",
     "fit_learning_rate_by_callback",
     "fit_masked_lstm",
