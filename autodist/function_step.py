@@ -107,9 +107,9 @@ class DistributedFunction:
     def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf]) -> _Traced:
         def step(*tensors: tf.Tensor) -> Any:
             remaining = iter(tensors)
-            filled = tf.nest.map_structure(lambda v: next(remaining) if _is_array(v) else v, dict(arguments))
             bound = self._signature.bind_partial()
-            bound.arguments.update({name: filled[name] for name in arguments})
+            for name, value in arguments.items():  # in the order of `leaves`; a nest of all would sort them by name
+                bound.arguments[name] = tf.nest.map_structure(lambda v: next(remaining) if _is_array(v) else v, value)
             return self._function(*bound.args, **bound.kwargs)
 
         axes = [leaf.axis for leaf in leaves]

@@ -14,7 +14,6 @@ import rich.console
 import tensorflow as tf
 
 from autodist.cluster.coordinator import Coordinator
-from autodist.cluster.interrupts import Interrupts
 from autodist.cluster.member import Member
 from autodist.cluster.script_end import watch_script_end
 from autodist.cluster.servers import start_server, wait_until_listening
@@ -25,6 +24,7 @@ from autodist.graph.stages import written_handles
 from autodist.kernels import EVERY_WORKER, KERNELS, Context, Kernel, rewrite
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
+from autodist.runtime.caller import Caller
 from autodist.runtime.host import Host
 from autodist.runtime.messages import Messages
 from autodist.runtime.pieces import Pieces
@@ -54,7 +54,7 @@ _GONE = (
     tf.errors.InternalError,
     tf.errors.FailedPreconditionError,
     tf.errors.NotFoundError,
-    RuntimeError,
+    RuntimeError,  # a closed session
 )
 
 
@@ -77,7 +77,7 @@ class Run:
     failure: WorkerFailedError | None = None
     _host: Host | None = None
     _coordinator: Coordinator | None = None
-    _interrupts: Interrupts | None = None
+    _caller: Caller | None = None
     _steps: int = 0
     _decided: dict[str, strategy_pb2.VariableNode] = field(default_factory=dict)
 
@@ -203,8 +203,8 @@ class Run:
     def _start(self) -> None:
         config = session_config(self.spec.workers, self.index)
         target = ""
-        self._interrupts = Interrupts(lambda _: self._close_session()).__enter__()
         if self.workers > 1:
+            self._caller = Caller()
             target = self._join_cluster(config)
         self._host = Host(target, config)
         self._messages = Messages(self._host, self.index, self.workers)
@@ -232,11 +232,18 @@ class Run:
     def _on_failure(self, failure: WorkerFailedError) -> None:
         self.failure = failure
         log.error("%s", failure)
-        self._close_session()
+        if self._caller is not None:
+            self._caller.fail(failure)
 
     def _close_session(self) -> None:
-        if self._host is not None:
+        """Takes leave of the other workers' servers, unless one may be gone: that would wait for it for ever."""
+        if self._host is None:
+            return
+        is_failing = self._end.is_bad or self.failure is not None
+        if self._caller is None or (self._caller.is_idle and not is_failing):
             self._host.close()
+        else:
+            self._host.abandon()
 
     def guard(self, call: Any, *args: Any) -> Any:
         """Calls what may fail because another worker went away; then the cause is raised, and not what followed.
@@ -244,8 +251,10 @@ class Run:
         Raises:
             WorkerFailedError: another worker ended badly.
         """
-        try:
+        if self._caller is None:
             return call(*args)
+        try:
+            return self._caller.call(call, *args)
         except _GONE as error:
             cause = self.failure or (self._coordinator.first_cause(CAUSE_LIMIT) if self._coordinator else None)
             if cause is not None:
@@ -273,8 +282,6 @@ class Run:
                 self._coordinator.abort("the chief's script failed")
             else:
                 self._coordinator.finish()
-        if self._interrupts is not None:
-            self._interrupts.close()
 
     # -- variables -------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from autodist.kernels.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
 from autodist.kernels.exchange import Exchange
 from autodist.kernels.plan import Plan
 from autodist.kernels.results import Results
+from autodist.kernels.sums import ordered_sum
 
 DIRECT_BYTES = 64 << 10
 """Up to this size a bucket is sent whole to every worker: one hop, where cutting it into pieces takes two."""
@@ -95,10 +96,10 @@ def _in_pieces(exchange: Exchange, bucket: Bucket, flat: tf.Tensor, weight: list
 def mean_of(parts: Iterable[list[tf.Tensor]]) -> tf.Tensor:
     """The sum of the parts' values, divided by the sum of their weights if they have any."""
     parts = list(parts)
-    total = tf.add_n([p[0] for p in parts])
+    total = ordered_sum([p[0] for p in parts])
     if len(parts[0]) == 1:
         return total
-    return tf.math.divide_no_nan(total, tf.cast(tf.add_n([p[1] for p in parts]), total.dtype))
+    return tf.math.divide_no_nan(total, tf.cast(ordered_sum([p[1] for p in parts]), total.dtype))
 
 
 def _gather_rows(results: Results, join: Join, context: Context) -> None:
@@ -110,6 +111,6 @@ def _gather_rows(results: Results, join: Join, context: Context) -> None:
         ids = tf.concat([p[0] for p in parts], 0)
         values = tf.concat([p[1] for p in parts], 0)
         if join.weight is not None:
-            values = tf.math.divide_no_nan(values, tf.cast(tf.add_n([p[2] for p in parts]), join.dtype))
+            values = tf.math.divide_no_nan(values, tf.cast(ordered_sum([p[2] for p in parts]), join.dtype))
     results.give(join, [f.name(ids), f.name(values)])
     results.run(f.name(op) for op in exchange.effects)

@@ -60,8 +60,10 @@ class Bucket:
         """
         dtype = dtype or self.dtype
         flat: list[tf.Tensor] = []
+        vector = tf.constant([-1])
         for join, length in zip(self.joins, self.lengths, strict=True):
-            value = tf.cast(tf.reshape(f.input(join.local[0], join.dtype, join.shape), [-1]), dtype)
+            value = tf.raw_ops.Reshape(tensor=f.input(join.local[0], join.dtype, join.shape), shape=vector)
+            value = tf.cast(value, dtype)
             value.set_shape([_elements(join)])
             flat.append(value)
             if length > _elements(join):

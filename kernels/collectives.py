@@ -28,11 +28,11 @@ GROUP_KEY = 1
 
 _CARRIERS: Mapping[tf.DType, tf.DType] = {
     **{t: t for t in (tf.float32, tf.float64, tf.int32, tf.int64)},
-    **{t: tf.float32 for t in (tf.float16, tf.bfloat16)},
-    **{t: tf.int32 for t in (tf.bool, tf.int8, tf.int16, tf.uint8, tf.uint16)},
-    **{t: tf.int64 for t in (tf.uint32, tf.uint64)},
+    **dict.fromkeys((tf.float16, tf.bfloat16), tf.float32),
+    **dict.fromkeys((tf.bool, tf.int8, tf.int16, tf.uint8, tf.uint16), tf.int32),
+    **dict.fromkeys((tf.uint32, tf.uint64), tf.int64),
 }
-"""As what values of a type travel. Collectives know few types; and a count of examples is exact in 32 bits, not in 16."""
+"""As what values of a type travel. Collectives know few types; a count of examples is exact in 32 bits, not in 16."""
 
 _MOST_ROWS = 2**31 - 1
 
@@ -41,14 +41,16 @@ _MOST_ROWS = 2**31 - 1
 class ReduceByCollective(Kernel):
     """Sums joins over the workers by TensorFlow's collectives, where the strategy says RING or NCCL.
 
-    Then all joins of the step travel so, because collectives hang beside queues and accumulators of the same run. A bucket is
-    one all-reduce, in which its weight travels behind the values. Rows are two all-gathers, of indices and of values,
-    padded to one length that a first small one agrees on; the padding is taken out again, and the rows stand in the
-    order of the workers. A ring adds in the order of its members, so that all workers get the same bits in every run.
+    Then all joins of the step travel so, because collectives hang beside queues and accumulators of the same run;
+    another step, which the strategy does not concern (one without gradients, say), is another run and uses queues. A
+    bucket is one all-reduce, in which its weight travels behind the values. Rows are two all-gathers, of indices and
+    of values, padded to one length that a first small one agrees on; the padding is taken out again, and the rows
+    stand in the order of the workers. A ring adds in the order of its members, so that all workers get the same bits in
+    every run.
 
-    Collectives of a ring run at the same time and may begin in another order on each worker. Those of NCCL have to begin in
-    one order, so each waits for the one before. NCCL stands here as TensorFlow documents it and has not been run: it needs
-    a GPU on each of two machines.
+    Collectives of a ring run at the same time and may begin in another order on each worker. Those of NCCL have to
+    begin in one order, so each waits for the one before. NCCL is written to the interface that TensorFlow documents
+    and has not been run: that takes GPUs on two workers.
 
     Attributes:
         bucket_bytes: size at which a bucket is closed.
@@ -68,7 +70,8 @@ class ReduceByCollective(Kernel):
         buckets = make_buckets(dense, plan.group, self.bucket_bytes)
         rows = [join for join in item.joins if join.is_sparse]
         # What a later stage reduces needs what an earlier one has reduced; NCCL's one order has to agree with that.
-        for work in sorted([*buckets, *rows], key=_level):
+        everything: list[Bucket | Join] = [*buckets, *rows]
+        for work in sorted(everything, key=_level):
             if isinstance(work, Bucket):
                 _reduce_bucket(results, work, group)
             else:
@@ -191,15 +194,14 @@ def _gather_rows(results: Results, join: Join, group: _Group) -> None:
         whole_ids = _gather_padded(f, group, f"{key}/indices", ids, sizes)
         whole_values = _gather_padded(f, group, f"{key}/values", values, sizes)
         if join.weight is not None:
-            total = tf.add_n(tf.unstack(heard[:, 1]))
+            # Not add_n: that starts with whichever input's memory it may reuse, so its order differs between workers.
+            total = tf.reduce_sum(heard[:, 1])
             whole_values = tf.math.divide_no_nan(whole_values, tf.cast(total, join.dtype))
         whole_values.set_shape(join.shape)
     results.give(join, [f.name(whole_ids), f.name(whole_values)])
 
 
-def _gather_padded(
-    f: Fragment, group: _Group, told: str, rows: tf.Tensor, sizes: Sequence[tf.Tensor]
-) -> tf.Tensor:
+def _gather_padded(f: Fragment, group: _Group, told: str, rows: tf.Tensor, sizes: Sequence[tf.Tensor]) -> tf.Tensor:
     """The rows of all workers, of which worker `w` has `sizes[w]`, in the order of the workers.
 
     A collective keeps the length of its first run for ever, so that each length has a key of its own, and lengths are

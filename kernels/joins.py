@@ -16,6 +16,7 @@ from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Propaga
 from autodist.graph.stages import Stages
 from autodist.kernels.base import Context
 from autodist.kernels.state_writes import StateChange
+from autodist.kernels.sums import ordered_sum
 from autodist.kernels.weights import Parts
 
 log = logging.getLogger("autodist")
@@ -85,7 +86,7 @@ class Joiner:
         readers = {k: self._readers(seed, k) for k in range(self.count)}
         with fragment(self.editor, f"loss_weight/{call}") as f:
             weights = [self._seed(f, weight, k, dtype) for k in range(self.count)]
-            total = tf.add_n(weights)
+            total = ordered_sum(weights)
             if weight is not None and self.context.workers == 1:
                 weights = [tf.math.divide_no_nan(w, total) for w in weights]
         for k, made in enumerate(weights):
@@ -103,35 +104,36 @@ class Joiner:
 
     def join_gradients(self) -> None:
         """Adds up each gradient over the local replicas."""
-        found: dict[tuple[str, ...], Join] = {}
+        first: dict[tuple[str, ...], int] = {}
         for position, gradient in enumerate(self.stages.gradients):
-            if gradient.tensors in found:
-                continue
-            found[gradient.tensors] = self._join_gradient(position, gradient)
+            first.setdefault(gradient.tensors, position)
+        joins = []
+        with fragment(self.editor, "gradient") as f:
+            for position in first.values():
+                with tf.name_scope(str(position)):
+                    joins.append(self._join_gradient(f, position, self.stages.gradients[position]))
+        for tensors, join in zip(first, joins, strict=True):
+            for old, new in zip(tensors, join.result, strict=True):
+                self.editor.rewire(old, new, self._late_readers(old))
+            self._note(join)
 
-    def _join_gradient(self, position: int, gradient: Gradient) -> Join:
+    def _join_gradient(self, f: Fragment, position: int, gradient: Gradient) -> Join:
         variable = self.item.by_name[gradient.variable]
         spec = self.item.spec_of(gradient.tensors[-1])
         shape = spec.shape if gradient.is_sparse else tf.TensorShape(variable.shape)
-        readers = [self._late_readers(t) for t in gradient.tensors]
-        with fragment(self.editor, f"gradient/{position}") as f:
-            replicas = [
-                [f.input(self.parts.named(t, k), self.item.spec_of(t).dtype, shape if len(gradient.tensors) == 1 else None)
-                 for t in gradient.tensors]
-                for k in range(self.count)
-            ]  # fmt: skip
-            local = self._add(f, replicas)
-            result = [tf.identity(t) for t in local] if self.context.workers > 1 else local
-        names = tuple(f.name(t) for t in local)
-        results = tuple(f.name(t) for t in result)
-        for old, new, who in zip(gradient.tensors, results, readers, strict=True):
-            self.editor.rewire(old, new, who)
+        replicas = [
+            [f.input(self.parts.named(t, k), self.item.spec_of(t).dtype, shape if len(gradient.tensors) == 1 else None)
+             for t in gradient.tensors]
+            for k in range(self.count)
+        ]  # fmt: skip
+        local = self._add(f, replicas)
+        result = [tf.identity(t) for t in local] if self.context.workers > 1 else local
         divisor = self._divisors[gradient.call]
-        join = Join(
+        return Join(
             name=f"{gradient.variable}/{position}",
             kind=JoinKind.GRADIENT,
-            local=names,
-            result=results,
+            local=tuple(f.name(t) for t in local),
+            result=tuple(f.name(t) for t in result),
             weight=divisor[0] if divisor else None,
             level=self.stages.level[position],
             dtype=spec.dtype,
@@ -140,15 +142,13 @@ class Joiner:
             index_dtype=self.item.spec_of(gradient.tensors[0]).dtype if gradient.is_sparse else None,
             weight_dtype=divisor[1] if divisor else None,
         )
-        self._note(join)
-        return join
 
     @staticmethod
     def _add(f: Fragment, replicas: list[list[tf.Tensor]]) -> list[tf.Tensor]:
         if len(replicas) == 1:
             return replicas[0]
         if len(replicas[0]) == 1:
-            return [tf.add_n([r[0] for r in replicas])]
+            return [ordered_sum([r[0] for r in replicas])]
         return [tf.concat([r[at] for r in replicas], 0) for at in (0, 1)]
 
     def _late_readers(self, name: str) -> list[str]:
@@ -200,12 +200,12 @@ class Joiner:
         """Σ w·v over the local replicas that have examples, and Σ w."""
         if weight is None:
             kept = [self._kept(f, v, k) for k, v in enumerate(values)]
-            return (tf.add_n(kept) if len(kept) > 1 else kept[0]), None
+            return ordered_sum(kept), None
         dtype = values[0].dtype
         names, total = self._weights_of(weight, dtype)
         weights = [f.input(name, dtype, []) for name in names]
         terms = [tf.math.multiply_no_nan(v, w) for v, w in zip(values, weights, strict=True)]
-        return (tf.add_n(terms) if len(terms) > 1 else terms[0]), f.input(total, dtype, [])
+        return ordered_sum(terms), f.input(total, dtype, [])
 
     def _weights_of(self, weight: Weight, dtype: tf.DType) -> tuple[list[str], str]:
         """The weight of each local replica and their sum, made once: joins that share a weight can share a bucket."""
@@ -213,7 +213,7 @@ class Joiner:
         if key not in self._weights:
             with fragment(self.editor, f"weight/{len(self._weights)}") as f:
                 weights = [self.parts.weight(f, weight, k, dtype) for k in range(self.count)]
-                total = tf.add_n(weights)
+                total = ordered_sum(weights)
             self._weights[key] = ([f.name(w) for w in weights], f.name(total))
         return self._weights[key]
 
@@ -246,11 +246,15 @@ class Joiner:
 
     def join_state(self, changes: Sequence[StateChange]) -> None:
         """Combines what the compute part writes, as the variable declares it."""
-        for change in changes:
-            combined = self._combine(change, self._aggregation(change))
+        combined = []
+        with fragment(self.editor, "state") as f:
+            for change in changes:
+                with tf.name_scope(f"{change.variable.handle}/joined"):
+                    combined.append(self._combine(f, change, self._aggregation(change)))
+        for change, value in zip(changes, combined, strict=True):
             write = self.editor[change.write]
             placeholder = node_of(write.input[1])
-            self.editor.set_inputs(change.write, [write.input[0], combined, *write.input[2:]])
+            self.editor.set_inputs(change.write, [write.input[0], value, *write.input[2:]])
             self.editor.remove([placeholder])
 
     @staticmethod
@@ -260,33 +264,28 @@ class Joiner:
             return variable.aggregation
         return Aggregation.MEAN if variable.dtype.is_floating else Aggregation.ONLY_FIRST_REPLICA
 
-    def _combine(self, change: StateChange, aggregation: Aggregation) -> str:
-        variable, name = change.variable, f"state/{change.variable.handle}/joined"
+    def _combine(self, f: Fragment, change: StateChange, aggregation: Aggregation) -> str:
+        variable = change.variable
         if aggregation is Aggregation.SUM and change.added and not isinstance(self.flows.kind(change.added), Sum):
             whole = self._added_of_whole(change, change.added)
             if whole is not None:
                 return whole
-        with fragment(self.editor, name) as f:
-            before = f.input(change.before, variable.dtype, variable.shape)
-            after = [f.input(self.parts.named(change.after, k), variable.dtype, variable.shape) for k in range(self.count)]
-            total = None
-            if aggregation is Aggregation.MEAN:
-                local, total = self._weighted_sum(f, after, Examples())
-                # Where no replica has examples the variable stays as it is.
-                result = tf.where(total > 0, tf.math.divide_no_nan(local, total), before)
-            elif aggregation is Aggregation.SUM:
-                local = self._sum_of_added(f, change, before, after)
-                result = tf.identity(local)
-            else:
-                first = self.context.worker == 0
-                local = after[0] if first else tf.zeros_like(after[0])
-                result = tf.identity(local)
+        before = f.input(change.before, variable.dtype, variable.shape)
+        after = [f.input(self.parts.named(change.after, k), variable.dtype, variable.shape) for k in range(self.count)]
+        total = None
+        if aggregation is Aggregation.MEAN:
+            local, total = self._weighted_sum(f, after, Examples())
+            # Where no replica has examples the variable stays as it is.
+            result = tf.where(total > 0, tf.math.divide_no_nan(local, total), before)
+        elif aggregation is Aggregation.SUM:
+            local = self._sum_of_added(f, change, before, after)
+            result = tf.identity(local)
+        else:
+            local = after[0] if self.context.worker == 0 else tf.zeros_like(after[0])
+            result = tf.identity(local)
+        name = f"state/{variable.handle}/joined"
         joined = self._noted(f, name, JoinKind.STATE, local, total, result, self._level(change.after))
-        if aggregation is not Aggregation.SUM:
-            return joined
-        with fragment(self.editor, f"{name}/added") as g:
-            whole = g.input(change.before, variable.dtype, variable.shape) + g.input(joined, variable.dtype, variable.shape)
-        return g.name(whole)
+        return f.name(before + result) if aggregation is Aggregation.SUM else joined
 
     def _added_of_whole(self, change: StateChange, added: str) -> str | None:
         """What one device would have added, where that is arithmetic of means and sums over the batch.
@@ -340,7 +339,7 @@ class Joiner:
                 f.input(self.parts.named(change.added, k), variable.dtype, variable.shape) for k in range(self.count)
             ]
         kept = [self._kept(f, a, k) for k, a in enumerate(added)]
-        return tf.add_n(kept)
+        return ordered_sum(kept)
 
     # -- outputs ---------------------------------------------------------------------------------------------------
 
@@ -399,7 +398,7 @@ class Joiner:
             return
         with fragment(self.editor, "even_parts") as f:
             sizes = [self.parts.size(f, k, tf.float64) for k in range(self.count)]
-            moments = tf.stack([tf.add_n(sizes), tf.add_n([s * s for s in sizes])])
+            moments = tf.stack([ordered_sum(sizes), ordered_sum([s * s for s in sizes])])
             result = tf.identity(moments)
         joined = self._noted(f, "even_parts", JoinKind.STATE, moments, None, result)
         with fragment(self.editor, "even_parts/check") as g:

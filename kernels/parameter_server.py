@@ -21,6 +21,7 @@ from autodist.kernels.buckets import Bucket, digest, key_of, make_buckets
 from autodist.kernels.exchange import Exchange
 from autodist.kernels.own_part import OwnPart
 from autodist.kernels.results import Results
+from autodist.kernels.sums import ordered_sum
 
 PACK_BYTES = 256 << 10
 """Gradients are packed up to this size; larger ones go alone, since packing copies them."""
@@ -127,7 +128,7 @@ class _Serving:
                 parts = self._parts(exchange, mine)
                 values = tf.concat([p[1] for p in parts], 0)
                 if join.weight is not None:
-                    values = tf.math.divide_no_nan(values, tf.cast(tf.add_n([p[2] for p in parts]), join.dtype))
+                    values = tf.math.divide_no_nan(values, tf.cast(ordered_sum([p[2] for p in parts]), join.dtype))
                 made = [tf.concat([p[0] for p in parts], 0), values]
             else:
                 exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])

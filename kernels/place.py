@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.kernels.base import Context, Kernel
 
@@ -22,22 +21,27 @@ class Place(Kernel):
     name: ClassVar[str] = "place"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        editor = GraphEditor(item.graph_def)
         devices = [context.replicas[k].device for k in context.local_replicas]
-        for node in editor:
-            node.device = _device(node, context, devices)
+        placed = tf.compat.v1.GraphDef()
+        placed.CopyFrom(item.graph_def)
+        known: dict[tuple[str, str], str] = {}
+        for node in placed.node:
+            key = (node.device, _replica_device(node.name, devices))
+            if key not in known:
+                known[key] = _device(*key, context)
+            node.device = known[key]
             # A class that names a node on another worker would move this one there, whatever its own device says.
             node.attr.pop("_class", None)
-        return replace(item, graph_def=editor.to_graph_def())
+        return replace(item, graph_def=placed)
 
 
-def _device(node: tf.compat.v1.NodeDef, context: Context, devices: list[str]) -> str:
-    asked = tf.DeviceSpec.from_string(node.device)
-    if asked.job is not None:
-        return node.device
-    kind, _, index = _replica_device(node.name, devices).partition(":")
+def _device(asked: str, replica_device: str, context: Context) -> str:
+    spec = tf.DeviceSpec.from_string(asked)
+    if spec.job is not None:
+        return asked
+    kind, _, index = replica_device.partition(":")
     # A worker's CPU replicas run side by side on one TensorFlow device: they share its memory and its threads.
-    on_cpu = kind == "cpu" or asked.device_type == "CPU"
+    on_cpu = kind == "cpu" or spec.device_type == "CPU"
     return f"{context.task(context.worker)}/device:{'CPU:0' if on_cpu else f'GPU:{index}'}"
 
 

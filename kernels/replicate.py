@@ -81,17 +81,28 @@ class _Replication:
         )
 
     def _free_constants(self) -> None:
-        """Constants wait for nothing, or the replicas that share one would wait for each other."""
+        """Constants wait for nothing, or the replicas that share one would wait for each other; who reads one waits instead.
+
+        A step of TensorFlow 1 is often held together by such a constant alone: what is added to `global_step` waits for
+        the whole update.
+        """
         if any(node.op == "Enter" for node in self.editor):
             return  # a control input tells in which frame of a v1 loop a constant stands
-        for node in self.editor:
-            if node.op == "Const" and node.input:
-                self.editor.set_inputs(node.name, [])
+        returned = {*map(node_of, self.item.outputs), *self.item.targets}
+        waiting = [n.name for n in self.editor if n.op == "Const" and n.input and n.name not in returned]
+        for name in sorted(waiting, key=self.stages.order.__getitem__):
+            before = [node_of(i) for i in self.editor[name].input]
+            readers = self.editor.consumers(name)
+            self.editor.replace_control(name, before, readers)
+            for reader in readers:
+                self.editor.add_control(reader, before)
+            self.editor.set_inputs(name, [])
 
     def _find_varying(self, seed_readers: list[str]) -> set[str]:
         batch = [node_of(name) for name, axis in self.item.inputs.items() if axis is not None]
         calls = [self.item.gradient_calls[k].seed for k in {g.call for g in self.stages.gradients}]
-        return set(find_varying(self.item.graph_def, [*batch, *calls, *seed_readers], self.stages.once))
+        sources = [*batch, *calls, *seed_readers]
+        return set(find_varying(self.item.graph_def, sources, self.stages.once, self.stages.order))
 
     def _clone(self, varying: frozenset[str]) -> list[dict[str, str]]:
         """For each local replica what its copies are called; the first one's keep their names."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 import tensorflow as tf
 
@@ -23,16 +23,19 @@ RANDOM = frozenset(
 _LOOPS = ("Enter", "RefEnter")
 
 
-def find_varying(graph_def: tf.compat.v1.GraphDef, sources: Iterable[str], outside: Collection[str]) -> frozenset[str]:
+def find_varying(
+    graph_def: tf.compat.v1.GraphDef, sources: Iterable[str], outside: Collection[str], order: Mapping[str, int]
+) -> frozenset[str]:
     """Names of the nodes that every replica needs a copy of.
 
     Args:
         graph_def: the captured step.
         sources: names of nodes whose outputs differ between replicas.
         outside: nodes that run once whatever reaches them.
+        order: position of each node in a topological order.
     """
     found = set(sources)
-    for node in topological(graph_def):
+    for node in sorted(graph_def.node, key=lambda n: order[n.name]):
         if node.name in outside:
             continue
         if node.op in RANDOM or any(node_of(i) in found for i in node.input if not is_control(i)):

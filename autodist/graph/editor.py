@@ -1,6 +1,6 @@
 """GraphEditor: the verbs with which every kernel changes a GraphDef.
 
-Nodes and consumers are indexed once; every verb then costs what it touches. The graph that the editor is made from
+Nodes are indexed once, and so are consumers where they are asked for; every verb then costs what it touches. The graph that the editor is made from
 is copied and stays as it was.
 """
 
@@ -28,9 +28,7 @@ class GraphEditor:
         self._work = GraphDef()
         self._work.CopyFrom(graph_def)
         self._nodes: dict[str, NodeDef] = {node.name: node for node in self._work.node}
-        self._consumers: dict[str, set[str]] = {name: set() for name in self._nodes}
-        for node in self._work.node:
-            self._enter(node)
+        self._index: dict[str, set[str]] | None = None
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -80,7 +78,6 @@ class GraphEditor:
         mine = self._work.node.add()
         mine.CopyFrom(node)
         self._nodes[mine.name] = mine
-        self._consumers.setdefault(mine.name, set())
         self._enter(mine)
         return mine.name
 
@@ -94,17 +91,14 @@ class GraphEditor:
     def remove(self, names: Iterable[str]) -> None:
         """Removes nodes; what others still ask of them is the caller's to mend (`rewire`, `replace_control`)."""
         for name in names:
-            node = self._nodes.pop(name)
-            for source in {node_of(i) for i in node.input}:
-                self._consumers.get(source, set()).discard(name)
-            if not self._consumers[name]:
-                del self._consumers[name]
+            self._leave(self._nodes.pop(name))
+            if self._index is not None and not self._index[name]:
+                del self._index[name]
 
     def set_inputs(self, name: str, inputs: Iterable[str]) -> None:
         """Gives a node other inputs; control inputs are put last, each once."""
         node = self[name]
-        for source in {node_of(i) for i in node.input}:
-            self._consumers.get(source, set()).discard(name)
+        self._leave(node)
         spelled = list(inputs)
         data = [as_input(i) for i in spelled if not is_control(i)]
         control = dict.fromkeys(i for i in spelled if is_control(i))
@@ -186,9 +180,25 @@ class GraphEditor:
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
+    @property
+    def _consumers(self) -> dict[str, set[str]]:
+        """By name of a node, who reads it; built when it is first asked for, and kept up to date from then on."""
+        if self._index is None:
+            self._index = {name: set() for name in self._nodes}
+            for node in self._nodes.values():
+                self._enter(node)
+        return self._index
+
     def _enter(self, node: NodeDef) -> None:
-        for i in node.input:
-            self._consumers.setdefault(node_of(i), set()).add(node.name)
+        if self._index is not None:
+            self._index.setdefault(node.name, set())
+            for i in node.input:
+                self._index.setdefault(node_of(i), set()).add(node.name)
+
+    def _leave(self, node: NodeDef) -> None:
+        if self._index is not None:
+            for i in node.input:
+                self._index.get(node_of(i), set()).discard(node.name)
 
     @staticmethod
     def _in_clone(spelling: str, renamed: Mapping[str, str], outside: Callable[[str], str] | None) -> str:

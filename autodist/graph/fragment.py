@@ -31,18 +31,16 @@ class Fragment:
         """The tensor `name` of the edited graph, to compute with here."""
         name = tensor(name)
         if name not in self._inputs:
-            with self.graph.as_default(), tf.device(None), tf.control_dependencies(None):
-                if dtype == tf.resource:
-                    made = tf.raw_ops.Placeholder(dtype=tf.resource)
-                else:
-                    made = tf.compat.v1.placeholder(dtype, shape)
+            # Without control inputs, or TensorFlow would take what reads it for ordered already.
+            with self.graph.as_default(), tf.control_dependencies(None):
+                made = tf.raw_ops.Placeholder(dtype=dtype, shape=tf.TensorShape(shape))
             self._inputs[name] = made
             self._bound[made.op.name] = name
         return self._inputs[name]
 
     def after(self, names: Iterable[str]) -> tf.Operation:
         """An operation that stands for the nodes `names` of the edited graph, for `tf.control_dependencies`."""
-        with self.graph.as_default(), tf.device(None), tf.control_dependencies(None):
+        with self.graph.as_default(), tf.control_dependencies(None):
             made = tf.no_op()
         self._orders[made.name] = tuple(names)
         return made

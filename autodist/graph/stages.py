@@ -89,7 +89,9 @@ class _Walk:
         self.sorted = topological(definition)
         effects = Effects(definition)
         self.effects = {n.name: e for n in self.sorted if (e := effects.of(n))}
-        self.nodes = {n.name: n for n in self.sorted}
+        self.data = {
+            n.name: [(node_of(i), tensor(i)) for i in n.input if not is_control(i)] for n in self.sorted
+        }
         self.at: dict[str, int] = {}
         for k, gradient in enumerate(self.gradients):
             for t in gradient.tensors:
@@ -110,14 +112,11 @@ class _Walk:
 
     def _visit(self, node: tf.compat.v1.NodeDef) -> None:
         name = node.name
-        data = [i for i in node.input if not is_control(i)]
+        data = self.data[name]
         before = 0
-        level = 1
         for i in node.input:
-            source = node_of(i)
-            before |= self.before.get(source, 0)
-            if not is_control(i):
-                level = max(level, self.level.get(source, 1))
+            before |= self.before.get(node_of(i), 0)
+        level = max((self.level.get(source, 1) for source, _ in data), default=1)
         effect = self.effects.get(name)
         touched = 0
         if effect:
@@ -128,11 +127,12 @@ class _Walk:
             if touched & self.updates:
                 level = max(level, 1 + max(self.level[w] for w in self._of(touched & self.updates)))
         else:
-            for i in data:
-                reach |= self.reach.get(node_of(i), 0) | self.at.get(tensor(i), 0)
+            for source, made in data:
+                reach |= self.reach.get(source, 0) | self.at.get(made, 0)
             for write in self._of(touched & self.updates):
                 reach |= self.reach[write]
-            late = any(node_of(i) in self.after_state for i in data) or bool(touched & ~self.updates)
+                level = max(level, self.level[write])
+            late = any(source in self.after_state for source, _ in data) or bool(touched & ~self.updates)
             if late and name not in self.leads_to_state:
                 self.after_state.add(name)
         if reach:
@@ -164,7 +164,7 @@ class _Walk:
             name = front.pop()
             if name not in found:
                 found.add(name)
-                front += [node_of(i) for i in self.nodes[name].input if not is_control(i)]
+                front += [source for source, _ in self.data[name]]
         return found
 
     def _reached_by_data(self, tensors: Mapping[str, int]) -> set[str]:
@@ -172,7 +172,7 @@ class _Walk:
         for node in self.sorted:
             if node.name in self.leads and tensors is self.at:
                 continue
-            if any(node_of(i) in found or tensor(i) in tensors for i in node.input if not is_control(i)):
+            if any(source in found or made in tensors for source, made in self.data[node.name]):
                 found.add(node.name)
         return found
 

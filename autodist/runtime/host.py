@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -48,7 +49,13 @@ class Host:
         return lambda *values: run(*values, options=options)
 
     def close(self) -> None:
-        """Ends all runs that are under way, with an error in the thread that waits for them. May be called twice."""
+        """Closes the session. May be called twice."""
         if not self._closed:
             self._closed = True
             self.session.close()
+
+    def abandon(self) -> None:
+        """Leaves the session as it is until the process ends: closing it, at exit too, waits for runs that never end."""
+        if not self._closed:
+            self._closed = True
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))

@@ -22,7 +22,7 @@ from tests.cluster.runs import MARK, survivors, within
 
 ROOT = Path(__file__).parents[2]
 
-START_LIMIT, PROGRAM_LIMIT = 90.0, 45.0
+START_LIMIT, PROGRAM_LIMIT = 60.0, 8.0
 """Seconds for the start of a run's processes, and for each of its programs, on a machine that does much besides."""
 
 STRATEGIES: Mapping[str, Mapping[str, str]] = {

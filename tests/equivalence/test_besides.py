@@ -31,6 +31,14 @@ ALL_REDUCE = (
     "fit_sum_reduced_loss",
     "fit_weight_decay",
     "function-embedding-adam-clipped",
+    "graph-embedding-adam-clipped",
+    "graph_alternating_optimizers",
+    "graph_decay_and_averages",
+    "graph_few_examples",
+    "graph_loop",
+    "graph_one_example",
+    "graph_tf_keras",
+    "graph_weighted_loss",
     "step_fewer_examples_than_replicas",
     "step_mean_and_penalty",
     "step_nested_functions",
@@ -42,11 +50,16 @@ ALL_REDUCE = (
 )
 
 PARAMETER_SERVERS = (
-    "fit_sum_reduced_loss",
     "fit_last_batch_of_one_example",
     "fit_learning_rate_by_callback",
     "fit_masked_lstm",
+    "fit_sum_reduced_loss",
     "function-embedding-adam-clipped",
+    "graph-embedding-adam-clipped",
+    "graph_alternating_optimizers",
+    "graph_decay_and_averages",
+    "graph_loop",
+    "graph_one_example",
     "step_scalar_variable",
     "step_tied_embedding",
     "step_two_optimizers",
@@ -56,11 +69,13 @@ RING = (
     "fit_last_batch_of_one_example",
     "fit_masked_lstm",
     "function-embedding-adam-clipped",
+    "graph_decay_and_averages",
+    "graph_one_example",
     "step_tied_embedding",
     "step_two_optimizers",
 )
 
-MIXED = ("fit_masked_lstm", "function-embedding-adam-clipped", "step_two_optimizers")
+MIXED = ("fit_masked_lstm", "function-embedding-adam-clipped", "graph-embedding-adam-clipped", "step_two_optimizers")
 
 BY_STRATEGY = {"shuffle": ALL_REDUCE, "ps_load_balancing": PARAMETER_SERVERS, "ring": RING, "parallax": MIXED}
 

@@ -11,15 +11,15 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "sgd": lambda: keras.optimizers.SGD(0.02),
+    "momentum": lambda: keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True),
     "adam": lambda: keras.optimizers.Adam(0.01),
     "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.01, momentum=0.5, centered=True),
     "global norm": lambda: keras.optimizers.Adam(0.01, global_clipnorm=0.1),
-    "clipped": lambda: keras.optimizers.SGD(0.1, clipnorm=0.1),
-    "average": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9),
+    "clipped": lambda: keras.optimizers.SGD(0.05, clipnorm=0.1),
+    "average": lambda: keras.optimizers.SGD(0.02, use_ema=True, ema_momentum=0.9),
 }
 
 ROWS = 7
@@ -51,7 +51,7 @@ def make_step(choices: Choices) -> Callable[..., object]:
     rng = np.random.default_rng(1)
 
     def variable(name: str, *shape: int, trainable: bool = True) -> keras.Variable:
-        return keras.Variable(rng.normal(size=shape), dtype="float64", name=name, trainable=trainable)
+        return keras.Variable(0.5 * rng.normal(size=shape), dtype="float64", name=name, trainable=trainable)
 
     table, kernel, gain = variable("table", ROWS, 4), variable("kernel", 4, 2), variable("gain")
     frozen = variable("frozen", 4, 4, trainable=False) if choices.is_frozen else None
@@ -86,9 +86,9 @@ def _masked(error: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 
 LOSSES = {
     "mean": lambda error, ids: tf.reduce_mean(error),
-    "sum": lambda error, ids: tf.reduce_sum(error) / 50.0,
+    "sum": lambda error, ids: tf.reduce_sum(error) / 100.0,
     "masked": _masked,
-    "weighted": lambda error, ids: tf.reduce_mean(tf.reduce_sum(error, 1) * tf.cast(ids[:, 1], tf.float64)),
+    "weighted": lambda error, ids: tf.reduce_mean(tf.reduce_sum(error, 1) * tf.cast(ids[:, 1], tf.float64)) / 10.0,
 }
 
 

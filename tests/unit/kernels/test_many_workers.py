@@ -19,7 +19,8 @@ def check(choices, shape, owners, batches):
     workers, replicas = shape
     owners = {name: owner % workers for name, owner in owners.items()} if workers > 1 else {}
     strategy = plan(captured.item, workers, replicas, owners)
-    assert_same(train(captured, strategy, batches), one_device(captured, step, batches))
+    # Adam and its kin divide small gradients by their own size, which makes more of a rounding than 1e-12.
+    assert_same(train(captured, strategy, batches), one_device(captured, step, batches), rtol=1e-9)
 
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])

@@ -319,7 +319,7 @@ def test_an_update_may_read_the_loss(shape):
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(x @ weight))
-        weight.assign_sub(tf.tanh(loss) * tape.gradient(loss, weight))
+        weight.assign_sub(loss * tape.gradient(loss, weight))
         return loss
 
     check(step, batches(5, 1), shape)

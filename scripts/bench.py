@@ -1,0 +1,99 @@
+"""Measures the speed and size of AutoDist against TensorFlow's own strategies, and against the script alone.
+
+    python scripts/bench.py                                 # everything; some ten minutes on two cores
+    python scripts/bench.py --only mirrored --model mlp
+
+Both sides of a ratio run at the same time and take turns, so that whatever else the machine does falls on both: the
+peer, AutoDist, the peer, AutoDist, each for some steps, with the first ones of each turn left out. It is not a test: a
+target that is not met is shown, and the exit status is 1 only where something did not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import rich.console
+import rich.table
+
+from bench.comparisons import Result, compare, comparisons
+from bench.jobs import JobError, Length
+from bench.memory import MODELS as MEMORY_MODELS
+from bench.memory import compare_memory
+from bench.rewriting import compare_rewriting
+
+GROUPS = {
+    "mirrored": "MirroredStrategy, 2 replicas",
+    "mwms": "MultiWorkerMirroredStrategy, 2 workers",
+    "ps": "ParameterServerStrategy, 2 workers",
+    "alone": "the script alone, 1 replica",
+    "rewrite": "rewriting",
+    "memory": "the script alone, peak memory",
+}
+WARMUP, SETTLING = 5, 2
+LIMIT = 600.0
+"""Seconds that the two sides of one ratio have."""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One or more lines of the table, not measured yet."""
+
+    name: str
+    measure: Callable[[], list[Result]]
+
+
+def main() -> int:
+    told = _arguments()
+    console = rich.console.Console()
+    results: list[Result] = []
+    failed = False
+    for measurement in _measurements(told):
+        console.print(f"[dim]{measurement.name}, load average {os.getloadavg()[0]:.1f}[/dim]")
+        try:
+            results += measurement.measure()
+        except JobError as error:
+            console.print(f"error: {error}", style="red", markup=False)
+            failed = True
+    console.print(_table(results))
+    return 1 if failed else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=GROUPS, action="append", help="a group of ratios; may be given again")
+    parser.add_argument("--model", action="append", help="a model; may be given again")
+    parser.add_argument("--steps", type=int, default=10, help="steps timed in a turn (default 10)")
+    parser.add_argument("--repeat", type=int, default=5, help="turns of each side (default 5)")
+    return parser.parse_args()
+
+
+def _measurements(told: argparse.Namespace) -> Iterator[Measurement]:
+    length = Length(WARMUP, told.repeat, told.steps, SETTLING, LIMIT)
+    for one in comparisons():
+        if _is_asked(told, one.group, one.ours.model):
+            yield Measurement(f"{one.ours} and {one.peer}", lambda one=one: [compare(one, length)])
+    if _is_asked(told, "rewrite", "resnet50"):
+        yield Measurement("resnet50: rewriting", lambda: compare_rewriting(told.repeat))
+    for model in MEMORY_MODELS:
+        if _is_asked(told, "memory", model):
+            yield Measurement(f"{model}: memory", lambda model=model: [compare_memory(model, length)])
+
+
+def _is_asked(told: argparse.Namespace, group: str, model: str) -> bool:
+    return (not told.only or group in told.only) and (not told.model or model in told.model)
+
+
+def _table(results: Sequence[Result]) -> rich.table.Table:
+    table = rich.table.Table("against", "what", "AutoDist", "the other", "ratio", "at most", "met", "note")
+    for r in results:
+        target, met = ("", "") if r.target is None else (f"{r.target:.2f}", "yes" if r.ratio <= r.target else "[bold]no[/bold]")
+        table.add_row(GROUPS[r.group], r.what, r.ours, r.peer, f"{r.ratio:.3f}", target, met, r.note)
+    return table
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""Jobs: the processes of one way of training, started, given turns, and ended by their ids."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+TRAIN = pathlib.Path(__file__).with_name("train.py")
+ANSWER = b"BENCH "
+GRACE = 10.0
+"""Seconds that a process has to end by itself once it has been told to."""
+
+
+class JobError(Exception):
+    """A training that was to be timed did not run; holds the last lines that it said."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way of training a model.
+
+    Attributes:
+        name: alone, autodist, mirrored, multi-worker or parameter-server.
+        model: which model.
+        workers: processes that compute.
+        replicas: of each worker.
+        builder: of AutoDist's strategy.
+    """
+
+    name: str
+    model: str
+    workers: int = 1
+    replicas: int = 1
+    builder: str = "AllReduce"
+
+    @property
+    def roles(self) -> list[tuple[str, int]]:
+        """The processes that have to be started, the leading one last; AutoDist starts its own."""
+        each = [("worker", k) for k in range(self.workers)]
+        if self.name == "parameter-server":
+            return [("ps", 0), *each, ("chief", 0)]
+        return each[::-1] if self.name == "multi-worker" else [("main", 0)]
+
+    @property
+    def inter_threads(self) -> int:
+        """TensorFlow's guide asks for one more than there are workers under parameter servers on small machines."""
+        return self.workers + 1 if self.name == "parameter-server" else 2
+
+    def __str__(self) -> str:
+        builder = f" {self.builder}" if self.name == "autodist" else ""
+        return f"{self.model}: {self.name}{builder}, {self.workers} × {self.replicas}"
+
+
+@dataclass(frozen=True)
+class Length:
+    """How long a training is.
+
+    Attributes:
+        warmup: steps before any is timed.
+        turns: how often the way has its turn.
+        steps: timed in each turn.
+        settling: made at the start of each turn and not timed.
+        limit: seconds that the whole job may take.
+    """
+
+    warmup: int
+    turns: int
+    steps: int
+    settling: int
+    limit: float
+
+    @property
+    def in_turns(self) -> int:
+        return self.turns * (self.steps + self.settling)
+
+
+class Job:
+    """A running training; made by `running`.
+
+    Attributes:
+        way: of training.
+        seconds: times of the steps so far, a list for each turn.
+    """
+
+    def __init__(self, way: Way, length: Length, folder: pathlib.Path) -> None:
+        self.way, self._length, self._folder = way, length, folder
+        self.seconds: list[list[float]] = []
+        self._end = time.monotonic() + length.limit
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._buffer = b""
+
+    def start(self) -> None:
+        """Starts the processes and waits until they are warm.
+
+        Raises:
+            JobError: one of them failed.
+        """
+        conf = _addresses(self.way)
+        for role, index in self.way.roles:
+            environment = dict(_environment(self._intra))
+            if conf:
+                environment["TF_CONFIG"] = json.dumps({"cluster": conf, "task": {"type": role, "index": index}})
+            with (self._folder / f"{role}{index}.log").open("wb") as log:
+                self._processes.append(
+                    subprocess.Popen(
+                        self._command(role, index), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                        stderr=log, start_new_session=True,
+                    )
+                )  # fmt: skip
+        self._answer()
+
+    def turn(self) -> None:
+        """Lets it make the steps of a turn.
+
+        Raises:
+            JobError: it failed.
+        """
+        self._say(f"{self._length.settling + self._length.steps}\n")
+        self.seconds.append(json.loads(self._answer())[self._length.settling :])
+
+    def finish(self) -> list[int]:
+        """Waits for the end; returns the peak memory in bytes of each process that trains, the leading one first.
+
+        Raises:
+            JobError: it failed.
+        """
+        leader = self._processes[-1]
+        if leader.stdin:
+            leader.stdin.close()
+        try:
+            code = leader.wait(max(1.0, self._end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            raise self._failure("it did not end") from None
+        if code:
+            raise self._failure(f"exit status {code}")
+        return [json.loads(path.read_text())["peak_bytes"] for path in sorted(self._folder.glob("*.json"))]
+
+    def stop(self) -> None:
+        """Ends what still runs."""
+        for process in self._processes:
+            for stream in (process.stdin, process.stdout):
+                if stream:
+                    stream.close()
+            if process.poll() is None:
+                process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(GRACE)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+    @property
+    def _intra(self) -> int:
+        return max(1, len(os.sched_getaffinity(0)) // self.way.workers)
+
+    def _command(self, role: str, index: int) -> list[str]:
+        way, length = self.way, self._length
+        options = {
+            "workers": way.workers, "replicas": way.replicas, "builder": way.builder, "role": role, "index": index,
+            "intra": self._intra, "inter": way.inter_threads, "warmup": length.warmup, "steps": length.in_turns,
+            "limit": length.limit, "reports": self._folder,
+        }  # fmt: skip
+        return [sys.executable, str(TRAIN), way.name, way.model, *(f"--{k}={v}" for k, v in options.items())]
+
+    def _say(self, line: str) -> None:
+        stream = self._processes[-1].stdin
+        assert stream is not None, "the leading process was started with a pipe"
+        try:
+            stream.write(line.encode())
+            stream.flush()
+        except BrokenPipeError:
+            raise self._failure("it ended early") from None
+
+    def _answer(self) -> bytes:
+        """The next answer of the leading process; the workers' output in between is left out."""
+        stream = self._processes[-1].stdout
+        assert stream is not None, "the leading process was started with a pipe"
+        while True:
+            line, newline, rest = self._buffer.partition(b"\n")
+            if newline:
+                self._buffer = rest
+                if line.startswith(ANSWER):
+                    return line.removeprefix(ANSWER)
+                continue
+            if not select.select([stream], [], [], max(0.0, self._end - time.monotonic()))[0]:
+                raise self._failure(f"no answer within {self._length.limit:.0f} s")
+            more = os.read(stream.fileno(), 1 << 16)
+            if not more:
+                raise self._failure("it ended early")
+            self._buffer += more
+
+    def _failure(self, reason: str) -> JobError:
+        told = [f"{path.name}:\n{_tail(path)}" for path in sorted(self._folder.glob("*.log"))]
+        return JobError(f"{self.way}: {reason}\n" + "\n".join(told))
+
+
+@contextmanager
+def running(ways: Sequence[Way], length: Length) -> Iterator[list[Job]]:
+    """The jobs of several ways, all started and warm; what still runs is ended at the end."""
+    with tempfile.TemporaryDirectory(prefix="bench_") as folder:
+        jobs: list[Job] = []
+        try:
+            for k, way in enumerate(ways):
+                own = pathlib.Path(folder) / str(k)
+                own.mkdir()
+                jobs.append(Job(way, length, own))
+                jobs[-1].start()
+            yield jobs
+        finally:
+            for job in jobs:
+                job.stop()
+
+
+def _environment(intra: int) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if k.lower() not in ("http_proxy", "https_proxy", "tf_config")}
+    return {
+        **kept, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": str(intra),
+        "GRPC_VERBOSITY": "ERROR", "KERAS_BACKEND": "tensorflow", "no_proxy": "127.0.0.1,localhost",
+    }  # fmt: skip
+
+
+def _addresses(way: Way) -> dict[str, list[str]]:
+    """Free ports for a cluster of `tf.distribute`."""
+    if way.name not in ("multi-worker", "parameter-server"):
+        return {}
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in way.roles]
+    addresses: dict[str, list[str]] = {}
+    for (role, _), listening in zip(sorted(way.roles), sockets, strict=True):
+        addresses.setdefault(role, []).append(f"127.0.0.1:{listening.getsockname()[1]}")
+        listening.close()
+    return addresses
+
+
+def _tail(path: pathlib.Path, lines: int = 15) -> str:
+    return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])

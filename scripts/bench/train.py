@@ -1,0 +1,112 @@
+"""One process of a training that is timed; started by `scripts/bench.py`, and by AutoDist on its other workers.
+
+The process that leads says when it is ready, then makes as many steps as it reads on its standard input, and answers with
+their times. The others make the same number of steps and wait for it in each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import pathlib
+import sys
+import time
+
+sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
+
+import tensorflow as tf
+
+from bench.models import TASKS, Task
+from bench.ways import Training, alone, autodist, mirrored, multi_worker, parameter_server
+
+ANSWER = "BENCH "
+
+
+def main() -> None:
+    told = _arguments()
+    # Nothing outlives the time that it has, whatever it waits for.
+    faulthandler.dump_traceback_later(told.limit, exit=True)
+    if told.way != "autodist":
+        tf.config.threading.set_intra_op_parallelism_threads(told.intra)
+        tf.config.threading.set_inter_op_parallelism_threads(told.inter)
+    if told.role in ("ps", "worker") and told.way == "parameter-server":
+        _serve(told)
+        return
+    training = _training(told, TASKS[told.model])
+    for _ in range(told.warmup):
+        training.step()
+    if training.leads:
+        _take_turns(training)
+    else:
+        for _ in range(told.steps):
+            training.step()
+    own = pathlib.Path(told.reports) / f"{told.role}{0 if training.leads else os.getpid()}.json"
+    own.write_text(json.dumps({"peak_bytes": peak_bytes()}))
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("way", choices=["alone", "autodist", "mirrored", "multi-worker", "parameter-server"])
+    parser.add_argument("model", choices=TASKS)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--builder", default="AllReduce")
+    parser.add_argument("--role", default="main")
+    parser.add_argument("--index", type=int, default=0)
+    parser.add_argument("--intra", type=int, required=True)
+    parser.add_argument("--inter", type=int, required=True)
+    parser.add_argument("--warmup", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--limit", type=float, required=True)
+    parser.add_argument("--reports", required=True)
+    return parser.parse_args()
+
+
+def _training(told: argparse.Namespace, task: Task) -> Training:
+    match told.way:
+        case "alone":
+            return alone(task)
+        case "autodist":
+            return autodist(task, told.workers, told.replicas, told.builder)
+        case "mirrored":
+            return mirrored(task, told.replicas)
+        case "multi-worker":
+            return multi_worker(task, told.workers, told.index)
+    return parameter_server(task, told.workers)
+
+
+def _serve(told: argparse.Namespace) -> None:
+    config = tf.compat.v1.ConfigProto(
+        intra_op_parallelism_threads=told.intra, inter_op_parallelism_threads=told.inter
+    )
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    server = tf.distribute.Server(
+        tf.train.ClusterSpec(cluster), job_name=told.role, task_index=told.index, config=config, protocol="grpc"
+    )
+    server.join()
+
+
+def _take_turns(training: Training) -> None:
+    print(f"{ANSWER}ready", flush=True)
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line)):
+            start = time.perf_counter()
+            training.step()
+            seconds.append(time.perf_counter() - start)
+        print(f"{ANSWER}{json.dumps(seconds)}", flush=True)
+
+
+def peak_bytes() -> int:
+    """The most memory that this process has had (VmHWM)."""
+    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/self/status has no VmHWM; the memory of a process can be measured on Linux only")
+
+
+if __name__ == "__main__":
+    main()

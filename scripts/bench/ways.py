@@ -1,0 +1,143 @@
+"""The ways of training a task: alone on one device, under AutoDist, and under three strategies of `tf.distribute`.
+
+Each is the same custom loop over the same global batches, and yields a function that makes one step and returns the loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from bench.models import Task
+
+Step = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Training:
+    """One process's part of a training.
+
+    Attributes:
+        step: makes one step and returns the loss.
+        leads: whether this process is the one whose steps are timed.
+    """
+
+    step: Step
+    leads: bool = True
+
+
+def _replica_step(task: Task, scope: AbstractContextManager[Any], examples: int) -> Callable[..., tf.Tensor]:
+    """Forward, backward and update for a loss that is divided by `examples`."""
+    with scope:
+        model = task.make_model()
+        optimizer = task.optimizer()
+        optimizer.build(model.trainable_variables)
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = task.loss(y, model(x, training=True), examples)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    return step
+
+
+def _parts(task: Task, index: int, count: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The part `index` of `count` of each global batch, again and again."""
+    x, y = task.make_data()
+    each = task.batch // count
+    while True:
+        for start in range(index * each, len(x), task.batch):
+            yield x[start : start + each], y[start : start + each]
+
+
+def alone(task: Task) -> Training:
+    """The script without any distribution."""
+    step = tf.function(_replica_step(task, nullcontext(), task.batch))
+    batches = _parts(task, 0, 1)
+    return Training(lambda: float(step(*next(batches))))
+
+
+def autodist(task: Task, workers: int, replicas: int, builder: str) -> Training:
+    """The same script with AutoDist's two lines: `replicas` on each of `workers` of this machine."""
+    from autodist import AutoDist, ResourceSpec
+
+    nodes = [{"address": "localhost", "cpus": list(range(workers * replicas)), "workers": workers}]
+    ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes, "strategy": {"builder": builder}}))
+    with ad.scope():
+        step = ad.function(_replica_step(task, nullcontext(), task.batch))
+    batches = _parts(task, ad.worker_index, ad.num_workers)
+    return Training(lambda: float(step(*next(batches))), ad.is_chief)
+
+
+def mirrored(task: Task, replicas: int) -> Training:
+    """`MirroredStrategy` on logical CPU devices of one process."""
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+    strategy = tf.distribute.MirroredStrategy([f"/cpu:{k}" for k in range(replicas)])
+    return Training(_step_of_strategy(task, strategy, replicas))
+
+
+def multi_worker(task: Task, workers: int, index: int) -> Training:
+    """`MultiWorkerMirroredStrategy` with its ring; the cluster is in `TF_CONFIG`."""
+    ring = tf.distribute.experimental.CommunicationImplementation.RING
+    options = tf.distribute.experimental.CommunicationOptions(implementation=ring)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    return Training(_step_of_strategy(task, strategy, workers), index == 0)
+
+
+def _step_of_strategy(task: Task, strategy: tf.distribute.Strategy, replicas: int) -> Step:
+    replica_step = _replica_step(task, strategy.scope(), task.batch)
+
+    @tf.function
+    def step(data: Any) -> tf.Tensor:
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, strategy.run(replica_step, args=data), axis=None)
+
+    def pipeline(context: Any) -> tf.data.Dataset:
+        here = replicas // context.num_input_pipelines
+        return _pipeline(task, replicas, range(context.input_pipeline_id * here, (context.input_pipeline_id + 1) * here))
+
+    batches = iter(strategy.distribute_datasets_from_function(pipeline))
+    return lambda: float(step(next(batches)))
+
+
+def parameter_server(task: Task, workers: int) -> Training:
+    """`ParameterServerStrategy` with its coordinator, which waits for all workers after each global batch."""
+    strategy = tf.distribute.ParameterServerStrategy(tf.distribute.cluster_resolver.TFConfigClusterResolver())
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    replica_step = _replica_step(task, strategy.scope(), task.batch // workers)
+
+    @tf.function
+    def step(batches: Any) -> tf.Tensor:
+        losses = strategy.run(replica_step, args=next(batches))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    # Every worker goes through all parts of the batches; it makes no difference to the time.
+    batches = iter(coordinator.create_per_worker_dataset(lambda _=None: _pipeline(task, workers, range(workers))))
+
+    def one() -> float:
+        losses = [coordinator.schedule(step, args=(batches,)) for _ in range(workers)]
+        coordinator.join()
+        return float(np.mean([loss.fetch() for loss in losses]))
+
+    return Training(one)
+
+
+def _pipeline(task: Task, replicas: int, mine: range) -> tf.data.Dataset:
+    """The parts that the replicas `mine` have of each global batch, in turn, made by a thread of its own."""
+    x, y = task.make_data()
+    each = task.batch // replicas
+
+    def cut(whole: np.ndarray) -> np.ndarray:
+        by_replica = whole.reshape((-1, replicas, each, *whole.shape[1:]))[:, mine.start : mine.stop]
+        return by_replica.reshape((-1, each, *whole.shape[1:]))
+
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    return tf.data.Dataset.from_tensor_slices((cut(x), cut(y))).repeat().prefetch(2).with_options(options)

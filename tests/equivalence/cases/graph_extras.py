@@ -1,0 +1,162 @@
+"""Graph mode beside the matrix: how TensorFlow 1 scripts feed, fetch, decay and alternate."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tests.equivalence.cases.base import Results, Trainer, own, program
+from tests.equivalence.cases.graph_models import GraphModel, Weights, build
+from tests.equivalence.cases.models import make_batches
+
+v1 = tf.compat.v1
+
+
+def _variables(session: Any) -> Results:
+    return dict(session.run({v.op.name: v for v in v1.global_variables()}))
+
+
+def _run(
+    ad: Trainer, session: Any, net: GraphModel, fetches: Any, feeds: Any = None, size: int = 30, kind: str = "mlp"
+) -> list[Any]:
+    """What is fetched at each step, of this worker's part of the first `size` examples of each batch."""
+    batches = make_batches(kind)
+    return [
+        session.run(fetches, {net.x: own(ad, x[:size]), net.y: own(ad, y[:size])} | (feeds or {}))
+        for x, y in zip(batches.x, batches.y, strict=True)
+    ]
+
+
+@program
+def graph_few_examples(ad: Trainer) -> Results:
+    """Three examples for four replicas: one has none."""
+    with tf.Graph().as_default(), ad.scope():
+        net = build("mlp")
+        train = v1.train.MomentumOptimizer(0.05, 0.9).minimize(net.loss)
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            _run(ad, session, net, train, size=3)
+            return _variables(session)
+
+
+@program
+def graph_one_example(ad: Trainer) -> Results:
+    """One example: a worker feeds none at all."""
+    with tf.Graph().as_default(), ad.scope():
+        net = build("embedding")
+        train = v1.train.AdagradOptimizer(0.05).minimize(net.loss)
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            _run(ad, session, net, train, size=1, kind="embedding")
+            return _variables(session)
+
+
+@program
+def graph_decay_and_averages(ad: Trainer) -> Results:
+    """A learning rate that falls with the steps, one that is fed, and averages of the weights."""
+    with tf.Graph().as_default(), ad.scope():
+        net = build("mlp")
+        step = v1.train.get_or_create_global_step()
+        factor = v1.placeholder(tf.float64, [], "factor")
+        rate = v1.train.exponential_decay(tf.constant(0.05, tf.float64), step, 3, 0.8, staircase=True) * factor
+        train = v1.train.AdamOptimizer(rate).minimize(net.loss, global_step=step)
+        averages = tf.train.ExponentialMovingAverage(0.8)
+        with tf.control_dependencies([train]):
+            train = averages.apply(v1.trainable_variables())
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            _run(ad, session, net, train, {factor: 0.5})
+            return _variables(session)
+
+
+@program
+def graph_alternating_optimizers(ad: Trainer) -> Results:
+    """Each of two train operations has variables of its own, and a run of its own."""
+    with tf.Graph().as_default(), ad.scope():
+        net = build("mlp")
+        hidden = [v for v in v1.trainable_variables() if "hidden" in v.name]
+        last = [v for v in v1.trainable_variables() if "logits" in v.name]
+        first = v1.train.AdamOptimizer(0.01).minimize(net.loss, var_list=hidden)
+        second = v1.train.GradientDescentOptimizer(0.1).minimize(-net.loss, var_list=last)
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            for _ in range(2):
+                _run(ad, session, net, first)
+                _run(ad, session, net, second)
+            return _variables(session)
+
+
+@program
+def graph_weighted_loss(ad: Trainer) -> Results:
+    """TensorFlow 1's own losses divide by the number of weights that are not zero."""
+    with tf.Graph().as_default(), ad.scope():
+        net = build("mlp")
+        weights = tf.cast(net.x[:, 0] > 0.2, tf.float64) * 2
+        loss = v1.losses.sparse_softmax_cross_entropy(net.y, net.logits, weights)
+        train = v1.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            _run(ad, session, net, train)
+            return _variables(session)
+
+
+@program
+def graph_loop(ad: Trainer) -> Results:
+    """A recurrence in a loop, by variables that the loop reads at every turn."""
+    with tf.Graph().as_default(), ad.scope():
+        net = build("mlp")
+        kernel = Weights().draw("loop/kernel", 3, 3)
+
+        def turn(k: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return k + 1, tf.tanh(state @ kernel + net.x[:, :3])
+
+        _, state = tf.while_loop(lambda k, _: k < 4, turn, (0, net.logits))
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=net.y, logits=state))
+        train = v1.train.AdagradOptimizer(0.05).minimize(loss)
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            _run(ad, session, net, train)
+            return _variables(session)
+
+
+@program
+def graph_fetches(ad: Trainer) -> Results:
+    """Rows of a worker's own examples come in their order, sums are summed over its replicas, means averaged."""
+    with tf.Graph().as_default(), ad.scope():
+        net = build("mlp")
+        right = tf.cast(tf.equal(tf.argmax(net.logits, axis=1, output_type=tf.int32), net.y), tf.float64)
+        train = v1.train.MomentumOptimizer(0.05, 0.9).minimize(net.loss)
+        fetches = {"rows": net.logits, "classes": tf.argmax(net.logits, 1), "sum": tf.reduce_sum(right), "loss": net.loss}
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            _run(ad, session, net, train)
+            made = _run(ad, session, net, fetches)[0]
+            return _variables(session) | {f"worker:{name}": np.asarray(value) for name, value in made.items()}
+
+
+@program
+def graph_tf_keras(ad: Trainer) -> Results:
+    """Layers and an optimizer of tf_keras, Keras 2, in a graph."""
+    import tf_keras
+
+    with tf.Graph().as_default(), ad.scope():
+        v1.set_random_seed(3)
+        x = v1.placeholder(tf.float64, [None, 6, 6, 2], "x")
+        y = v1.placeholder(tf.int32, [None], "y")
+        layers = tf_keras.layers
+        tf_keras.backend.set_floatx("float64")
+        first, last = (tf_keras.initializers.GlorotUniform(seed=seed) for seed in (1, 2))
+        convolution = layers.Conv2D(4, 3, activation="tanh", kernel_initializer=first)
+        stack = [convolution, layers.Flatten(), layers.Dense(3, kernel_initializer=last)]
+        net = tf_keras.Sequential([layers.InputLayer((6, 6, 2)), *stack])
+        logits = net(x)
+        loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+        train = tf_keras.optimizers.legacy.Adam(0.01).get_updates(loss, net.trainable_variables)
+        batches = make_batches("convolution")
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            for images, classes in zip(batches.x, batches.y, strict=True):
+                session.run(train, {x: own(ad, images), y: own(ad, classes)})
+            return _variables(session)

@@ -1,0 +1,307 @@
+"""Capturing TensorFlow 2 steps: what is found in them, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+from autodist.capture.function import capture_function
+from autodist.errors import CaptureError
+from autodist.graph.item import Aggregation
+from autodist.graph.names import node_of
+from tests.unit.graph.graph_text import assert_imports
+
+X = tf.TensorSpec([None, 4], tf.float32)
+OUTSIDE = tf.Variable(np.ones((4, 2), np.float32), name="outside")
+
+
+def captured(step, *specs, needs_gradients=True):
+    specs = specs or (X,)
+    return capture_function(step, specs, [0 if s.shape.rank else None for s in specs], needs_gradients)
+
+
+def plain_step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(x @ OUTSIDE))
+    OUTSIDE.assign_sub(0.1 * tape.gradient(loss, OUTSIDE))
+    return loss
+
+
+def names(found):
+    return [g.variable for g in found.item.gradients]
+
+
+def ops(found):
+    return {n.op for n in found.item.graph_def.node}
+
+
+def test_a_step_is_captured_with_its_variables_gradients_and_outputs():
+    found = captured(plain_step)
+    item = found.item
+    (variable,) = item.variables
+    assert (variable.name, variable.shape, variable.dtype, variable.trainable) == ("outside", (4, 2), tf.float32, True)
+    assert found.sources[0] is OUTSIDE
+    assert names(found) == ["outside"] and not item.gradients[0].is_sparse
+    assert item.inputs == {"x:0": 0} and found.inputs == ("x:0",)
+    assert item.spec_of(item.outputs[0]) == tf.TensorSpec([], tf.float32)
+    assert_imports(item.graph_def)
+
+
+def test_gradients_are_proportional_to_a_seed_of_one():
+    item = captured(plain_step).item
+    (call,) = item.gradient_calls
+    seed = next(n for n in item.graph_def.node if n.name == call.seed)
+    assert seed.op == "PlaceholderWithDefault"
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(item.graph_def, name="")
+        handle = graph.get_tensor_by_name(f"{item.variables[0].handle}:0")
+        start = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.ones((4, 2)))
+    with tf.compat.v1.Session(graph=graph) as session:
+        session.run(start)
+        feed = {"x:0": np.ones((2, 4))}
+        once = session.run(item.gradients[0].tensors[0], feed)
+        thrice = session.run(item.gradients[0].tensors[0], {**feed, f"{call.seed}:0": 3.0})
+    np.testing.assert_allclose(thrice, 3 * once)
+
+
+def test_a_gather_has_a_sparse_gradient():
+    table = tf.Variable(tf.ones((6, 2)), name="table")
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.gather(table, ids))
+        gradient = tape.gradient(loss, table)
+        table.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
+        return loss
+
+    (gradient,) = captured(step, tf.TensorSpec([None], tf.int32)).item.gradients
+    assert gradient.is_sparse
+
+
+def test_nested_functions_are_taken_inline():
+    inner = tf.function(plain_step)
+    found = captured(lambda x: tf.function(inner)(x))
+    assert names(found) == ["outside"]
+    assert not any("PartitionedCall" in op for op in ops(found))
+
+
+def test_a_nested_function_keeps_its_autograph():
+    @tf.function
+    def clipped(x):
+        if tf.reduce_sum(x) > 0:
+            return x
+        return -x
+
+    def step(x):
+        return plain_step(clipped(x))
+
+    assert {"If", "StatelessIf"} & ops(captured(step))
+
+
+def test_a_function_called_outside_is_called_as_ever():
+    function = tf.function(lambda x: x + 1.0)
+    captured(plain_step)
+    assert function(tf.constant(1.0)).numpy() == 2.0
+    assert function.experimental_get_tracing_count() == 1
+
+
+def test_gradients_outside_of_a_capture_are_plain():
+    captured(plain_step)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(OUTSIDE)
+    np.testing.assert_array_equal(tape.gradient(loss, OUTSIDE), np.ones((4, 2)))
+
+
+def test_an_error_in_the_step_is_the_users_own_and_leaves_tensorflow_as_it_was():
+    def step(x):
+        raise ValueError("the user's own")
+
+    before = tf.GradientTape.gradient
+    with pytest.raises(ValueError, match="the user's own"):
+        captured(step)
+    assert tf.GradientTape.gradient is before
+
+
+def test_several_calls_of_gradient_are_noted_in_order():
+    other = tf.Variable(tf.ones((4, 1)), name="other")
+
+    def step(x):
+        with tf.GradientTape(persistent=True) as tape:
+            first, second = tf.reduce_mean(x @ OUTSIDE), tf.reduce_mean(x @ other)
+        OUTSIDE.assign_sub(tape.gradient(first, OUTSIDE))
+        other.assign_sub(tape.gradient(second, [other])[0])
+        return first
+
+    item = captured(step).item
+    assert [(g.variable, g.call) for g in item.gradients] == [("outside", 0), ("other", 1)]
+    assert len({c.seed for c in item.gradient_calls}) == 2
+
+
+def test_gradients_that_tensorflow_asks_for_graphs_are_noted():
+    def step(x):
+        loss = tf.reduce_mean(x @ OUTSIDE)
+        (gradient,) = tf.gradients(loss, [OUTSIDE])
+        OUTSIDE.assign_sub(gradient)
+        return loss
+
+    assert names(captured(step)) == ["outside"]
+
+
+def test_recomputed_gradients_are_part_of_the_call_that_asks_for_them():
+    dense = layers.Dense(2)
+    dense.build((None, 4))
+    again = tf.recompute_grad(lambda x: tf.tanh(dense(x)))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(again(x)))
+        for variable, gradient in zip(
+            dense.trainable_variables, tape.gradient(loss, [v.value for v in dense.trainable_variables]), strict=True
+        ):
+            variable.value.assign_sub(gradient)
+        return loss
+
+    item = captured(step).item
+    assert sorted(names(captured(step))) == sorted(v.value.name.removesuffix(":0") for v in dense.trainable_variables)
+    assert len(item.gradient_calls) == 1
+
+
+def test_a_gradient_by_a_tensor_is_no_variables():
+    def step(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.reduce_sum(tf.square(x))
+        return plain_step(x + tape.gradient(y, x))
+
+    assert names(captured(step)) == ["outside"]
+
+
+def test_a_variable_that_is_written_and_never_read_is_found():
+    last = tf.Variable(0.0, name="last", trainable=False)
+
+    def step(x):
+        loss = plain_step(x)
+        last.assign(loss)
+        return loss
+
+    assert {v.name for v in captured(step).item.variables} == {"outside", "last"}
+
+
+def test_names_that_come_twice_are_told_apart():
+    twins = [tf.Variable(tf.ones((4, 1)), name="twin") for _ in range(2)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x @ twins[0] + x @ twins[1])
+        for twin, gradient in zip(twins, tape.gradient(loss, twins), strict=True):
+            twin.assign_sub(gradient)
+        return loss
+
+    assert [v.name for v in captured(step).item.variables] == ["twin", "twin_1"]
+
+
+def test_what_is_declared_of_variables_is_known():
+    state = tf.Variable(0.0, name="state", trainable=False, aggregation=tf.VariableAggregation.SUM)
+    generator = keras.random.SeedGenerator(1)
+
+    def step(x):
+        state.assign_add(1.0)
+        return plain_step(x * keras.random.uniform(tf.shape(x), seed=generator))
+
+    found = {v.name: v for v in captured(step).item.variables}
+    assert found["state"].aggregation is Aggregation.SUM
+    assert [v.is_seed for v in found.values()].count(True) == 1
+    assert not found["state"].is_seed
+
+
+def test_values_from_outside_become_constants():
+    scale = tf.constant([2.0, 2.0, 2.0, 2.0])
+    found = captured(lambda x: plain_step(x * scale))
+    values = [tf.make_ndarray(n.attr["value"].tensor) for n in found.item.graph_def.node if n.op == "Const"]
+    assert any(v.shape == (4,) and (v == 2).all() for v in values)
+    assert found.inputs == ("x:0",)
+
+
+def test_structures_are_kept_and_python_values_stay():
+    found = captured(lambda x: {"loss": plain_step(x), "nothing": None, "seven": 7})
+    assert set(found.outputs) == {"loss", "nothing", "seven"}
+    assert found.outputs["nothing"] is None
+    assert len(found.item.outputs) == len([v for v in tf.nest.flatten(found.outputs) if isinstance(v, tf.Tensor)])
+
+
+def test_outputs_do_not_wait_for_the_writes():
+    item = captured(plain_step).item
+    node = next(n for n in item.graph_def.node if n.name == node_of(item.outputs[0]))
+    assert node.op != "Identity"
+    assert [n for n in item.targets]
+
+
+# -- refusals ------------------------------------------------------------------------------------------------------
+
+
+def test_a_step_without_gradients_is_refused():
+    with pytest.raises(CaptureError, match="makes no gradient.*inside the step"):
+        captured(lambda x: tf.reduce_mean(x @ OUTSIDE))
+
+
+def test_a_step_without_gradients_passes_where_none_are_needed():
+    found = captured(lambda x: tf.reduce_mean(x @ OUTSIDE), needs_gradients=False)
+    assert found.item.gradients == () and len(found.item.variables) == 1
+
+
+def test_gradients_that_are_not_applied_are_refused():
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x @ OUTSIDE)
+        return tape.gradient(loss, OUTSIDE)
+
+    with pytest.raises(CaptureError, match="writes no variable from them"):
+        captured(step)
+
+
+def test_a_training_step_in_a_loop_is_refused():
+    def step(x):
+        for _ in tf.range(3):
+            plain_step(x)
+        return tf.constant(0.0)
+
+    with pytest.raises(CaptureError, match="inside a tf.while_loop or tf.cond.*Move the loop"):
+        captured(step)
+
+
+def test_a_tensor_of_another_graph_is_refused():
+    with tf.Graph().as_default():
+        foreign = tf.compat.v1.placeholder(tf.float32, [4], name="foreign")
+    with pytest.raises(CaptureError, match="foreign:0, a tensor of another graph"):
+        captured(lambda x: plain_step(x * foreign))
+
+
+def test_a_lookup_table_is_refused_with_its_mend():
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [1.0, 2.0]), 0.0)
+
+    def step(x):
+        return plain_step(x * table.lookup(tf.cast(x[:, :1], tf.int32)))
+
+    with pytest.raises(CaptureError, match="not a variable.*input pipeline"):
+        captured(step)
+
+
+def test_a_variable_without_a_gradient_is_named_once(caplog):
+    unused = tf.Variable(1.0, name="unused")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x @ OUTSIDE) + 0.0 * tf.stop_gradient(unused)
+        mine, _ = tape.gradient(loss, [OUTSIDE, unused])
+        OUTSIDE.assign_sub(mine)
+        return loss
+
+    with caplog.at_level(logging.WARNING, "autodist"):
+        captured(step)
+    assert caplog.text.count("unused") == 1
+    assert "does not depend on unused" in caplog.text

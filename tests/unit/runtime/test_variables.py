@@ -1,0 +1,150 @@
+"""VariableTracker: values that a step left behind are pulled when Python asks, and what Python assigned is noticed."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.runtime.variables import VariableTracker
+
+
+class Session:
+    """Stands for the session: it has other values than the script's objects."""
+
+    def __init__(self):
+        self.values = {}
+        self.pulls = 0
+        self.tracker = VariableTracker(self.pull)
+
+    def track(self, variable, value):
+        tracked = self.tracker.track(variable, variable.name)
+        tracked.is_ahead = False
+        self.values[tracked] = value
+        return tracked
+
+    def step(self):
+        """A step writes all variables."""
+        for tracked in self.values:
+            tracked.is_behind = True
+
+    def pull(self):
+        self.pulls += 1
+        for tracked, value in self.values.items():
+            tracked.write(value)
+            tracked.is_behind = False
+
+
+@pytest.fixture
+def session():
+    made = Session()
+    yield made
+    made.tracker.forget()
+
+
+@pytest.fixture
+def variable():
+    return tf.Variable([1.0, 2.0])
+
+
+NEW = [5.0, 6.0]
+
+
+def test_a_variable_is_tracked_once(session, variable):
+    first = session.tracker.track(variable, "v")
+    assert session.tracker.track(variable, "v") is first
+    assert first.is_ahead and not first.is_behind
+    assert list(session.tracker) == [first]
+
+
+def test_shared_names_differ_though_names_do_not(session):
+    first, second = (session.tracker.track(tf.Variable(0.0), "v") for _ in range(2))
+    assert first.shared_name != second.shared_name
+
+
+@pytest.mark.parametrize(
+    "read",
+    {
+        "numpy": lambda v: v.numpy(),
+        "value": lambda v: v.value(),
+        "read_value": lambda v: v.read_value(),
+        "arithmetic": lambda v: v + 0.0,
+        "conversion": tf.convert_to_tensor,
+        "numpy's conversion": np.asarray,
+        "slice": lambda v: v[:],
+        "gather": lambda v: tf.gather(v, [0, 1]),
+        "function": lambda v: tf.function(lambda: v * 1.0)(),
+    }.items(),
+    ids=lambda pair: pair[0],
+)
+def test_reading_after_a_step_gives_the_steps_value(session, variable, read):
+    session.track(variable, NEW)
+    session.step()
+    np.testing.assert_array_equal(read[1](variable), NEW)
+    assert session.pulls == 1
+
+
+def test_reading_twice_pulls_once(session, variable):
+    session.track(variable, NEW)
+    session.step()
+    assert [list(variable.numpy()) for _ in range(2)] == [NEW, NEW]
+    assert session.pulls == 1
+
+
+def test_reading_what_is_up_to_date_pulls_nothing(session, variable):
+    session.track(variable, NEW)
+    np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
+    assert session.pulls == 0
+
+
+def test_an_assignment_is_ahead_and_asks_for_nothing(session, variable):
+    tracked = session.track(variable, NEW)
+    session.step()
+    variable.assign([7.0, 8.0])
+    assert tracked.is_ahead and not tracked.is_behind and session.pulls == 0
+    np.testing.assert_array_equal(variable.numpy(), [7.0, 8.0])
+
+
+@pytest.mark.parametrize(
+    "change, expected",
+    [
+        (lambda v: v.assign_add([1.0, 1.0]), [6.0, 7.0]),
+        (lambda v: v.assign_sub([1.0, 1.0]), [4.0, 5.0]),
+        (lambda v: v.scatter_update(tf.IndexedSlices([0.0], [1])), [5.0, 0.0]),
+    ],
+    ids=["assign_add", "assign_sub", "scatter_update"],
+)
+def test_a_change_starts_from_the_steps_value(session, variable, change, expected):
+    tracked = session.track(variable, NEW)
+    session.step()
+    change(variable)
+    assert tracked.is_ahead and session.pulls == 1
+    np.testing.assert_array_equal(variable.numpy(), expected)
+
+
+def test_what_keras_assigns_is_noticed(session):
+    variable = keras.Variable([1.0, 2.0])
+    tracked = session.track(variable.value, NEW)
+    session.step()
+    np.testing.assert_array_equal(variable.numpy(), NEW)
+    variable.assign([0.0, 1.0])
+    assert tracked.is_ahead
+
+
+def test_building_a_graph_pulls_nothing(session, variable):
+    session.track(variable, NEW)
+    session.step()
+    with tf.Graph().as_default():
+        tf.constant(1.0)
+    tf.function(lambda x: x * variable).get_concrete_function(tf.constant(1.0))
+    assert session.pulls == 0
+
+
+def test_forgotten_variables_are_plain_again(session, variable):
+    session.track(variable, NEW)
+    session.step()
+    session.tracker.forget()
+    np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
+    np.testing.assert_array_equal(tf.function(lambda: variable * 1.0)(), [1.0, 2.0])
+    assert session.pulls == 0 and list(session.tracker) == []
