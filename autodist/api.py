@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from autodist.function_step import DistributedFunction
 from autodist.messages import log_to_the_terminal
 from autodist.resources import ResourceSpec
 from autodist.run import Run
+from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.session import DistributedSession
@@ -141,6 +142,24 @@ class AutoDist:
             return DistributedFunction(function, self._run, batch_axis, is_global)
 
         return decorate if step is None else decorate(step)
+
+    def distribute_dataset(self, dataset: Iterable[Any]) -> DistributedDataset:
+        """This worker's part of each global batch, to be passed to a step.
+
+        Args:
+            dataset: of global batches, the same on every worker (the run's seed reaches shuffles that have none).
+        """
+        replicas = [r.worker.index for r in self._run.spec.replicas]
+        return DistributedDataset(dataset, replicas, self._run.index)
+
+    def reduce(self, value: Any, how: str = "mean") -> Any:
+        """The mean or sum of a value over all workers; every worker calls it, between steps, with an array of one shape.
+
+        Args:
+            value: a number, array or tensor.
+            how: "mean" or "sum".
+        """
+        return self._run.reduce(value, how)
 
     def pull(self) -> None:
         """Brings the script's variables up to date; reading one does it too."""

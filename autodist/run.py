@@ -24,6 +24,7 @@ from autodist.graph.stages import written_handles
 from autodist.kernels import EVERY_WORKER, KERNELS, Context, Kernel, rewrite
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
+from autodist.runtime.arrays import combine, pack_array, unpack_array
 from autodist.runtime.caller import Caller
 from autodist.runtime.host import Host
 from autodist.runtime.messages import Messages
@@ -260,6 +261,17 @@ class Run:
             if cause is not None:
                 raise cause from error
             raise
+
+    def reduce(self, value: Any, how: str) -> np.ndarray:
+        """The mean or sum of a value over all workers; all of them call it alike."""
+        mine = np.asarray(value)
+        if self.workers == 1:
+            return mine
+        if self._host is None:
+            self._start()
+        parts = self.guard(self._messages.gather, pack_array(mine))
+        combined = pack_array(combine([unpack_array(part) for part in parts], how)) if parts else b""
+        return unpack_array(self.guard(self._messages.exchange, combined))
 
     def wait_for_chief(self, say: bytes = b"set") -> None:
         """On another worker, returns once the chief has called it as well."""

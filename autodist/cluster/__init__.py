@@ -10,5 +10,5 @@ worker's side of the run.
                  (local pipe or SSH)
 
 This file imports nothing, since the agent and the guard start through it and have to be light: import what you need
-from its module (`autodist.cluster.coordinator`, `.member`, `.servers`, `.interrupts`).
+from its module (`autodist.cluster.coordinator`, `.member`, `.servers`).
 """

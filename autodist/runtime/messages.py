@@ -1,4 +1,4 @@
-"""Messages between steps: bytes from the chief to every other worker, and word from them that they are ready."""
+"""Messages between steps: bytes from the chief to every other worker, and from them to the chief."""
 
 from __future__ import annotations
 
@@ -26,6 +26,9 @@ class Messages:
             queues = [self._queue(tf.string, f"messages/{w}", w) for w in range(1, workers)]
             self._send = [queue.enqueue(self._content) for queue in queues]
             self._receive = None if self._is_chief else queues[worker - 1].dequeue()
+            told = [self._queue(tf.string, f"told/{w}", 0) for w in range(1, workers)]
+            self._listen = [queue.dequeue() for queue in told]
+            self._tell = None if self._is_chief else told[worker - 1].enqueue(self._content)
             ready = self._queue(tf.bool, "ready", 0)
             self._say_ready = ready.enqueue(True)
             self._await_ready = ready.dequeue_many(max(1, workers - 1))
@@ -43,6 +46,13 @@ class Messages:
         if self._send:
             self._host.session.run(self._send, {self._content: content})
         return content
+
+    def gather(self, content: bytes) -> list[bytes]:
+        """On the chief, what every worker says, by index; on another worker, tells the chief and returns nothing."""
+        if self._tell is not None:
+            self._host.session.run(self._tell, {self._content: content})
+            return []
+        return [content, *map(bytes, self._host.session.run(self._listen))] if self._listen else [content]
 
     def meet(self) -> None:
         """On the chief, waits until all others have called it: they have finished their last step by then."""

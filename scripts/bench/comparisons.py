@@ -36,7 +36,7 @@ class Result:
         ours: as measured, with its unit.
         peer: as measured, with its unit.
         ratio: of the two.
-        target: what it was to be at most; None where a figure is only shown.
+        target: what it was to be at most.
         note: what else is to be said.
     """
 
@@ -45,7 +45,7 @@ class Result:
     ours: str
     peer: str
     ratio: float
-    target: float | None
+    target: float
     note: str = ""
 
 
@@ -68,8 +68,8 @@ def comparisons() -> list[Comparison]:
 def compare(comparison: Comparison, length: Length) -> Result:
     """Gives both ways turns in one run, the peer first.
 
-    The ratio is the median over the turns of the ratio of the two medians, so that what keeps the machine busy for longer
-    than a turn falls on both.
+    The ratio is the median over the turns of the ratio of the two medians, so that what keeps the machine busy for
+    longer than a turn falls on both.
 
     Raises:
         JobError: one of them did not run.

@@ -16,7 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-TRAIN = pathlib.Path(__file__).with_name("train.py")
+SCRIPTS = pathlib.Path(__file__).resolve().parent.parent
+"""Where processes run, so that they find this package."""
 ANSWER = b"BENCH "
 GRACE = 10.0
 """Seconds that a process has to end by itself once it has been told to."""
@@ -108,13 +109,13 @@ class Job:
         """
         conf = _addresses(self.way)
         for role, index in self.way.roles:
-            environment = dict(_environment(self._intra))
+            told = environment(self._intra)
             if conf:
-                environment["TF_CONFIG"] = json.dumps({"cluster": conf, "task": {"type": role, "index": index}})
+                told["TF_CONFIG"] = json.dumps({"cluster": conf, "task": {"type": role, "index": index}})
             with (self._folder / f"{role}{index}.log").open("wb") as log:
                 self._processes.append(
                     subprocess.Popen(
-                        self._command(role, index), env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                        self._command(role, index), env=told, cwd=SCRIPTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                         stderr=log, start_new_session=True,
                     )
                 )  # fmt: skip
@@ -172,7 +173,7 @@ class Job:
             "intra": self._intra, "inter": way.inter_threads, "warmup": length.warmup, "steps": length.in_turns,
             "limit": length.limit, "reports": self._folder,
         }  # fmt: skip
-        return [sys.executable, str(TRAIN), way.name, way.model, *(f"--{k}={v}" for k, v in options.items())]
+        return [sys.executable, "-m", "bench.train", way.name, way.model, *(f"--{k}={v}" for k, v in options.items())]
 
     def _say(self, line: str) -> None:
         stream = self._processes[-1].stdin
@@ -223,7 +224,8 @@ def running(ways: Sequence[Way], length: Length) -> Iterator[list[Job]]:
                 job.stop()
 
 
-def _environment(intra: int) -> dict[str, str]:
+def environment(intra: int) -> dict[str, str]:
+    """The environment of a process with so many threads."""
     kept = {k: v for k, v in os.environ.items() if k.lower() not in ("http_proxy", "https_proxy", "tf_config")}
     return {
         **kept, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": "-1", "OMP_NUM_THREADS": str(intra),

@@ -25,6 +25,5 @@ def compare_memory(model: str, length: Length) -> Result:
     ours = max(workers)
     gradients = GRADIENT_BYTES[model]
     note = f"less {gradients / 1e6:.1f} MB of gradients; of {len(workers)} workers the one that needed most"
-    return Result(
-        "memory", f"{model}, peak", f"{ours / 1e6:.0f} MB", f"{alone / 1e6:.0f} MB", (ours - gradients) / alone, TARGET, note
-    )
+    ratio = (ours - gradients) / alone
+    return Result("memory", f"{model}, peak", f"{ours / 1e6:.0f} MB", f"{alone / 1e6:.0f} MB", ratio, TARGET, note)

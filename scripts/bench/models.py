@@ -1,7 +1,7 @@
 """The models that are timed, their optimizers and synthetic data, all float32.
 
-Data and weights come from NumPy generators with fixed seeds, so that every way of training starts from the same numbers,
-whatever the number of its processes and devices.
+Data and weights come from NumPy generators with fixed seeds, so that every way of training starts from the same
+numbers, whatever the number of its processes and devices.
 """
 
 from __future__ import annotations
@@ -104,9 +104,7 @@ def _mlp() -> keras.Model:
 
 
 def _mobilenet() -> keras.Model:
-    return keras.applications.MobileNetV2(
-        input_shape=(64, 64, 3), weights=None, classes=10, classifier_activation=None
-    )
+    return keras.applications.MobileNetV2(input_shape=(64, 64, 3), weights=None, classes=10, classifier_activation=None)
 
 
 def _embedding() -> keras.Model:

@@ -1,7 +1,7 @@
 """One process of a training that is timed; started by `scripts/bench.py`, and by AutoDist on its other workers.
 
-The process that leads says when it is ready, then makes as many steps as it reads on its standard input, and answers with
-their times. The others make the same number of steps and wait for it in each.
+The process that leads says when it is ready, then makes as many steps as it reads on its standard input, and answers
+with their times. The others make the same number of steps and wait for it in each.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import os
 import pathlib
 import sys
 import time
-
-sys.path[0] = str(pathlib.Path(__file__).resolve().parent.parent)
 
 import tensorflow as tf
 
@@ -79,9 +77,7 @@ def _training(told: argparse.Namespace, task: Task) -> Training:
 
 
 def _serve(told: argparse.Namespace) -> None:
-    config = tf.compat.v1.ConfigProto(
-        intra_op_parallelism_threads=told.intra, inter_op_parallelism_threads=told.inter
-    )
+    config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=told.intra, inter_op_parallelism_threads=told.inter)
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     server = tf.distribute.Server(
         tf.train.ClusterSpec(cluster), job_name=told.role, task_index=told.index, config=config, protocol="grpc"

@@ -1,6 +1,7 @@
 """The ways of training a task: alone on one device, under AutoDist, and under three strategies of `tf.distribute`.
 
-Each is the same custom loop over the same global batches, and yields a function that makes one step and returns the loss.
+Each is the same custom loop over the same global batches, and gives a function that makes one step and returns the
+loss.
 """
 
 from __future__ import annotations
@@ -101,7 +102,8 @@ def _step_of_strategy(task: Task, strategy: tf.distribute.Strategy, replicas: in
 
     def pipeline(context: Any) -> tf.data.Dataset:
         here = replicas // context.num_input_pipelines
-        return _pipeline(task, replicas, range(context.input_pipeline_id * here, (context.input_pipeline_id + 1) * here))
+        first = context.input_pipeline_id * here
+        return _pipeline(task, replicas, range(first, first + here))
 
     batches = iter(strategy.distribute_datasets_from_function(pipeline))
     return lambda: float(step(next(batches)))

@@ -15,8 +15,9 @@ from autodist.graph.item import Gradient, GraphItem, Variable
 from tests.unit.graph.graph_text import from_text
 
 V = Variable("w", "v", (2, 3), tf.float32, trainable=True)
+READ = "a = Placeholder()\nv = VarHandleOp()\nr = ReadVariableOp(v)"
 ITEM = GraphItem(
-    from_text("a = Placeholder()\nv = VarHandleOp()\nr = ReadVariableOp(v)\ng = Neg(r)"),
+    from_text(f"{READ}\ng = Neg(r)"),
     variables=(V,),
     gradients=(Gradient("w", ("g:0",), 0),),
 )
@@ -43,9 +44,9 @@ def test_constants_may_differ():
         (replace(ITEM, variables=(replace(V, shape=(3, 2)),)), "variable w (2, 3) float32", "variable w (3, 2) float32"),
         (replace(ITEM, variables=(replace(V, dtype=tf.float64),)), "variable w (2, 3) float32", "variable w (2, 3) float64"),
         (replace(ITEM, gradients=()), "gradient of w: g:0", "node a = Placeholder()"),
-        (with_text("a = Placeholder()\nv = VarHandleOp()\nr = ReadVariableOp(v)\ng = Square(r)"), "node g = Neg(r)", "node g = Square(r)"),
-        (with_text("a = Placeholder()\nv = VarHandleOp()\nr = ReadVariableOp(v)\ng = Neg(a)"), "node g = Neg(r)", "node g = Neg(a)"),
-        (with_text("a = Placeholder()\nv = VarHandleOp()\nr = ReadVariableOp(v)"), "node g = Neg(r)", "(nothing more)"),
+        (with_text(f"{READ}\ng = Square(r)"), "node g = Neg(r)", "node g = Square(r)"),
+        (with_text(f"{READ}\ng = Neg(a)"), "node g = Neg(r)", "node g = Neg(a)"),
+        (with_text(READ), "node g = Neg(r)", "(nothing more)"),
     ],
     ids=["shape", "dtype", "gradients", "op", "inputs", "shorter"],
 )
@@ -57,8 +58,9 @@ def test_the_first_difference_is_told(other, chief, here):
 
 
 def test_what_the_chief_has_no_more_of_is_told_too():
+    short, long = with_text("a = Placeholder()"), with_text("a = Placeholder()\nb = Neg(a)")
     with pytest.raises(CaptureMismatchError, match=r"chief:  \(nothing more\)"):
-        require_equal(Fingerprint.of(with_text("a = Placeholder()")), Fingerprint.of(with_text("a = Placeholder()\nb = Neg(a)")), "worker 1")
+        require_equal(Fingerprint.of(short), Fingerprint.of(long), "worker 1")
 
 
 @given(st.lists(st.text()), st.binary())

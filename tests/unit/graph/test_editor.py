@@ -35,7 +35,7 @@ def graphs(draw):
             "Neg": lambda pick=pick: [draw(pick)],
             "AddN": lambda pick=pick: draw(st.lists(pick, min_size=1, max_size=3)),
             "Split": lambda pick=pick: ["axis", draw(pick)],
-            "Placeholder": lambda: [],
+            "Placeholder": list,
             "IdentityN": lambda pick=pick: draw(st.lists(pick, min_size=2, max_size=2)),
         }[op]()
         control = sorted(draw(st.sets(st.sampled_from(names), max_size=2)))

@@ -88,7 +88,7 @@ def test_sgd_updates_its_weight_and_computes_its_loss():
 
 
 def test_slots_are_updated_and_the_counter_of_steps_is_not():
-    found = Found(dense_step(keras.optimizers.Adam(0.1)))
+    found = Found(dense_step(keras.optimizers.Adam(0.1, name="adam")))
     assert found.updated == {"w", "adam/w_momentum", "adam/w_velocity"}
     assert found.state == {"adam/iteration"}
 

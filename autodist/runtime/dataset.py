@@ -1,0 +1,52 @@
+"""DistributedDataset: every worker reads the same global batches, of which each keeps its share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.errors import UnevenBatchError
+from autodist.runtime.batches import Share, share_of
+
+
+class DistributedDataset:
+    """Gives this worker its rows of each global batch.
+
+    Args:
+        dataset: of global batches: a `tf.data.Dataset`, or whatever gives nests of arrays whose first axes are examples;
+            it has to give the same batches on every worker.
+        replicas: for each replica, the index of its worker.
+        worker: index of this worker.
+    """
+
+    def __init__(self, dataset: Iterable[Any], replicas: Sequence[int], worker: int) -> None:
+        self._dataset, self._replicas, self._worker = dataset, replicas, worker
+
+    def __iter__(self) -> Iterator[Any]:
+        """This worker's part of each batch; without rows, where there are fewer examples than workers.
+
+        Raises:
+            UnevenBatchError: if the arrays of a batch disagree in their number of examples.
+        """
+        for batch in self._dataset:
+            share = share_of(_examples(batch), self._replicas, self._worker)
+            yield tf.nest.map_structure(lambda value, share=share: _rows(value, share), batch)
+
+    def __len__(self) -> int:
+        return len(self._dataset)  # type: ignore[arg-type]
+
+
+def _examples(batch: Any) -> int:
+    counts = {np.shape(value)[0] for value in tf.nest.flatten(batch) if np.ndim(value)}
+    if len(counts) != 1:
+        raise UnevenBatchError(
+            f"the arrays of a global batch have {sorted(counts)} rows; each needs one row for each example."
+        )
+    return counts.pop()
+
+
+def _rows(value: Any, share: Share) -> Any:
+    return value[share.start : share.start + share.size] if np.ndim(value) else value

@@ -1,0 +1,83 @@
+"""How long the rewriting of a step takes, and how that grows with the graph and the replicas."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from bench.comparisons import Result
+from bench.jobs import SCRIPTS, JobError, environment
+
+LIMIT = 600.0
+MOST_SECONDS = 1.0
+MOST_GROWTH = 1.2
+"""What is in proportion to nodes × replicas keeps its time for each of these, but for the spread of such timings."""
+
+ON_ONE_WORKER = ("1x1", "1x2", "1x4", "1x8")
+ON_WORKERS = "2x1"
+
+
+@dataclass(frozen=True)
+class Timed:
+    """The rewriting of one model's step.
+
+    Attributes:
+        nodes: of the captured graph.
+        seconds: median time for each cluster.
+    """
+
+    nodes: int
+    seconds: dict[str, float]
+
+    def each(self, cluster: str) -> float:
+        """Seconds for each node and replica."""
+        return self.seconds[cluster] / (self.nodes * int(cluster.partition("x")[2]))
+
+
+def compare_rewriting(repeat: int) -> list[Result]:
+    """Times for ResNet50 with Adam, and their growth.
+
+    Raises:
+        JobError: the step was not captured or rewritten.
+    """
+    resnet = _time("resnet50", repeat)
+    mobilenet = _time("mobilenet", repeat)
+    return [
+        *(_absolute(resnet, cluster) for cluster in ("1x2", ON_WORKERS)),
+        *(
+            _growth(f"resnet50, {cluster} to 1x1, each node × replica", resnet.each(cluster), resnet.each("1x1"))
+            for cluster in ON_ONE_WORKER[1:]
+        ),
+        _growth(
+            f"resnet50 ({resnet.nodes} nodes) to mobilenet ({mobilenet.nodes}), each node",
+            resnet.each("1x2"), mobilenet.each("1x2"),
+        ),
+    ]  # fmt: skip
+
+
+def _absolute(timed: Timed, cluster: str) -> Result:
+    seconds = timed.seconds[cluster]
+    note = f"{timed.nodes} nodes; processor time, without the import into TensorFlow"
+    limit = f"{MOST_SECONDS:.2f} s"
+    return Result("rewrite", f"resnet50, {cluster}", f"{seconds:.2f} s", limit, seconds / MOST_SECONDS, 1.0, note)
+
+
+def _growth(what: str, ours: float, base: float) -> Result:
+    return Result("rewrite", what, f"{ours * 1e6:.1f} µs", f"{base * 1e6:.1f} µs", ours / base, MOST_GROWTH)
+
+
+def _time(model: str, repeat: int) -> Timed:
+    command = [sys.executable, "-m", "bench.rewrite_step", model, *ON_ONE_WORKER, ON_WORKERS, f"--repeat={repeat}"]
+    try:
+        done = subprocess.run(
+            command, env=environment(1), cwd=SCRIPTS, capture_output=True, text=True, timeout=LIMIT, check=True
+        )
+    except subprocess.TimeoutExpired:
+        raise JobError(f"{model}: rewriting took more than {LIMIT:.0f} s") from None
+    except subprocess.CalledProcessError as error:
+        raise JobError(f"{model}: rewriting failed\n{error.stderr[-2000:]}") from error
+    told = json.loads(done.stdout.splitlines()[-1])
+    return Timed(told["nodes"], {cluster: statistics.median(times) for cluster, times in told["seconds"].items()})
