@@ -104,17 +104,21 @@ class AutoDist:
         """A session that runs the default graph on all replicas, in place of `tf.compat.v1.Session()`.
 
         Args:
-            batch_axis: by placeholder (or its name), the axis along which what is fed is split over the replicas; by default the
-                first axis of a placeholder that leaves it open; None: every replica gets the whole.
+            batch_axis: by placeholder (or its name), the axis along which what is fed is split over the replicas; by
+                default the first axis of a placeholder that leaves it open; None: every replica gets the whole.
 
         Raises:
             CaptureError: no gradient is applied in the graph, or there were two graphs in the scope.
             StrategyError: the strategy asks for what cannot be done.
         """
         if self._notes is None:
-            raise CaptureError("create_distributed_session is called outside the scope; build the graph within `with ad.scope():`.")
+            raise CaptureError(
+                "create_distributed_session is called outside the scope; build the graph within `with ad.scope():`."
+            )
         if tf.executing_eagerly():
-            raise CaptureError("create_distributed_session needs a graph: write `with tf.Graph().as_default(), ad.scope():`.")
+            raise CaptureError(
+                "create_distributed_session needs a graph: write `with tf.Graph().as_default(), ad.scope():`."
+            )
         captured = CapturedGraph.of(tf.compat.v1.get_default_graph(), self._notes.calls)
         return DistributedSession(self._run, captured, self._notes, batch_axis)
 
@@ -129,10 +133,10 @@ class AutoDist:
 
         Args:
             step: the step; it computes gradients and applies them.
-            batch_axis: by parameter, the axis along which an argument is split over the replicas; by default the first one of
-                arrays, none of scalars; None: every replica gets the whole.
-            batch: "per_worker" (default): what is passed is this worker's own part; "global": every worker passes the same
-                batch, of which each keeps its share.
+            batch_axis: by parameter, the axis along which an argument is split over the replicas; by default the first
+                one of arrays, none of scalars; None: every replica gets the whole.
+            batch: "per_worker" (default): what is passed is this worker's own part; "global": every worker passes the
+                same batch, of which each keeps its share.
         """
         if batch not in (None, "per_worker", "global"):
             raise ValueError(f"batch is {batch!r}; it may be 'global' or 'per_worker'.")
@@ -153,7 +157,7 @@ class AutoDist:
         return DistributedDataset(dataset, replicas, self._run.index)
 
     def reduce(self, value: Any, how: str = "mean") -> Any:
-        """The mean or sum of a value over all workers; every worker calls it, between steps, with an array of one shape.
+        """The mean or sum of a value over all workers; all of them call it, between steps, with an array of one shape.
 
         Args:
             value: a number, array or tensor.

@@ -79,7 +79,9 @@ class WorkerFailedError(ClusterError):
     def __init__(self, worker: str, reason: str, last_lines: tuple[str, ...] = ()) -> None:
         self.worker, self.reason, self.last_lines = worker, reason, last_lines
         tail = "".join(f"\n    {line}" for line in last_lines)
-        super().__init__(f"{worker} {reason}; the other workers were stopped." + (f" Its last lines:{tail}" if tail else ""))
+        super().__init__(
+            f"{worker} {reason}; the other workers were stopped." + (f" Its last lines:{tail}" if tail else "")
+        )
 
 
 class UnsupportedVersionError(AutoDistError, ImportError):

@@ -56,8 +56,8 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str) -> None:
     raise CaptureMismatchError(
         f"{name} captured another step than the chief; they differ first at line {at}:\n"
         f"    chief:  {theirs}\n    here:   {ours}\n"
-        "The script must build the same step on every worker: let nothing that shapes it depend on the worker, the machine or "
-        "chance."
+        "The script must build the same step on every worker: let nothing that shapes it depend on the worker, the "
+        "machine or chance."
     )
 
 

@@ -54,8 +54,8 @@ class DistributedFunction:
         function: the step.
         run: in which it runs.
         batch_axis: by parameter, the axis along which it is split; None: every replica gets the whole.
-        is_global: whether every worker passes the same global batch, of which each keeps its share; otherwise what is passed
-            is this worker's own part.
+        is_global: whether every worker passes the same global batch, of which each keeps its share; otherwise what is
+            passed is this worker's own part.
         needs_gradients: whether a step without gradients is an error.
     """
 
@@ -118,8 +118,7 @@ class DistributedFunction:
         return _Traced(captured, self._run.prepare(captured.item, sources))
 
     def _run_step(self, traced: _Traced, leaves: Sequence[Leaf]) -> Any:
-        split = [leaf for leaf in leaves if leaf.axis is not None]
-        examples = count_examples([(leaf.parameter, leaf.value, leaf.axis) for leaf in split])
+        examples = count_examples([(x.parameter, x.value, x.axis) for x in leaves if x.axis is not None])
         values, mine = self._own_part(leaves, examples)
         results = iter(traced.running(values, mine))
         return tf.nest.map_structure(

@@ -19,6 +19,7 @@ from autodist.cluster.script_end import watch_script_end
 from autodist.cluster.servers import start_server, wait_until_listening
 from autodist.errors import WorkerFailedError
 from autodist.fingerprint import Fingerprint, require_equal
+from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
 from autodist.graph.stages import written_handles
 from autodist.kernels import EVERY_WORKER, KERNELS, Context, Kernel, rewrite
@@ -209,7 +210,11 @@ class Run:
             target = self._join_cluster(config)
         self._host = Host(target, config)
         self._messages = Messages(self._host, self.index, self.workers)
-        self._pieces = Pieces(self._host, self._messages, self.index, self.workers)
+        self._pieces = Pieces(self._host, self._messages, self.index, self.workers, self._home)
+
+    def _home(self, worker: int, dtype: tf.DType) -> str:
+        """The device on which a worker keeps a variable."""
+        return home_of(worker, self.workers, self.spec.workers[worker].devices[0], dtype)
 
     def _join_cluster(self, config: tf.compat.v1.ConfigProto) -> str:
         if self.member is None:

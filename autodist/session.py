@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import ops  # the stack of default sessions, by which Tensor.eval finds its own
+from tensorflow.python.framework import stack  # the stack of default sessions, by which Tensor.eval finds its own
 
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
@@ -20,6 +21,9 @@ from autodist.proto import strategy_pb2
 from autodist.run import Run
 from autodist.runtime.batches import count_examples, with_a_row
 from autodist.runtime.program import Program
+
+_COUNT = itertools.count()
+"""Sessions of this process; all workers make theirs in the same order."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +38,8 @@ class _Fetched:
 class DistributedSession:
     """Runs a graph on all replicas; made by `AutoDist.create_distributed_session`.
 
-    What is fed is this worker's own data, split over its replicas along the batch axis: the first axis of a placeholder that
-    leaves it open. What is fetched is joined over this worker's replicas.
+    What is fed is this worker's own data, split over its replicas along the batch axis: the first axis of a placeholder
+    that leaves it open. What is fetched is joined over this worker's replicas.
 
     Args:
         run: in which it runs.
@@ -45,17 +49,22 @@ class DistributedSession:
     """
 
     def __init__(
-        self, run: Run, captured: CapturedGraph, notes: GradientNotes, batch_axis: Mapping[Any, int | None] | None = None
+        self,
+        run: Run,
+        captured: CapturedGraph,
+        notes: GradientNotes,
+        batch_axis: Mapping[Any, int | None] | None = None,
     ) -> None:
         self._run, self._captured, self._notes = run, captured, notes
         self._version = captured.graph.version
         self._batch_axis = {self._tensor(key).name: axis for key, axis in (batch_axis or {}).items()}
-        self._names = {v.name: f"graph/{v.handle}" for v in captured.variables}
+        prefix = f"session_{next(_COUNT)}"  # each session has values of its own, as TensorFlow's have
+        self._names = {v.name: f"{prefix}/{v.handle}" for v in captured.variables}
         whole = captured.whole()
         if not whole.gradients:
             raise CaptureError(
-                "the graph makes no gradient that is written to its variable, so there is nothing to synchronise. Build the "
-                "optimizer's train operation within the scope, before the session."
+                "the graph makes no gradient that is written to its variable, so there is nothing to synchronise. "
+                "Build the optimizer's train operation within the scope, before the session."
             )
         self._strategy: strategy_pb2.Strategy = run.plan(whole, self._names)
         self._owners = find_owners(whole, self._strategy) if run.workers > 1 else {}
@@ -96,7 +105,9 @@ class DistributedSession:
         return tf.nest.pack_sequence_as(fetches, results) if tf.nest.is_nested(fetches) else results[0]
 
     def _run_fetched(self, fetched: _Fetched, arrays: Mapping[tf.Tensor, np.ndarray]) -> list[np.ndarray]:
-        split = [(t.name, a, axis) for (t, a), axis in zip(arrays.items(), fetched.axes, strict=True) if axis is not None]
+        split = [
+            (t.name, a, axis) for (t, a), axis in zip(arrays.items(), fetched.axes, strict=True) if axis is not None
+        ]
         examples = count_examples(split)
         values = [
             a if axis is None else with_a_row(a, axis) for a, axis in zip(arrays.values(), fetched.axes, strict=True)
@@ -111,7 +122,9 @@ class DistributedSession:
         self._run.wait_for_chief()
         return self._run.guard(fetched.program.run, values, examples)
 
-    def _prepare(self, elements: Sequence[tf.Tensor | tf.Operation], arrays: Mapping[tf.Tensor, np.ndarray]) -> _Fetched:
+    def _prepare(
+        self, elements: Sequence[tf.Tensor | tf.Operation], arrays: Mapping[tf.Tensor, np.ndarray]
+    ) -> _Fetched:
         outputs = [e.name for e in elements if isinstance(e, tf.Tensor)]
         targets = [e.name for e in elements if isinstance(e, tf.Operation)]
         axes = [self._axis(t, a) for t, a in arrays.items()]
@@ -134,9 +147,9 @@ class DistributedSession:
         here = sum(r.worker.index == self._run.index for r in self._run.spec.replicas)
         if here > 1:
             raise CaptureError(
-                f"{tensor.name} has the fixed shape {tensor.shape}, and this worker has {here} replicas: is it one row an example, to "
-                "be split, or the same for all? Leave its first axis open (None), or say create_distributed_session(batch_axis="
-                f"{{{tensor.op.name!r}: 0}}) or None for the whole."
+                f"{tensor.name} has the fixed shape {tensor.shape}, and this worker has {here} replicas: is it one row "
+                "an example, to be split, or the same for all? Leave its first axis open (None), or say "
+                f"create_distributed_session(batch_axis={{{tensor.op.name!r}: 0}}) or None for the whole."
             )
         return None
 
@@ -152,7 +165,7 @@ class DistributedSession:
 
     def as_default(self) -> AbstractContextManager[Any]:
         """Makes it the session that `Tensor.eval` and `Operation.run` use."""
-        return ops.default_session(self)
+        return stack.default_session(self)
 
     def close(self) -> None:
         """Nothing needs closing before the script ends: other workers may still read what this one holds."""

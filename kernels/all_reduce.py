@@ -26,9 +26,9 @@ DIRECT_BYTES = 64 << 10
 class ReduceByShuffle(Kernel):
     """Sums joins over the workers, in the order of the workers, so that all get the same bits in every run.
 
-    A bucket is cut into one piece for each worker; each piece is brought to its owner by a queue per source, added, divided
-    by the weight, and handed to each worker through a queue of that worker's own: two hops, and as many bytes as a ring.
-    Rows go whole to every worker, since their number differs.
+    A bucket is cut into one piece for each worker; each piece is brought to its owner by a queue per source, added,
+    divided by the weight, and handed to each worker through a queue of that worker's own: two hops, and as many bytes
+    as a ring. Rows go whole to every worker, since their number differs.
 
     Attributes:
         bucket_bytes: size at which a bucket is closed.

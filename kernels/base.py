@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from autodist.graph.devices import task_of
+import tensorflow as tf
+
+from autodist.graph.devices import cpu_of, home_of, task_of
 from autodist.graph.item import GraphItem
 from autodist.proto import strategy_pb2
 
@@ -51,7 +53,12 @@ class Context:
 
     def cpu(self, worker: int) -> str:
         """The CPU of a worker."""
-        return f"{self.task(worker)}/device:CPU:0"
+        return cpu_of(worker, self.workers)
+
+    def home(self, worker: int, dtype: tf.DType) -> str:
+        """The device on which a worker keeps a variable."""
+        first = next(replica.device for replica in self.replicas if replica.worker == worker)
+        return home_of(worker, self.workers, first, dtype)
 
 
 class Kernel(ABC):

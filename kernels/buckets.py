@@ -76,9 +76,8 @@ class Bucket:
         pieces = tf.split(whole, self.lengths) if len(self.joins) > 1 else [whole]
         found = []
         for join, piece, length in zip(self.joins, pieces, self.lengths, strict=True):
-            if length > _elements(join):
-                piece = piece[: _elements(join)]
-            found.append(tf.reshape(piece, join.shape))
+            value = piece[: _elements(join)] if length > _elements(join) else piece
+            found.append(tf.reshape(value, join.shape))
         return found
 
     def cut(self, count: int) -> list[int]:

@@ -15,7 +15,7 @@ from autodist.kernels.base import Context, Kernel
 class SplitBundles(Kernel):
     """An op that only bundles (IdentityN) ties every variable's update to every gradient; each consumer gets its own.
 
-        g1, g2 → IdentityN → update1, update2      becomes      g1 → update1,  g2 → update2
+    g1, g2 → IdentityN → update1, update2      becomes      g1 → update1,  g2 → update2
     """
 
     name: ClassVar[str] = "split-bundles"

@@ -19,8 +19,8 @@ from autodist.kernels.base import Context, Kernel
 class ReadFarVariables(Kernel):
     """Places handles and reads of far variables at their owners.
 
-    Reads of one variable that wait for the same nodes become one. What takes the handle itself (a loop, which would read
-    across the network at every turn) gets that of a copy on this worker, which is refreshed once a step.
+    Reads of one variable that wait for the same nodes become one. What takes the handle itself (a loop, which would
+    read across the network at every turn) gets that of a copy on this worker, which is refreshed once a step.
     """
 
     name: ClassVar[str] = "read-far-variables"
@@ -39,7 +39,7 @@ def _read_far(editor: GraphEditor, item: GraphItem, context: Context, far: Mappi
     for handle, worker in far.items():
         if handle not in editor:
             continue
-        device = context.cpu(worker)
+        device = context.home(worker, item.by_handle[handle].dtype)
         _merge_reads(editor, handle)
         takers = [name for name in sorted(editor.consumers(handle)) if editor[name].op not in READS | QUERIES]
         if takers:
@@ -62,10 +62,10 @@ def _merge_reads(editor: GraphEditor, handle: str) -> None:
             editor.remove([name])
 
 
-def _give_copy(
-    editor: GraphEditor, variable: Variable, takers: list[str], context: Context, device: str
-) -> None:
-    copy = NodeDef(name=f"autodist/copy/{variable.handle}", op="VarHandleOp", device=context.cpu(context.worker))
+def _give_copy(editor: GraphEditor, variable: Variable, takers: list[str], context: Context, device: str) -> None:
+    copy = NodeDef(
+        name=f"autodist/copy/{variable.handle}", op="VarHandleOp", device=context.home(context.worker, variable.dtype)
+    )
     copy.attr["dtype"].type = variable.dtype.as_datatype_enum
     copy.attr["shape"].shape.CopyFrom(tf.TensorShape(variable.shape).as_proto())
     copy.attr["shared_name"].s = editor[variable.handle].attr["shared_name"].s + b"/copy"

@@ -178,8 +178,8 @@ class Joiner:
             if not isinstance(kind, Mean | Sum):
                 why = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
                 raise RewriteError(
-                    f"an optimizer's update reads {name}, which differs between replicas and cannot be combined ({why}). "
-                    "Give the update a mean or a sum over the batch instead."
+                    f"an optimizer's update reads {name}, which differs between replicas and cannot be combined "
+                    f"({why}). Give the update a mean or a sum over the batch instead."
                 )
             readers = self._late_readers(name)
             result = self._join_value(f"boundary/{position}", JoinKind.BOUNDARY, name, kind)
@@ -201,6 +201,9 @@ class Joiner:
         if weight is None:
             kept = [self._kept(f, v, k) for k, v in enumerate(values)]
             return ordered_sum(kept), None
+        return self._weighed(f, values, weight)
+
+    def _weighed(self, f: Fragment, values: Sequence[tf.Tensor], weight: Weight) -> tuple[tf.Tensor, tf.Tensor]:
         dtype = values[0].dtype
         names, total = self._weights_of(weight, dtype)
         weights = [f.input(name, dtype, []) for name in names]
@@ -272,16 +275,15 @@ class Joiner:
                 return whole
         before = f.input(change.before, variable.dtype, variable.shape)
         after = [f.input(self.parts.named(change.after, k), variable.dtype, variable.shape) for k in range(self.count)]
-        total = None
         if aggregation is Aggregation.MEAN:
-            local, total = self._weighted_sum(f, after, Examples())
+            local, total = self._weighed(f, after, Examples())
             # Where no replica has examples the variable stays as it is.
             result = tf.where(total > 0, tf.math.divide_no_nan(local, total), before)
         elif aggregation is Aggregation.SUM:
-            local = self._sum_of_added(f, change, before, after)
+            local, total = self._sum_of_added(f, change, before, after), None
             result = tf.identity(local)
         else:
-            local = after[0] if self.context.worker == 0 else tf.zeros_like(after[0])
+            local, total = after[0] if self.context.worker == 0 else tf.zeros_like(after[0]), None
             result = tf.identity(local)
         name = f"state/{variable.handle}/joined"
         joined = self._noted(f, name, JoinKind.STATE, local, total, result, self._level(change.after))
@@ -290,8 +292,9 @@ class Joiner:
     def _added_of_whole(self, change: StateChange, added: str) -> str | None:
         """What one device would have added, where that is arithmetic of means and sums over the batch.
 
-        Keras adds loss · examples to its running loss. The loss of the whole batch is a mean with weights of its own, and
-        not Σ loss · examples over the replicas: the means and sums are joined, and the arithmetic is done once on these.
+        Keras adds loss · examples to its running loss. The loss of the whole batch is a mean with weights of its own,
+        and not Σ loss · examples over the replicas: the means and sums are joined, and the arithmetic is done once on
+        these.
         """
         found = self._means_and_sums_behind(added)
         if found is None:

@@ -43,9 +43,9 @@ class OwnPart:
 
     Attributes:
         item: the step.
-        private: for a node that depends on gradients or on reads of variables, who has these: owners, and `EVERY_WORKER` for
-            what is the same everywhere. A node that a single owner has everything for is computed by it alone; one that
-            mixes is computed by whoever needs it, from what the owners send.
+        private: for a node that depends on gradients or on reads of variables, who has these: owners, and
+            `EVERY_WORKER` for what is the same everywhere. A node that a single owner has everything for is computed by
+            it alone; one that mixes is computed by whoever needs it, from what the owners send.
         computed: nodes among them that this worker runs.
         transfers: what travels, for all workers, in the same order on each.
         me: this worker.
@@ -241,4 +241,6 @@ def _roots(
 
 def _writes_for(effects: Mapping[str, Effect], owner: Mapping[str, int], name: str, worker: int) -> bool:
     effect = effects.get(name)
-    return bool(effect and effect.writes) and all(owner.get(h, worker) == worker for h in effect.writes)
+    if not (effect and effect.writes):
+        return False
+    return all(owner.get(h, worker) == worker for h in effect.writes)

@@ -36,9 +36,9 @@ class AssignOwners(Kernel):
 def find_owners(item: GraphItem, strategy: strategy_pb2.Strategy) -> Mapping[str, int]:
     """The owner of each variable that a parameter server holds, by the variable's name.
 
-    What an update keeps beside a variable (a slot) goes where the variables are that it serves: those whose update reads
-    it, else those that it is computed from (an average of weights). What serves variables of several owners, or one that
-    every worker holds, is held by every worker.
+    What an update keeps beside a variable (a slot) goes where the variables are that it serves: those whose update
+    reads it, else those that it is computed from (an average of weights). What serves variables of several owners, or
+    one that every worker holds, is held by every worker.
     """
     plan = Plan(strategy)
     by_variable = {node.variable: plan.owner(node.variable) for node in strategy.nodes}

@@ -35,7 +35,7 @@ class ParameterServers(Kernel):
     applies the update once, and hands every worker a token. Where the update of one owner's variable needs what another
     owner has (a norm over all gradients), the tensors at that boundary travel, and each owner computes the rest itself.
 
-        g → update(v)    becomes, at the owner,    g0 + g1 → update(v) → tokens;    elsewhere    g1 → send,  token → done
+        g → update(v)    becomes, at the owner,   g0 + g1 → update(v) → tokens;    elsewhere    g1 → send,  token → done
     """
 
     name: ClassVar[str] = "parameter-servers"
@@ -77,8 +77,9 @@ class _Serving:
             if len(holders) > 1:
                 written = sorted(self.item.by_handle[h].name for h in effect.writes)
                 raise StrategyError(
-                    f"{', '.join(written)} are written by one operation ({name}, {self.editor[name].op}), and the strategy gives "
-                    "them different owners. Give them one owner (the PS builder does), or use AllReduce for all of them."
+                    f"{', '.join(written)} are written by one operation ({name}, {self.editor[name].op}), and the "
+                    "strategy gives them different owners. Give them one owner (the PS builder does), or use AllReduce "
+                    "for all of them."
                 )
 
     def _require_same_outputs(self, part: OwnPart) -> None:
@@ -89,19 +90,23 @@ class _Serving:
             node = node_of(name)
             if node in part.private and node not in part.computed:
                 raise StrategyError(
-                    f"{name} is fetched together with a training step, and it is made from what other workers have. Fetch it in "
-                    "a run of its own after the step, or synchronise its variable by AllReduce."
+                    f"{name} is fetched together with a training step, and it is made from what other workers have. "
+                    "Fetch it in a run of its own after the step, or synchronise its variable by AllReduce."
                 )
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
     def _bring_gradients(self) -> None:
         dense = [j for j in self.joins if not j.is_sparse]
-        for bucket in make_buckets(dense, lambda j: self.item.owners[j.variable], PACK_BYTES):
-            self._bring_bucket(bucket, self.item.owners[bucket.joins[0].variable])
+        for bucket in make_buckets(dense, self._owner_of, PACK_BYTES):
+            self._bring_bucket(bucket, self._owner_of(bucket.joins[0]))
         for join in self.joins:
             if join.is_sparse:
-                self._bring_rows(join, self.item.owners[join.variable])
+                self._bring_rows(join, self._owner_of(join))
+
+    def _owner_of(self, join: Join) -> int:
+        """Who holds the variable that a join is for; each of `joins` is for one."""
+        return self.item.owners[join.variable or ""]
 
     def _bring_bucket(self, bucket: Bucket, owner: int) -> None:
         exchange = Exchange(self.context, bucket.key)

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from autodist.graph.devices import device_of
 from autodist.graph.item import GraphItem
 from autodist.kernels.base import Context, Kernel
 
@@ -15,7 +16,8 @@ from autodist.kernels.base import Context, Kernel
 class Place(Kernel):
     """Gives every node a device of a worker: a replica's on its own device, all else on the worker's first device.
 
-    Colocation classes, which say the same thing less plainly, are taken away.
+    What takes a variable's handle stands where the variable is kept. Colocation classes, which say the same thing less
+    plainly, are taken away.
     """
 
     name: ClassVar[str] = "place"
@@ -32,6 +34,7 @@ class Place(Kernel):
             node.device = known[key]
             # A class that names a node on another worker would move this one there, whatever its own device says.
             node.attr.pop("_class", None)
+        _stay_with_variables(placed, context)
         return replace(item, graph_def=placed)
 
 
@@ -39,10 +42,24 @@ def _device(asked: str, replica_device: str, context: Context) -> str:
     spec = tf.DeviceSpec.from_string(asked)
     if spec.job is not None:
         return asked
-    kind, _, index = replica_device.partition(":")
-    # A worker's CPU replicas run side by side on one TensorFlow device: they share its memory and its threads.
-    on_cpu = kind == "cpu" or spec.device_type == "CPU"
-    return f"{context.task(context.worker)}/device:{'CPU:0' if on_cpu else f'GPU:{index}'}"
+    if spec.device_type == "CPU":
+        return context.cpu(context.worker)
+    return device_of(context.worker, context.workers, replica_device)
+
+
+def _stay_with_variables(graph_def: tf.compat.v1.GraphDef, context: Context) -> None:
+    mine = context.task(context.worker)
+    homes = {}
+    for node in graph_def.node:
+        if node.op == "VarHandleOp":
+            if node.device.startswith(mine):
+                node.device = context.home(context.worker, tf.as_dtype(node.attr["dtype"].type))
+            homes[node.name] = node.device
+    for node in graph_def.node:
+        for i in node.input:
+            if i in homes:
+                node.device = homes[i]
+                break
 
 
 def _replica_device(name: str, devices: list[str]) -> str:

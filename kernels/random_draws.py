@@ -44,7 +44,8 @@ def draw_apart(editor: GraphEditor, reads: Iterable[tuple[str, str]]) -> tuple[l
     Returns:
         The constants' names, and the names of all nodes that were added.
     """
-    constants, added = [], []
+    constants: list[str] = []
+    added: list[str] = []
     for k, (consumer, read) in enumerate(reads):
         dtype = tf.as_dtype(editor[node_of(read)].attr["dtype"].type)
         with fragment(editor, f"draw_apart/{k}") as f:

@@ -1,4 +1,4 @@
-"""Replicate: one copy of the compute part for each replica of this worker, joined where the rest of the step reads it."""
+"""Replicate: a copy of the compute part for each replica of this worker, joined where the rest of the step reads it."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class _Replication:
         )
 
     def _free_constants(self) -> None:
-        """Constants wait for nothing, or the replicas that share one would wait for each other; who reads one waits instead.
+        """Constants wait for nothing, or replicas that share one would wait for each other; readers wait instead.
 
         A step of TensorFlow 1 is often held together by such a constant alone: what is added to `global_step` waits for
         the whole update.
@@ -108,9 +108,7 @@ class _Replication:
         """For each local replica what its copies are called; the first one's keep their names."""
         names = [name for name in self.editor.names if name in varying]
         count = len(self.context.local_replicas)
-        return [{name: name for name in names}] + [
-            self.editor.clone(names, f"replica_{k}/") for k in range(1, count)
-        ]
+        return [{name: name for name in names}] + [self.editor.clone(names, f"replica_{k}/") for k in range(1, count)]
 
     def _vary_draws(self, clones: list[dict[str, str]], offsets: list[str]) -> None:
         for renamed, replica in zip(clones, self.context.local_replicas, strict=True):
@@ -129,7 +127,12 @@ class _Replication:
         for node in self.editor:
             if node.name in mine:
                 continue
-            more = [renamed[node_of(i)] for i in node.input if is_control(i) and node_of(i) in copied for renamed in clones[1:]]
+            more = [
+                renamed[node_of(i)]
+                for i in node.input
+                if is_control(i) and node_of(i) in copied
+                for renamed in clones[1:]
+            ]
             if more:
                 self.editor.add_control(node.name, more)
 
@@ -141,4 +144,3 @@ class _Replication:
             if name not in written
             for renamed in clones[: len(clones) if name in clones[0] else 1]
         ]
-

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Set
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -98,7 +98,7 @@ def _writes_after(editor: GraphEditor, copy: _Copy) -> set[str]:
     return {w for w in writes if copy.read in editor.ancestors([w])}
 
 
-def _drop_unused_read(editor: GraphEditor, read: str, instead: list[str], named: Collection[str]) -> None:
+def _drop_unused_read(editor: GraphEditor, read: str, instead: list[str], named: Set[str]) -> None:
     """A read that nothing takes a value from would still copy the variable, for what is ordered after it."""
     copies = [copy.name for copy in _copies(editor, read)]
     taken = any(
@@ -169,4 +169,3 @@ def _sum_repeats(editor: GraphEditor, node: NodeDef) -> None:
         unique, segment = tf.unique(f.input(ids, ids_dtype, [None]), out_idx=tf.int32)
         summed = tf.math.unsorted_segment_sum(f.input(rows, dtype), segment, tf.size(unique))
     editor.set_inputs(node.name, [handle, f.name(unique), f.name(summed), *node.input[3:]])
-

@@ -18,8 +18,8 @@ from autodist.kernels.base import Context, Kernel
 class SetByChief(Kernel):
     """The chief writes what a run sets, everywhere; the other workers run it without its writes, once these are done.
 
-        chief:  v.assign(f())   becomes   v.assign(f()), and v.assign(v) on every other worker
-        others: v.assign(f())   becomes   nothing
+    chief:  v.assign(f())   becomes   v.assign(f()), and v.assign(v) on every other worker
+    others: v.assign(f())   becomes   nothing
     """
 
     name: ClassVar[str] = "set-by-chief"
@@ -44,13 +44,13 @@ class SetByChief(Kernel):
             owner = item.owners.get(variable.name)
             if owner is not None:
                 for name in (handle, *editor.consumers(handle)):
-                    editor[name].device = context.cpu(owner)
+                    editor[name].device = context.home(owner, variable.dtype)
                 continue
             shared_name = editor[handle].attr["shared_name"].s.decode()
             with fragment(editor, f"set_everywhere/{handle}") as f, tf.control_dependencies([f.after(names)]):
                 value = tf.raw_ops.ReadVariableOp(resource=f.input(handle, tf.resource), dtype=variable.dtype)
                 for worker in range(1, context.workers):
-                    with tf.device(context.cpu(worker)):
+                    with tf.device(context.home(worker, variable.dtype)):
                         there = tf.raw_ops.VarHandleOp(
                             dtype=variable.dtype, shape=variable.shape, shared_name=shared_name
                         )
@@ -64,9 +64,7 @@ class SetByChief(Kernel):
         for name in writes:
             editor.replace_control(name, [])
         editor.remove(writes)
-        return replace(
-            item, graph_def=editor.to_graph_def(), targets=tuple(t for t in item.targets if t not in writes)
-        )
+        return replace(item, graph_def=editor.to_graph_def(), targets=tuple(t for t in item.targets if t not in writes))
 
 
 def only_sets(item: GraphItem) -> bool:

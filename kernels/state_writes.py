@@ -63,9 +63,9 @@ def _take(editor: GraphEditor, item: GraphItem, stages: Stages, handle: str, wri
     for write in writes:
         if editor[write].op not in ("AssignVariableOp", *_ARITHMETIC):
             raise RewriteError(
-                f"the step writes {variable.name} by {editor[write].op} ({write}) outside any optimizer's update, with values "
-                "that differ between replicas; only assign, assign_add and assign_sub can be combined. Write the whole "
-                "variable by one of these."
+                f"the step writes {variable.name} by {editor[write].op} ({write}) outside any optimizer's update, with "
+                "values that differ between replicas; only assign, assign_add and assign_sub can be combined. Write "
+                "the whole variable by one of these."
             )
     before = _read(editor, variable)
     write = _write(editor, variable, [i for w in writes for i in editor[w].input if is_control(i)])
@@ -127,8 +127,9 @@ def _reads_become_values(
             editor.add_control(final, [name])
         elif node.op != "ReadVariableOp":
             raise RewriteError(
-                f"{name} ({node.op}) reads {handle} after the step wrote it outside any optimizer's update; only a plain read "
-                "can follow such a write within the compute part. Read the variable as a whole before using it."
+                f"{name} ({node.op}) reads {handle} after the step wrote it outside any optimizer's update; only a "
+                "plain read can follow such a write within the compute part. Read the variable as a whole before using "
+                "it."
             )
         else:
             current = max(earlier, key=stages.order.__getitem__)

@@ -11,10 +11,11 @@ def ordered_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """The sum of tensors of one shape, added in their order.
 
     `tf.add_n` begins with whichever input's memory it may use again, and a chain of additions is made an `add_n` by
-    TensorFlow's optimizer: from three terms on, both differ in their last bits from worker to worker and from run to run.
+    TensorFlow's optimizer: from three terms on, both differ in their last bits from worker to worker and from run to
+    run.
     """
     if len(parts) == 1:
         return parts[0]
-    if len(parts) == 2:  # noqa: PLR2004 - the order of two does not matter
+    if len(parts) == 2:  # their order does not matter
         return tf.add(parts[0], parts[1])
     return tf.reduce_sum(tf.stack(parts), 0)

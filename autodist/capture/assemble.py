@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import tensorflow as tf
 
@@ -44,15 +44,33 @@ class VariableLike(Protocol):
     def aggregation(self) -> tf.VariableAggregation: ...
 
 
+V = TypeVar("V", bound=VariableLike)
+
+
 @dataclass(frozen=True)
-class FoundVariable:
+class FoundVariable(Generic[V]):
     """A variable of the script and the node that makes its handle in the captured graph."""
 
-    source: VariableLike
+    source: V
     handle: str
 
 
-def describe_variables(found: Iterable[FoundVariable]) -> tuple[Variable, ...]:
+@dataclass(frozen=True)
+class GraphNotes:
+    """What was noted of a graph while it was built.
+
+    Attributes:
+        graph: asked for shapes and dtypes.
+        calls: the calls of `gradient` made in it.
+        handle_of: name of the VarHandleOp for a handle that was noted; None if it is not in this graph.
+    """
+
+    graph: tf.Graph
+    calls: Sequence[NotedCall]
+    handle_of: Callable[[Any], str | None]
+
+
+def describe_variables(found: Iterable[FoundVariable[V]]) -> tuple[Variable, ...]:
     """What the kernels need to know of each variable; names are made unique in the order of `found`.
 
     Raises:
@@ -67,7 +85,8 @@ def describe_variables(found: Iterable[FoundVariable]) -> tuple[Variable, ...]:
         unique = name if count == 1 else f"{name}_{count - 1}"
         if not source.shape.is_fully_defined():
             raise CaptureError(
-                f"variable {unique} has shape {source.shape}, which is not fully known; give it a shape when it is made."
+                f"variable {unique} has shape {source.shape}, which is not fully known; give it a shape when it is "
+                "made."
             )
         described.append(
             Variable(
@@ -84,36 +103,32 @@ def describe_variables(found: Iterable[FoundVariable]) -> tuple[Variable, ...]:
 
 
 def assemble(
+    notes: GraphNotes,
     graph_def: tf.compat.v1.GraphDef,
     variables: Sequence[Variable],
-    calls: Sequence[NotedCall],
-    handle_of: Callable[[Any], str | None],
     inputs: Mapping[str, int | None],
     outputs: Sequence[str],
     targets: Sequence[str],
-    graph: tf.Graph,
 ) -> GraphItem:
     """The item of a step.
 
     Args:
+        notes: on the graph that the step comes from.
         graph_def: what was captured, a VarHandleOp for each variable in it.
         variables: all of them.
-        calls: the calls of `gradient` made in this graph.
-        handle_of: name of the VarHandleOp for a handle that was noted; None if it is not in this graph.
         inputs: tensors given anew for every step, with their batch axes.
         outputs: tensors that the step returns.
         targets: nodes that run without being returned.
-        graph: asked for shapes and dtypes.
     """
     names = {v.handle: v.name for v in variables}
     present = {node.name for node in graph_def.node}
     gradients: list[Gradient] = []
     made: list[GradientCall] = []
-    for call in calls:
+    for call in notes.calls:
         kept = [
             Gradient(names[handle], tensors, len(made))
             for source, gradient in call.pairs
-            if (handle := handle_of(source)) in names and (tensors := _tensors(gradient))
+            if (handle := notes.handle_of(source)) in names and (tensors := _tensors(gradient))
             and all(t.partition(":")[0] in present for t in tensors)
         ]  # fmt: skip
         if kept:
@@ -123,7 +138,7 @@ def assemble(
 
     def spec_of(name: str) -> tf.TensorSpec:
         if name not in specs:
-            tensor = graph.get_tensor_by_name(name)
+            tensor = notes.graph.get_tensor_by_name(name)
             specs[name] = tf.TensorSpec(tensor.shape, tensor.dtype)
         return specs[name]
 
@@ -146,10 +161,10 @@ def _tensors(gradient: tf.Tensor | tf.IndexedSlices) -> tuple[str, ...]:
     return (gradient.name,)
 
 
-def warn_of_variables_without_gradient(item: GraphItem, calls: Sequence[NotedCall], handle_of: Callable[[Any], str | None]) -> None:
+def warn_of_variables_without_gradient(item: GraphItem, notes: GraphNotes) -> None:
     """Names once the variables that were differentiated by and that the loss does not depend on."""
     by_handle = item.by_handle
-    lost = {by_handle[h].name for c in calls for s in c.without if (h := handle_of(s)) in by_handle}
+    lost = {by_handle[h].name for c in notes.calls for s in c.without if (h := notes.handle_of(s)) in by_handle}
     lost -= {g.variable for g in item.gradients}
     if lost:
         log.warning(

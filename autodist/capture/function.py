@@ -9,7 +9,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.capture.assemble import FoundVariable, assemble, describe_variables, warn_of_variables_without_gradient
+from autodist.capture.assemble import (
+    FoundVariable,
+    GraphNotes,
+    assemble,
+    describe_variables,
+    warn_of_variables_without_gradient,
+)
 from autodist.capture.gradients import NotedCall, noting_gradients
 from autodist.capture.inline import inlining_functions
 from autodist.errors import CaptureError
@@ -36,7 +42,9 @@ class CapturedFunction:
     outputs: Any
 
 
-def capture_function(function: Callable[..., Any], arguments: Any, batch_axes: Iterable[int | None], needs_gradients: bool = True) -> CapturedFunction:
+def capture_function(
+    function: Callable[..., Any], arguments: Any, batch_axes: Iterable[int | None], needs_gradients: bool = True
+) -> CapturedFunction:
     """Traces `function(*arguments)`.
 
     Args:
@@ -49,12 +57,12 @@ def capture_function(function: Callable[..., Any], arguments: Any, batch_axes: I
         CaptureError: no gradient of a variable is made in the step, or it is made in a loop; or the step uses something
             that lives outside of it and cannot be brought along.
     """
-    with noting_gradients() as notes, inlining_functions():
+    with noting_gradients() as noted, inlining_functions():
         concrete = tf.function(function).get_concrete_function(*arguments)
     graph = concrete.graph
-    calls = [c for c in notes.calls if c.graph is graph]
+    calls = [c for c in noted.calls if c.graph is graph]
     if needs_gradients:
-        _require_gradients(notes.calls, calls)
+        _require_gradients(noted.calls, calls)
     editor = GraphEditor(graph.as_graph_def())
     found = _bind_captures(editor, graph)
     variables = describe_variables(found)
@@ -68,18 +76,18 @@ def capture_function(function: Callable[..., Any], arguments: Any, batch_axes: I
     targets = sorted(op.name for op in graph.control_outputs if op.type not in ("ReadVariableOp", "ResourceGather"))
     named = [node_of(t) for c in calls for t in _noted_tensors(c)]
     editor.prune([*map(node_of, outputs), *targets, *map(node_of, inputs), *named, *(v.handle for v in variables)])
-    item = assemble(
-        editor.to_graph_def(), variables, calls, handle_of, dict(zip(inputs, batch_axes, strict=True)), outputs, targets, graph
-    )
+    notes = GraphNotes(graph, calls, handle_of)
+    axes = dict(zip(inputs, batch_axes, strict=True))
+    item = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
     if needs_gradients and not item.gradients:
         raise CaptureError(_UNUSED)
-    warn_of_variables_without_gradient(item, calls, handle_of)
+    warn_of_variables_without_gradient(item, notes)
     return CapturedFunction(item, tuple(one.source for one in found), tuple(inputs), concrete.structured_outputs)
 
 
 _NONE = (
-    "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with tf.GradientTape "
-    "or tf.gradients inside the step, and apply them there."
+    "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with "
+    "tf.GradientTape or tf.gradients inside the step, and apply them there."
 )
 _UNUSED = (
     "the step computes gradients but writes no variable from them. Apply them to their variables inside the step "
@@ -90,10 +98,12 @@ _UNUSED = (
 def _require_gradients(noted: list[NotedCall], calls: list[NotedCall]) -> None:
     if any(c.pairs for c in calls):
         return
-    if any(c.pairs for c in noted if isinstance(c.graph, tf.__internal__.FuncGraph) and c.graph.outer_graph is not None):
+    if any(
+        c.pairs for c in noted if isinstance(c.graph, tf.__internal__.FuncGraph) and c.graph.outer_graph is not None
+    ):
         raise CaptureError(
-            "the step makes its gradients inside a tf.while_loop or tf.cond, which cannot be synchronised. Move the loop "
-            "out of the step: call the step once for each batch."
+            "the step makes its gradients inside a tf.while_loop or tf.cond, which cannot be synchronised. Move the "
+            "loop out of the step: call the step once for each batch."
         )
     raise CaptureError(_NONE)
 
@@ -106,7 +116,7 @@ def _noted_tensors(call: NotedCall) -> list[str]:
     return found
 
 
-def _bind_captures(editor: GraphEditor, graph: tf.Graph) -> list[FoundVariable]:
+def _bind_captures(editor: GraphEditor, graph: tf.Graph) -> list[FoundVariable[tf.Variable]]:
     """What the step takes from outside becomes part of it: handles of variables, values of tensors."""
     known = {id(v.handle): v for v in graph.variables}
     found = []
@@ -116,8 +126,8 @@ def _bind_captures(editor: GraphEditor, graph: tf.Graph) -> list[FoundVariable]:
             variable = known[id(outer)] if id(outer) in known else _search(outer)
             if variable is None:
                 raise CaptureError(
-                    f"the step uses a resource that is not a variable ({inner.op.name}: a lookup table, an iterator or a queue), "
-                    "which lives in this process alone. Move it into the input pipeline."
+                    f"the step uses a resource that is not a variable ({inner.op.name}: a lookup table, an iterator or "
+                    "a queue), which lives in this process alone. Move it into the input pipeline."
                 )
             _become_handle(node, variable)
             found.append(FoundVariable(variable, node.name))

@@ -1,4 +1,4 @@
-"""Gradients are noted where they are made: `tf.gradients` and `tf.GradientTape.gradient`, never guessed from op types."""
+"""Notes gradients where they are made: `tf.gradients` and `tf.GradientTape.gradient`, never guessed from op types."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ class GradientNotes:
             seed = tf.raw_ops.PlaceholderWithDefault(input=tf.ones([], tensors[0].dtype), shape=[], name=SEED_NAME)
             given = [None] * len(flat) if weights is None else tf.nest.flatten(weights)
             weighted = [
-                (tf.ones_like(t) if w is None else w) * tf.cast(seed, t.dtype) for t, w in zip(tensors, given, strict=True)
+                (tf.ones_like(t) if w is None else w) * tf.cast(seed, t.dtype)
+                for t, w in zip(tensors, given, strict=True)
             ]
             found = plain(targets, tf.nest.pack_sequence_as(targets, weighted))
             made = list(zip(handles, tf.nest.flatten(found, expand_composites=False), strict=True))

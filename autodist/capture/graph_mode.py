@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.capture.assemble import FoundVariable, VariableLike, assemble, describe_variables
+from autodist.capture.assemble import FoundVariable, GraphNotes, VariableLike, assemble, describe_variables
 from autodist.capture.gradients import NotedCall
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor, NodeDef
@@ -48,12 +48,14 @@ class CapturedGraph:
         """Looks at a graph.
 
         Raises:
-            CaptureError: gradients were made in another graph too, or variables are of the kind that AutoDist cannot share.
+            CaptureError: gradients were made in another graph too, or variables are of the kind that AutoDist cannot
+                share.
         """
         calls = tuple(calls)
         if any(c.graph is not graph for c in calls):
             raise CaptureError(
-                "gradients were made in two graphs within one scope; which is to be trained? Open a scope for each graph."
+                "gradients were made in two graphs within one scope; which is to be trained? Open a scope for each "
+                "graph."
             )
         found = find_variables(graph)
         return cls(graph, calls, describe_variables(found))
@@ -72,8 +74,8 @@ class CapturedGraph:
         added += [c.seed.op.name for c in calls[len(self.calls) :]]
         if added:
             raise CaptureError(
-                f"the graph was changed after its session was made: {added[0]} was added. Build all variables and gradients before "
-                "create_distributed_session(), so that they are part of the plan."
+                f"the graph was changed after its session was made: {added[0]} was added. Build all variables and "
+                "gradients before create_distributed_session(), so that they are part of the plan."
             )
 
     def whole(self) -> GraphItem:
@@ -81,7 +83,7 @@ class CapturedGraph:
         definition = self.graph.as_graph_def()
         present = {node.name for node in definition.node}
         calls = [c for c in self.calls if c.seed.op.name in present]
-        return assemble(definition, self.variables, calls, _handle_name, {}, [], [], self.graph)
+        return assemble(self._notes(calls), definition, self.variables, {}, [], [])
 
     def step(self, outputs: Sequence[str], targets: Sequence[str], inputs: Mapping[str, int | None]) -> GraphItem:
         """What runs when a session is asked for `outputs` and `targets`, given `inputs`.
@@ -100,12 +102,13 @@ class CapturedGraph:
         roots += [node_of(t.name) for c in calls for t in c.targets] + [c.seed.op.name for c in calls]
         editor.prune(roots)
         variables = [v for v in self.variables if v.handle in editor]
-        return assemble(
-            editor.to_graph_def(), variables, calls, _handle_name, inputs, outputs, targets, self.graph
-        )
+        return assemble(self._notes(calls), editor.to_graph_def(), variables, inputs, outputs, targets)
+
+    def _notes(self, calls: Sequence[NotedCall]) -> GraphNotes:
+        return GraphNotes(self.graph, calls, _handle_name)
 
 
-def find_variables(graph: tf.Graph) -> list[FoundVariable]:
+def find_variables(graph: tf.Graph) -> list[FoundVariable[VariableLike]]:
     """The variables of a graph, in the order of their nodes.
 
     Raises:

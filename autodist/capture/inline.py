@@ -1,4 +1,4 @@
-"""Nested `tf.function`s are taken inline while a step is captured, so that all gradients and writes lie in one graph."""
+"""Nested `tf.function`s are taken inline while a step is captured, so that gradients and writes lie in one graph."""
 
 from __future__ import annotations
 

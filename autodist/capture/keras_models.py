@@ -91,13 +91,11 @@ class KerasModels:
 def _check(model: keras.Model) -> None:
     if model.run_eagerly:
         raise CaptureError(
-            f"{model.name} is compiled with run_eagerly=True, and a step that is never a graph cannot be distributed. Compile it "
-            "without."
+            f"{model.name} is compiled with run_eagerly=True, and a step that is never a graph cannot be distributed. "
+            "Compile it without."
         )
     if model.jit_compile:
-        log.warning(
-            "%s is compiled with jit_compile=True; its steps run without XLA under AutoDist.", model.name
-        )
+        log.warning("%s is compiled with jit_compile=True; its steps run without XLA under AutoDist.", model.name)
 
 
 def _silenced(method: Callable[..., Any]) -> Callable[..., Any]:

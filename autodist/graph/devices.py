@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tensorflow as tf
+
 
 def task_of(worker: int, workers: int) -> str:
     """The device prefix of a worker; a single worker needs no server, and TensorFlow calls it localhost."""
@@ -11,3 +13,17 @@ def task_of(worker: int, workers: int) -> str:
 def cpu_of(worker: int, workers: int) -> str:
     """The CPU of a worker."""
     return f"{task_of(worker, workers)}/device:CPU:0"
+
+
+def device_of(worker: int, workers: int, device: str) -> str:
+    """A device of a worker ("gpu:1") under TensorFlow's full name.
+
+    A worker's CPU replicas run side by side on one TensorFlow device: they share its memory and its threads.
+    """
+    kind, _, index = device.partition(":")
+    return f"{task_of(worker, workers)}/device:{'CPU:0' if kind == 'cpu' else f'GPU:{index}'}"
+
+
+def home_of(worker: int, workers: int, first_device: str, dtype: tf.DType) -> str:
+    """Where a worker keeps a variable: beside its first replica; counters stay on the CPU, where they are read."""
+    return device_of(worker, workers, first_device) if dtype.is_floating else cpu_of(worker, workers)

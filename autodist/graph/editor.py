@@ -1,20 +1,21 @@
 """GraphEditor: the verbs with which every kernel changes a GraphDef.
 
-Nodes are indexed once, and so are consumers where they are asked for; every verb then costs what it touches. The graph that the editor is made from
-is copied and stays as it was.
+Nodes are indexed once, and so are consumers where they are asked for; every verb then costs what it touches. The
+graph that the editor is made from is copied and stays as it was.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.names import as_input, is_control, node_of, tensor
 
-NodeDef = tf.compat.v1.NodeDef
-GraphDef = tf.compat.v1.GraphDef
+NodeDef: TypeAlias = tf.compat.v1.NodeDef
+GraphDef: TypeAlias = tf.compat.v1.GraphDef
 
 
 class GraphEditor:
@@ -106,7 +107,7 @@ class GraphEditor:
         self._enter(node)
 
     def rewire(self, old: str, new: str, consumers: Iterable[str] | None = None) -> int:
-        """Lets `consumers` (all, if None) of the tensor `old` read the tensor `new`; returns how many inputs changed."""
+        """Lets `consumers` (all, if None) of the tensor `old` read `new`; returns how many inputs changed."""
         old, changed = tensor(old), 0
         for name in list(self._consumers.get(node_of(old), ())) if consumers is None else list(consumers):
             inputs = list(self[name].input)

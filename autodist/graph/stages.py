@@ -1,10 +1,11 @@
 """Stages: which nodes of a step compute (run on every replica) and which run once, on what the replicas made.
 
-A step is a sequence compute₁, update₁, compute₂, update₂, …, after-state. A node *runs once* if a gradient reaches it by
-data or through a variable (a read that is ordered after a write which a gradient reached), or if it reads state after
-the compute part's own write of it (Keras's logs). All else is *compute*. What leads to a gradient is always compute:
-a read of what the first update wrote, on the way to the second gradient of a GAN, starts compute₂. So is what a batch
-reaches and no gradient does by data: predictions made after the update are made by every replica for its own examples.
+A step is a sequence compute₁, update₁, compute₂, update₂, …, after-state. A node *runs once* if a gradient reaches it
+by data or through a variable (a read that is ordered after a write which a gradient reached), or if it reads state
+after the compute part's own write of it (Keras's logs). All else is *compute*. What leads to a gradient is always
+compute: a read of what the first update wrote, on the way to the second gradient of a GAN, starts compute₂. So is what
+a batch reaches and no gradient does by data: predictions made after the update are made by every replica for its own
+examples.
 """
 
 from __future__ import annotations
@@ -89,9 +90,7 @@ class _Walk:
         self.sorted = topological(definition)
         effects = Effects(definition)
         self.effects = {n.name: e for n in self.sorted if (e := effects.of(n))}
-        self.data = {
-            n.name: [(node_of(i), tensor(i)) for i in n.input if not is_control(i)] for n in self.sorted
-        }
+        self.data = {n.name: [(node_of(i), tensor(i)) for i in n.input if not is_control(i)] for n in self.sorted}
         self.at: dict[str, int] = {}
         for k, gradient in enumerate(self.gradients):
             for t in gradient.tensors:
@@ -118,20 +117,14 @@ class _Walk:
             before |= self.before.get(node_of(i), 0)
         level = max((self.level.get(source, 1) for source, _ in data), default=1)
         effect = self.effects.get(name)
-        touched = 0
-        if effect:
-            for handle in effect.reads | effect.writes:
-                touched |= self.written.get(handle, 0) & before
+        touched = self._writes_that_show(effect, before) if effect else 0
+        updates = list(self._of(touched & self.updates))
         reach = 0
         if name in self.in_replica:
-            if touched & self.updates:
-                level = max(level, 1 + max(self.level[w] for w in self._of(touched & self.updates)))
+            level = max([level, *(1 + self.level[w] for w in updates)])
         else:
-            for source, made in data:
-                reach |= self.reach.get(source, 0) | self.at.get(made, 0)
-            for write in self._of(touched & self.updates):
-                reach |= self.reach[write]
-                level = max(level, self.level[write])
+            level = max([level, *(self.level[w] for w in updates)])
+            reach = self._reach_of(data, updates)
             late = any(source in self.after_state for source, _ in data) or bool(touched & ~self.updates)
             if late and name not in self.leads_to_state:
                 self.after_state.add(name)
@@ -140,16 +133,36 @@ class _Walk:
         if level > 1:
             self.level[name] = level
         if effect and effect.writes:
-            bit = 1 << len(self.writes)
-            self.writes.append(name)
-            self.level.setdefault(name, level)
-            for handle in effect.writes:
-                self.written[handle] = self.written.get(handle, 0) | bit
-            if reach:
-                self.updates |= bit
-            before |= bit
+            before |= self._note_write(name, effect, level, is_update=bool(reach))
         if before:
             self.before[name] = before
+
+    def _writes_that_show(self, effect: Effect, before: int) -> int:
+        """Those of the writes `before` a node that change what it reads or writes."""
+        touched = 0
+        for handle in effect.reads | effect.writes:
+            touched |= self.written.get(handle, 0) & before
+        return touched
+
+    def _reach_of(self, data: Iterable[tuple[str, str]], updates: Iterable[str]) -> int:
+        """The gradients that reach a node by its `data` or through the `updates` that it sees."""
+        reach = 0
+        for source, made in data:
+            reach |= self.reach.get(source, 0) | self.at.get(made, 0)
+        for write in updates:
+            reach |= self.reach[write]
+        return reach
+
+    def _note_write(self, name: str, effect: Effect, level: int, is_update: bool) -> int:
+        """Returns the write's bit."""
+        bit = 1 << len(self.writes)
+        self.writes.append(name)
+        self.level.setdefault(name, level)
+        for handle in effect.writes:
+            self.written[handle] = self.written.get(handle, 0) | bit
+        if is_update:
+            self.updates |= bit
+        return bit
 
     def _of(self, bits: int) -> Iterable[str]:
         while bits:
@@ -178,9 +191,7 @@ class _Walk:
 
     def reaches_own_write(self, k: int) -> bool:
         handle = self.handles[self.gradients[k].variable]
-        return any(
-            handle in self.effects[w].writes and self.reach.get(w, 0) >> k & 1 for w in self.writes
-        )
+        return any(handle in self.effects[w].writes and self.reach.get(w, 0) >> k & 1 for w in self.writes)
 
     def result(self) -> Stages:
         update = frozenset(self.reach)

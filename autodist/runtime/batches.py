@@ -54,8 +54,8 @@ def count_examples(split: Sequence[tuple[str, Any, int]]) -> int:
     if len({count for _, count in counts}) > 1:
         told = ", ".join(f"{name} has {count}" for name, count in counts)
         raise UnevenBatchError(
-            f"the inputs of a step have different numbers of examples along their batch axes: {told}. Where an input is not one "
-            "row an example, say so with batch_axis (None: every replica gets the whole)."
+            f"the inputs of a step have different numbers of examples along their batch axes: {told}. Where an input "
+            "is not one row an example, say so with batch_axis (None: every replica gets the whole)."
         )
     return counts[0][1] if counts else 0
 

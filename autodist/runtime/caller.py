@@ -13,8 +13,8 @@ from typing import Any
 class Caller:
     """Calls functions one after the other in a thread of its own, while the caller waits.
 
-    A step that waits for a worker which is gone may never return from TensorFlow, not even when its session is closed. The
-    thread that asked for it waits here instead, where signals (Ctrl-C) and `fail` reach it.
+    A step that waits for a worker which is gone may never return from TensorFlow, not even when its session is closed.
+    The thread that asked for it waits here instead, where signals (Ctrl-C) and `fail` reach it.
     """
 
     def __init__(self) -> None:

@@ -16,8 +16,8 @@ class DistributedDataset:
     """Gives this worker its rows of each global batch.
 
     Args:
-        dataset: of global batches: a `tf.data.Dataset`, or whatever gives nests of arrays whose first axes are examples;
-            it has to give the same batches on every worker.
+        dataset: of global batches: a `tf.data.Dataset`, or whatever gives nests of arrays whose first axes are
+            examples; it has to give the same batches on every worker.
         replicas: for each replica, the index of its worker.
         worker: index of this worker.
     """

@@ -55,7 +55,7 @@ class Host:
             self.session.close()
 
     def abandon(self) -> None:
-        """Leaves the session as it is until the process ends: closing it, at exit too, waits for runs that never end."""
+        """Leaves the session as it is till the process ends: closing it, at exit too, waits for runs that never end."""
         if not self._closed:
             self._closed = True
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from autodist.graph.devices import cpu_of
 from autodist.runtime.host import Host
 from autodist.runtime.messages import Messages
 from autodist.runtime.variables import Tracked
 
 
-def _is_everywhere(tracked: Tracked) -> bool:
-    return tracked.owner is None or tracked.owner < 0
+def _sole_holder(tracked: Tracked) -> int | None:
+    """The worker that holds a variable alone; None: every worker does."""
+    return tracked.owner if tracked.owner is not None and tracked.owner >= 0 else None
 
 
 class Pieces:
@@ -24,11 +24,14 @@ class Pieces:
         messages: by which the chief tells the others that values have arrived.
         worker: index of this worker.
         workers: how many there are.
+        home: the device on which a worker keeps a variable of a dtype.
     """
 
-    def __init__(self, host: Host, messages: Messages, worker: int, workers: int) -> None:
+    def __init__(
+        self, host: Host, messages: Messages, worker: int, workers: int, home: Callable[[int, tf.DType], str]
+    ) -> None:
         self._host, self._messages = host, messages
-        self._worker, self._workers = worker, workers
+        self._worker, self._workers, self._home = worker, workers, home
         self._reads: dict[str, tf.Tensor] = {}
         self._writes: dict[str, tuple[tf.Tensor, list[tf.Operation]]] = {}
 
@@ -54,16 +57,20 @@ class Pieces:
             tracked.write(value)
             tracked.is_behind = False
 
+    def _place(self, tracked: Tracked, worker: int) -> str:
+        return self._home(worker, tracked.source.dtype.base_dtype)
+
     def _handle(self, tracked: Tracked, worker: int) -> tf.Tensor:
-        with tf.device(cpu_of(worker, self._workers)):
+        with tf.device(self._place(tracked, worker)):
             return tf.raw_ops.VarHandleOp(
                 dtype=tracked.source.dtype.base_dtype, shape=tracked.source.shape, shared_name=tracked.shared_name
             )
 
     def _read(self, tracked: Tracked) -> tf.Tensor:
         if tracked.shared_name not in self._reads:
-            worker = self._worker if _is_everywhere(tracked) else tracked.owner
-            with self._host.graph.as_default(), tf.device(cpu_of(worker, self._workers)):
+            holder = _sole_holder(tracked)
+            worker = self._worker if holder is None else holder
+            with self._host.graph.as_default(), tf.device(self._place(tracked, worker)):
                 self._reads[tracked.shared_name] = tf.raw_ops.ReadVariableOp(
                     resource=self._handle(tracked, worker), dtype=tracked.source.dtype.base_dtype
                 )
@@ -71,13 +78,14 @@ class Pieces:
 
     def _write(self, tracked: Tracked) -> tuple[tf.Tensor, list[tf.Operation]]:
         if tracked.shared_name not in self._writes:
-            holders = range(self._workers) if _is_everywhere(tracked) else [tracked.owner]
+            holder = _sole_holder(tracked)
+            holders = range(self._workers) if holder is None else [holder]
             source = tracked.source
             with self._host.graph.as_default():
                 given = tf.compat.v1.placeholder(source.dtype.base_dtype, source.shape)
                 made = []
                 for worker in holders:
-                    with tf.device(cpu_of(worker, self._workers)):
+                    with tf.device(self._place(tracked, worker)):
                         made.append(tf.raw_ops.AssignVariableOp(resource=self._handle(tracked, worker), value=given))
             self._writes[tracked.shared_name] = (given, made)
         return self._writes[tracked.shared_name]

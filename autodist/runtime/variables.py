@@ -48,7 +48,8 @@ class Tracked:
 class VariableTracker:
     """Notices when Python reads or assigns variables that steps work on.
 
-    Reading one that is behind brings all values up to date first; assigning one marks it, so that the next step sees it.
+    Reading one that is behind brings all values up to date first; assigning one marks it, so that the next step sees
+    it.
 
     Args:
         pull: brings the objects of variables that are behind up to date.

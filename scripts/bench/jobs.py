@@ -113,12 +113,11 @@ class Job:
             if conf:
                 told["TF_CONFIG"] = json.dumps({"cluster": conf, "task": {"type": role, "index": index}})
             with (self._folder / f"{role}{index}.log").open("wb") as log:
-                self._processes.append(
-                    subprocess.Popen(
-                        self._command(role, index), env=told, cwd=SCRIPTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                        stderr=log, start_new_session=True,
-                    )
+                process = subprocess.Popen(
+                    self._command(role, index), env=told, cwd=SCRIPTS, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=log, start_new_session=True,
                 )  # fmt: skip
+            self._processes.append(process)
         self._answer()
 
     def turn(self) -> None:

@@ -84,7 +84,7 @@ class Trained:
     @property
     def joined(self) -> Values:
         """What all workers have, and the mean of the losses that each had of its own examples."""
-        if "worker:loss" not in self.by_worker[0]:
+        if "worker:examples" not in self.by_worker[0]:
             return self.shared
         losses, examples = self.own("loss"), self.own("examples")
         whole = np.sum([a * n for a, n in zip(losses, examples, strict=True)], 0) / np.sum(examples, 0)
@@ -117,13 +117,13 @@ class Trainings:
         for cluster, name in wanted:
             self._wanted.setdefault(cluster, {})[name] = None
 
-    def alone(self, name: str) -> Values:
+    def alone(self, name: str) -> Trained:
         """What a program trains on one device.
 
         Raises:
             AssertionError: it failed; with all its output.
         """
-        return self._of(None, name).joined
+        return self._of(None, name)
 
     def on(self, cluster: Cluster, name: str) -> Trained:
         """What a program trains on many devices; the workers agree in every bit.

@@ -95,6 +95,6 @@ pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
 
 @pytest.mark.parametrize("cluster, program", CASES)
 def test_many_devices_train_what_one_does(cluster: Cluster, program: str, trainings: Trainings) -> None:
-    difference, variable = largest_difference(trainings.alone(program), trainings.on(cluster, program).joined)
+    difference, variable = largest_difference(trainings.alone(program).joined, trainings.on(cluster, program).joined)
     log.info("%s-%s: %.1e (%s)", cluster.strategy, program, difference, variable)
     assert difference <= MOST, variable

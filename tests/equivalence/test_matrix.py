@@ -52,7 +52,7 @@ pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
 
 @pytest.mark.parametrize("case", [case.parameter for case in CASES])
 def test_many_devices_train_what_one_does(case: Case, trainings: Trainings) -> None:
-    expected = trainings.alone(case.reference)
+    expected = trainings.alone(case.reference).joined
     difference, variable = largest_difference(expected, trainings.on(case.cluster, case.program).joined)
     log.info("%s: %.1e (%s)", "-".join(case.combination), difference, variable)
     assert difference <= MOST, variable

@@ -12,7 +12,9 @@ from tests.equivalence.harness import Cluster, Trainings, same_bits
 pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
 
 UNSEEDED = Cluster("shuffle", options=("--unseeded",))
-MANY_THREADS = [Cluster(strategy, options=("--cores", "8"), run=run) for strategy in ("shuffle", "ps") for run in (0, 1)]
+MANY_THREADS = [
+    Cluster(strategy, options=("--cores", "8"), run=run) for strategy in ("shuffle", "ps") for run in (0, 1)
+]
 """Each of two workers has four threads; every strategy runs twice."""
 
 SEEDED = [Cluster("shuffle", run=run) for run in (0, 1)]

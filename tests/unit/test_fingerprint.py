@@ -27,6 +27,10 @@ def with_text(text):
     return ITEM.with_graph(from_text(text))
 
 
+def with_variable(**changes):
+    return replace(ITEM, variables=(replace(V, **changes),))
+
+
 def test_the_same_step_passes():
     require_equal(Fingerprint.of(ITEM), Fingerprint.of(ITEM), "worker 1")
 
@@ -41,8 +45,8 @@ def test_constants_may_differ():
 @pytest.mark.parametrize(
     "other, chief, here",
     [
-        (replace(ITEM, variables=(replace(V, shape=(3, 2)),)), "variable w (2, 3) float32", "variable w (3, 2) float32"),
-        (replace(ITEM, variables=(replace(V, dtype=tf.float64),)), "variable w (2, 3) float32", "variable w (2, 3) float64"),
+        (with_variable(shape=(3, 2)), "variable w (2, 3) float32", "variable w (3, 2) float32"),
+        (with_variable(dtype=tf.float64), "variable w (2, 3) float32", "variable w (2, 3) float64"),
         (replace(ITEM, gradients=()), "gradient of w: g:0", "node a = Placeholder()"),
         (with_text(f"{READ}\ng = Square(r)"), "node g = Neg(r)", "node g = Square(r)"),
         (with_text(f"{READ}\ng = Neg(a)"), "node g = Neg(r)", "node g = Neg(a)"),

@@ -90,11 +90,12 @@ def graph_alternating_optimizers(ad: Trainer) -> Results:
 
 @program
 def graph_weighted_loss(ad: Trainer) -> Results:
-    """TensorFlow 1's own losses divide by the number of weights that are not zero."""
+    """A ratio of two sums over the batch: examples of no weight do not count."""
     with tf.Graph().as_default(), ad.scope():
         net = build("mlp")
         weights = tf.cast(net.x[:, 0] > 0.2, tf.float64) * 2
-        loss = v1.losses.sparse_softmax_cross_entropy(net.y, net.logits, weights)
+        each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=net.y, logits=net.logits)
+        loss = tf.math.divide_no_nan(tf.reduce_sum(each * weights), tf.reduce_sum(weights))
         train = v1.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
         with ad.create_distributed_session() as session:
             session.run(v1.global_variables_initializer())
@@ -123,17 +124,17 @@ def graph_loop(ad: Trainer) -> Results:
 
 @program
 def graph_fetches(ad: Trainer) -> Results:
-    """Rows of a worker's own examples come in their order, sums are summed over its replicas, means averaged."""
+    """Rows of a worker's own examples come in their order, sums and means are those of its own examples."""
     with tf.Graph().as_default(), ad.scope():
         net = build("mlp")
         right = tf.cast(tf.equal(tf.argmax(net.logits, axis=1, output_type=tf.int32), net.y), tf.float64)
         train = v1.train.MomentumOptimizer(0.05, 0.9).minimize(net.loss)
-        fetches = {"rows": net.logits, "classes": tf.argmax(net.logits, 1), "sum": tf.reduce_sum(right), "loss": net.loss}
+        fetches = {"rows": net.logits, "classes": tf.argmax(net.logits, 1), "right": tf.reduce_sum(right)}
         with ad.create_distributed_session() as session:
             session.run(v1.global_variables_initializer())
             _run(ad, session, net, train)
-            made = _run(ad, session, net, fetches)[0]
-            return _variables(session) | {f"worker:{name}": np.asarray(value) for name, value in made.items()}
+            fetched = _run(ad, session, net, fetches)[0] | {"loss": _run(ad, session, net, net.loss)[0]}
+            return _variables(session) | {f"worker:{name}": np.asarray(value) for name, value in fetched.items()}
 
 
 @program

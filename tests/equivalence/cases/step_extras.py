@@ -1,4 +1,4 @@
-"""Steps of one's own that are built in other ways: two optimizers, functions in functions, shared and scalar variables."""
+"""Steps of one's own, built in other ways: two optimizers, functions in functions, shared and scalar variables."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def test_a_gather_has_a_sparse_gradient():
 
 def test_nested_functions_are_taken_inline():
     inner = tf.function(plain_step)
-    found = captured(lambda x: tf.function(inner)(x))
+    found = captured(tf.function(inner))
     assert names(found) == ["outside"]
     assert not any("PartitionedCall" in op for op in ops(found))
 
@@ -238,7 +238,7 @@ def test_outputs_do_not_wait_for_the_writes():
     item = captured(plain_step).item
     node = next(n for n in item.graph_def.node if n.name == node_of(item.outputs[0]))
     assert node.op != "Identity"
-    assert [n for n in item.targets]
+    assert item.targets
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def test_handles_are_followed_through_what_passes_them_on():
 
 
 def test_a_branch_that_writes_makes_its_if_a_write():
-    graph_def = traced(lambda v: tf.cond(tf.equal(v[0], 1.0), lambda: v.assign_add([1.0, 1.0]), lambda: v.read_value()))
+    graph_def = traced(lambda v: tf.cond(tf.equal(v[0], 1.0), lambda: v.assign_add([1.0, 1.0]), v.read_value))
     kinds = {n.name: n.op for n in graph_def.node}
     (name,) = [n for n, op in kinds.items() if op in ("If", "StatelessIf")]
     assert effect_of(graph_def, name) == BOTH

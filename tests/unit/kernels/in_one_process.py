@@ -37,7 +37,7 @@ def capture(step: Callable[..., object], *examples: np.ndarray | tf.TensorSpec) 
 def plan(
     item: GraphItem, workers: int = 1, replicas: int = 1, owners: Mapping[str, int] | None = None
 ) -> strategy_pb2.Strategy:
-    """A strategy with `replicas` CPU replicas a worker; variables named in `owners` by parameter server, others by SHUFFLE."""
+    """A strategy with `replicas` CPUs a worker: variables in `owners` by parameter server, the others by SHUFFLE."""
     nodes = []
     for name in dict.fromkeys(g.variable for g in item.gradients):
         if owners and name in owners:
@@ -108,7 +108,7 @@ class Session:
         self.session = tf.compat.v1.Session(graph=self.graph, config=config)
 
     def train(self, batches: Sequence[Batch], limit_ms: int = 60_000) -> Trained:
-        """Sets all variables to the script's values and runs a step a batch; a step that hangs fails after `limit_ms`."""
+        """Sets all variables to the script's values and runs a step a batch; one that hangs fails."""
         with self.session as session:
             session.run(self._assign)
             outputs = [self._step(batch, limit_ms) for batch in batches]

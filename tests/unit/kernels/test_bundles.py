@@ -51,14 +51,18 @@ def test_bundles_of_bundles_are_split():
 
 def test_what_waited_for_a_bundle_waits_for_all_of_it():
     found = split(
-        "a = Placeholder()\nb = Placeholder()\nc = Placeholder()\ni = IdentityN(a, b, ^c)\nx = Neg(c, ^i)", targets=["x"]
+        "a = Placeholder()\nb = Placeholder()\nc = Placeholder()\ni = IdentityN(a, b, ^c)\nx = Neg(c, ^i)",
+        targets=["x"],
     )
     assert_text(found.graph_def, "a = Placeholder()\nb = Placeholder()\nc = Placeholder()\nx = Neg(c, ^a, ^b, ^c)")
     assert_imports(found.graph_def)
 
 
 def test_the_order_that_a_bundle_kept_is_kept():
-    found = split("a = Placeholder()\nb = Placeholder()\nc = Placeholder()\ni = IdentityN(a, b, ^c)\nx = Neg(i:1)", targets=["x"])
+    found = split(
+        "a = Placeholder()\nb = Placeholder()\nc = Placeholder()\ni = IdentityN(a, b, ^c)\nx = Neg(i:1)",
+        targets=["x"],
+    )
     assert_text(found.graph_def, "b = Placeholder()\nc = Placeholder()\nx = Neg(b, ^c)")
 
 

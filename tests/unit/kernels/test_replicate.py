@@ -96,7 +96,9 @@ def gan():
 
 
 @every_shape
-@pytest.mark.parametrize("owners", [None, {"critic": 1}, {"critic": 1, "maker": 0}], ids=["all-reduce", "mixed", "servers"])
+@pytest.mark.parametrize(
+    "owners", [None, {"critic": 1}, {"critic": 1, "maker": 0}], ids=["all-reduce", "mixed", "servers"]
+)
 def test_two_optimizers_in_one_step(shape, owners):
     check(gan(), batches(6, 5, 1), shape, owners if shape[0] > 1 else None)
 
@@ -330,7 +332,8 @@ def unknown_loss():
 
     def step(x):
         with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.square(x @ weight)) * tf.reduce_mean(tf.linalg.det(tf.matmul(x, x, transpose_a=True)))
+            volume = tf.linalg.det(tf.matmul(x, x, transpose_a=True))
+            loss = tf.reduce_sum(tf.square(x @ weight)) * tf.reduce_mean(volume)
         weight.assign_sub(1e-3 * tape.gradient(loss, weight))
         return loss
 
@@ -357,7 +360,8 @@ def test_replicas_draw_different_numbers_and_repeat_them():
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(x * weight)
         weight.assign_sub(0.0 * tape.gradient(loss, weight))
-        return tf.random.uniform(tf.shape(x), seed=5, dtype=tf.float64), keras.random.uniform(tf.shape(x), seed=generator)
+        stateful = tf.random.uniform(tf.shape(x), seed=5, dtype=tf.float64)
+        return stateful, keras.random.uniform(tf.shape(x), seed=generator)
 
     data = [(np.zeros((4, 1)),)] * 2
     captured = capture(step, *data[0])

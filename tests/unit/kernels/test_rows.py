@@ -70,9 +70,8 @@ def test_other_gathers_stay(gather):
 
 
 def test_reads_that_come_after_a_write_stay_after_it():
-    item = GraphItem(
-        from_text("v = VarHandleOp()\na = Placeholder()\nw = AssignVariableOp(v, a)\nr = ReadVariableOp(v, ^w)\ns = Shape(r)")
-    )
+    text = "v = VarHandleOp()\na = Placeholder()\nw = AssignVariableOp(v, a)\nr = ReadVariableOp(v, ^w)\ns = Shape(r)"
+    item = GraphItem(from_text(text))
     assert "s = VariableShape(v, ^w)" in to_text(applied(item).graph_def)
 
 
@@ -100,7 +99,8 @@ def test_writes_wait_for_the_gather_where_they_waited_for_the_read():
 
 
 def test_writes_wait_for_the_gather_where_their_value_came_from_the_read():
-    text = to_text(applied(GraphItem(from_text(ROWS.replace("w = AssignAddVariableOp(v, a, ^r)", "w = AssignAddVariableOp(v, r)")))).graph_def)
+    item = GraphItem(from_text(ROWS.replace("(v, a, ^r)", "(v, r)")))
+    text = to_text(applied(item).graph_def)
     assert "w = AssignAddVariableOp(v, r, ^g)" in text
 
 
@@ -135,9 +135,10 @@ def test_repeated_rows_sum_to_the_same_bits_every_time():
     ids, rows = rng.integers(0, 3, 20_000).astype(np.int32), rng.normal(size=(20_000, 8)).astype(np.float32)
     with tf.Graph().as_default() as graph:
         table = tf.Variable(tf.zeros((3, 8)), name="table", use_resource=True)
-        given = [tf.compat.v1.placeholder(tf.int32, [None], name="ids"), tf.compat.v1.placeholder(tf.float32, [None, 8], name="rows")]
-        tf.raw_ops.ResourceScatterAdd(resource=table.handle, indices=given[0], updates=given[1], name="scatter")
-    found = SumRepeatedRows().apply(GraphItem(graph.as_graph_def()), Context(plan(GraphItem(graph.as_graph_def()), 1, 2), 0))
+        indices = tf.compat.v1.placeholder(tf.int32, [None], name="ids")
+        updates = tf.compat.v1.placeholder(tf.float32, [None, 8], name="rows")
+        tf.raw_ops.ResourceScatterAdd(resource=table.handle, indices=indices, updates=updates, name="scatter")
+    found = applied(GraphItem(graph.as_graph_def()), replicas=2, kernel=SumRepeatedRows)
     with tf.Graph().as_default() as summed:
         tf.import_graph_def(found.graph_def, name="")
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=4, inter_op_parallelism_threads=2)

@@ -1,0 +1,127 @@
+"""Every example runs: on two workers of two replicas, with its AutoDist lines taken out, and on two hosts over SSH."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.hosts import HOST_KINDS, Hosts
+from tests.cluster.runs import MARK
+from tests.equivalence.harness import ROOT, run_to_its_end
+
+pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
+
+LIMIT = 150.0
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example, cut short.
+
+    Attributes:
+        script: its file's name, without the ending.
+        arguments: that make it short.
+        result: a pattern whose group is the number that it ends with.
+        tolerance: how far that number may lie from the one on one device: little more than rounding, but in graph mode,
+            where the chief prints the loss of its own examples.
+    """
+
+    script: str
+    arguments: tuple[str, ...]
+    result: str
+    tolerance: float
+
+    def run(self, *arguments: str, script: Path | None = None, hosts: Hosts | None = None) -> float:
+        """Runs it; nothing may be left of it. Returns the number that it ends with, which the chief alone prints."""
+        command = [sys.executable, str(script or ROOT / "examples" / f"{self.script}.py"), *self.arguments, *arguments]
+        if hosts is None:
+            ended = run_to_its_end(command, ROOT, LIMIT)
+        else:
+            mark = hosts.ssh["host1"]["shared_envs"][MARK]
+            ended = run_to_its_end(command, ROOT, LIMIT, hosts.chief_command, mark)
+        assert ended.problem is None, f"{ended.problem}\n{ended.output}"
+        found = re.findall(self.result, ended.output, re.MULTILINE)
+        assert len(found) == 1, ended.output
+        return float(found[0])
+
+
+EXAMPLES = {
+    example.script: example
+    for example in (
+        Example("digits_keras", ("--epochs", "2"), r"^test accuracy ([\d.]+)$", 0.003),
+        Example("digits_step", ("--steps", "60"), r"^test accuracy ([\d.]+)$", 0.003),
+        Example("digits_tf1", ("--epochs", "2"), r"^test accuracy ([\d.]+)$", 0.003),
+        Example("char_language_model", ("--steps", "20"), r"^loss ([\d.]+) nats", 0.001),
+        Example("skip_gram", ("--steps", "40"), r"^loss ([\d.]+);", 0.05),
+    )
+}
+
+CASES = [
+    ("digits_keras", "cluster"),
+    ("digits_keras", "cluster_ps"),
+    ("digits_step", "cluster_ps"),
+    ("digits_tf1", "cluster"),
+    ("char_language_model", "cluster_parallax"),
+    ("skip_gram", "cluster_parallax"),
+]
+
+
+def test_no_example_is_left_out() -> None:
+    assert {file.stem for file in (ROOT / "examples").glob("*.py")} == set(EXAMPLES) == {script for script, _ in CASES}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    return Alone(tmp_path_factory.mktemp("alone"))
+
+
+class Alone:
+    """Runs examples without their AutoDist lines, each once."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._results: dict[str, float] = {}
+
+    def result(self, script: str) -> float:
+        if script not in self._results:
+            taken_out = [sys.executable, "scripts/without_autodist.py", f"examples/{script}.py"]
+            text = run_to_its_end(taken_out, ROOT, LIMIT)
+            assert text.problem is None, text.output
+            assert "autodist" not in text.output.split('"""', 2)[2].lower(), text.output
+            file = self._directory / f"{script}.py"
+            file.write_text(text.output)
+            self._results[script] = EXAMPLES[script].run(script=file)
+        return self._results[script]
+
+
+@pytest.mark.parametrize("script, cluster", CASES)
+def test_an_example_trains_on_two_workers_as_it_does_alone(script: str, cluster: str, alone: Alone) -> None:
+    many = EXAMPLES[script].run("--cluster", str(ROOT / "examples" / f"{cluster}.yml"))
+    assert many == pytest.approx(alone.result(script), abs=EXAMPLES[script].tolerance)
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    environment = {MARK: secrets.token_hex(8), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    with HOST_KINDS[0](tmp_path_factory.mktemp("hosts"), count=1, environment=environment) as made:
+        yield made
+
+
+@pytest.mark.ssh
+@pytest.mark.parametrize(
+    "script, builder", [("digits_keras", "AllReduce"), ("skip_gram", "Parallax"), ("char_language_model", "PS")]
+)
+def test_an_example_trains_on_two_hosts_over_ssh_as_it_does_alone(
+    script: str, builder: str, hosts: Hosts, alone: Alone, tmp_path: Path
+) -> None:
+    cluster = tmp_path / "hosts.yml"
+    cluster.write_text(json.dumps({**hosts.spec(cpus=[0, 1]), "strategy": {"builder": builder}}))
+    many = EXAMPLES[script].run("--cluster", str(cluster), hosts=hosts)
+    assert many == pytest.approx(alone.result(script), abs=EXAMPLES[script].tolerance)
