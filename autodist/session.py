@@ -16,6 +16,7 @@ from tensorflow.python.framework import stack  # the stack of default sessions, 
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.errors import CaptureError
+from autodist.graph.item import GraphItem
 from autodist.kernels import KERNELS, SETTING_KERNELS, find_owners, only_sets
 from autodist.proto import strategy_pb2
 from autodist.run import Run
@@ -24,6 +25,8 @@ from autodist.runtime.program import Program
 
 _COUNT = itertools.count()
 """Sessions of this process; all workers make theirs in the same order."""
+
+_PULLS = ("IteratorGetNext", "OneShotIterator", "QueueDequeue")
 
 
 @dataclass(frozen=True)
@@ -130,11 +133,21 @@ class DistributedSession:
         axes = [self._axis(t, a) for t, a in arrays.items()]
         inputs = {t.name: axis for t, axis in zip(arrays, axes, strict=True)}
         item = replace(self._captured.step(outputs, targets, inputs), owners=self._owners)
+        self._require_fed_data(item)
         sets = only_sets(item)
         program, _ = self._run.program(
             item, self._strategy, self._names, joins_outputs=False, kernels=SETTING_KERNELS if sets else KERNELS
         )
         return _Fetched(program, axes, sets)
+
+    def _require_fed_data(self, item: GraphItem) -> None:
+        pulling = [node.name for node in item.graph_def.node if node.op.startswith(_PULLS)]
+        if pulling and len(self._run.spec.replicas) > 1:
+            raise CaptureError(
+                f"the graph takes its data from an iterator or a queue ({pulling[0]}), whose batches are not split over the "
+                "replicas. Feed them: read each batch in Python and pass this worker's part in feed_dict "
+                "(ad.distribute_dataset gives it)."
+            )
 
     def _axis(self, tensor: tf.Tensor, array: np.ndarray) -> int | None:
         """The axis along which an input is split."""

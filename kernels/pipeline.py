@@ -21,6 +21,7 @@ from autodist.kernels.ownership import AssignOwners
 from autodist.kernels.parameter_server import ParameterServers
 from autodist.kernels.place import Place
 from autodist.kernels.prune import Prune
+from autodist.kernels.random_draws import AdvanceAlike
 from autodist.kernels.replicate import Replicate
 from autodist.kernels.rows import GatherRows, SumRepeatedRows
 from autodist.kernels.set_state import SetByChief
@@ -36,6 +37,7 @@ KERNELS: tuple[Kernel, ...] = (
     SplitBundles(),
     GatherRows(),
     SumRepeatedRows(),
+    AdvanceAlike(),
     AssignOwners(),
     Replicate(),
     ReduceByShuffle(),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -10,9 +12,36 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.kernels.base import Context, Kernel
 
 STRIDE = 1_000_003
 """Distance between the seeds of neighbouring replicas; a prime, so that it does not fall in with other strides."""
+
+_DRAWS = ("ReadVariableOp", "RngReadAndSkip")
+"""What hands out a generator's state: Keras reads it, `tf.random.Generator` reads and advances it in one."""
+
+
+@dataclass(frozen=True)
+class AdvanceAlike(Kernel):
+    """A `tf.random.Generator` advances by the same amount on every worker, whatever part of the batch is there.
+
+    It would advance by how many numbers are drawn, and the stored states of workers with parts of unequal size would
+    drift apart. Here it advances past what all replicas draw.
+    """
+
+    name: ClassVar[str] = "advance-alike"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        draws = [node.name for node in item.graph_def.node if node.op == "RngReadAndSkip"]
+        if context.is_alone or not draws:
+            return item
+        editor = GraphEditor(item.graph_def)
+        with fragment(editor, "advance_alike") as f:
+            amount = tf.constant(STRIDE * len(context.replicas), tf.uint64)
+        for name in draws:
+            handle, algorithm, _, *control = editor[name].input
+            editor.set_inputs(name, [handle, algorithm, f.name(amount), *control])
+        return item.with_graph(editor.to_graph_def())
 
 
 def reads_to_offset(editor: GraphEditor, item: GraphItem) -> list[tuple[str, str]]:
@@ -25,7 +54,7 @@ def reads_to_offset(editor: GraphEditor, item: GraphItem) -> list[tuple[str, str
         writes = [name for name in touching if editor[name].op.startswith("Assign")]
         advancing = editor.ancestors(writes, control=False) | set(writes)
         for read in touching:
-            if editor[read].op == "ReadVariableOp":
+            if editor[read].op in _DRAWS:
                 found += [
                     (consumer, tensor(read))
                     for consumer in sorted(editor.consumers(read))
@@ -47,7 +76,8 @@ def draw_apart(editor: GraphEditor, reads: Iterable[tuple[str, str]]) -> tuple[l
     constants: list[str] = []
     added: list[str] = []
     for k, (consumer, read) in enumerate(reads):
-        dtype = tf.as_dtype(editor[node_of(read)].attr["dtype"].type)
+        source = editor[node_of(read)]
+        dtype = tf.int64 if source.op == "RngReadAndSkip" else tf.as_dtype(source.attr["dtype"].type)
         with fragment(editor, f"draw_apart/{k}") as f:
             offset = tf.constant([STRIDE], tf.int64)
             state = f.input(read, dtype, [None])
