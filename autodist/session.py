@@ -144,8 +144,8 @@ class DistributedSession:
         pulling = [node.name for node in item.graph_def.node if node.op.startswith(_PULLS)]
         if pulling and len(self._run.spec.replicas) > 1:
             raise CaptureError(
-                f"the graph takes its data from an iterator or a queue ({pulling[0]}), whose batches are not split over the "
-                "replicas. Feed them: read each batch in Python and pass this worker's part in feed_dict "
+                f"the graph takes its data from an iterator or a queue ({pulling[0]}), whose batches are not split "
+                "over the replicas. Feed them: read each batch in Python and pass this worker's part in feed_dict "
                 "(ad.distribute_dataset gives it)."
             )
 

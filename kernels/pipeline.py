@@ -11,7 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import tensorflow as tf
+
 from autodist.graph.item import GraphItem
+from autodist.graph.serialize import to_proto
 from autodist.kernels.all_reduce import ReduceByShuffle
 from autodist.kernels.base import Context, Kernel, run_pipeline
 from autodist.kernels.bundles import SplitBundles
@@ -51,7 +54,13 @@ KERNELS: tuple[Kernel, ...] = (
 
 @dataclass
 class Watch:
-    """Dumps the graph after each kernel where the environment asks for it, and logs how long each took."""
+    """Dumps the step after each kernel where the environment asks for it, and logs how long each took.
+
+    Attributes:
+        name: of the step.
+        worker: whose step it is.
+        folder: where to; None: nowhere.
+    """
 
     name: str
     worker: int
@@ -64,11 +73,21 @@ class Watch:
             "%s: %s, %d nodes, %.3f s", self.name, kernel, len(item.graph_def.node), time.perf_counter() - self._since
         )
         if self.folder:
-            folder = pathlib.Path(self.folder) / self.name / f"worker_{self.worker}"
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / f"{self._count}_{kernel}.pb").write_bytes(item.graph_def.SerializeToString())
+            self._dump(
+                pathlib.Path(self.folder) / self.name / f"worker_{self.worker}" / f"{self._count}_{kernel}", item
+            )
         self._count += 1
         self._since = time.perf_counter()
+
+    @staticmethod
+    def _dump(folder: pathlib.Path, item: GraphItem) -> None:
+        """The graph as TensorBoard reads it, and the step as a protobuf."""
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "graph_item.pb").write_bytes(to_proto(item).SerializeToString())
+        with tf.Graph().as_default():  # the writer refuses to be made in eager mode
+            writer = tf.compat.v1.summary.FileWriter(str(folder))
+            writer.add_graph(None, graph_def=item.graph_def)
+            writer.close()
 
 
 SETTING_KERNELS: tuple[Kernel, ...] = (SetByChief(), Prune(), ReadFarVariables(), Place())

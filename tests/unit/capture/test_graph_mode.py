@@ -1,0 +1,80 @@
+"""Graphs of TensorFlow 1: what a session is asked to run becomes a step."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from autodist.capture.gradients import noting_gradients
+from autodist.capture.graph_mode import CapturedGraph
+from autodist.errors import CaptureError
+from autodist.kernels import only_sets
+
+v1 = tf.compat.v1
+
+
+@pytest.fixture
+def built():
+    """A graph that trains one weight, with the notes made of it."""
+    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+        x = v1.placeholder(tf.float32, [None, 2], "x")
+        weight = v1.get_variable("weight", [2, 1])
+        loss = tf.reduce_mean(tf.square(x @ weight), name="loss")
+        v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, name="train")
+        tf.identity(x @ weight, name="predicted")
+        v1.global_variables_initializer()
+        yield graph, notes
+
+
+def test_a_training_step_has_the_gradient_and_keeps_the_loss_for_its_weight(built):
+    graph, notes = built
+    item = CapturedGraph.of(graph, notes.calls).step([], ["train"], {"x:0": 0})
+    assert [g.variable for g in item.gradients] == ["weight"]
+    assert item.gradient_calls[0].targets == ("loss:0",)
+    assert {v.name for v in item.variables} == {"weight", "weight/Momentum"}
+
+
+def test_a_prediction_has_no_gradient_and_only_what_it_needs(built):
+    graph, notes = built
+    item = CapturedGraph.of(graph, notes.calls).step(["predicted:0"], [], {"x:0": 0})
+    assert not item.gradients
+    assert {v.name for v in item.variables} == {"weight"}
+    assert not only_sets(item)
+
+
+def test_initialisers_only_set(built):
+    graph, notes = built
+    assert only_sets(CapturedGraph.of(graph, notes.calls).step([], ["init"], {}))
+
+
+def test_any_tensor_may_be_fed(built):
+    graph, notes = built
+    item = CapturedGraph.of(graph, notes.calls).step(["predicted:0"], [], {"predicted:0": 0})
+    assert [node.op for node in item.graph_def.node] == ["Placeholder"]
+
+
+def test_what_is_added_later_may_report_and_may_not_train(built):
+    graph, notes = built
+    captured = CapturedGraph.of(graph, notes.calls)
+    with graph.as_default():
+        tf.constant(1.0, name="report")
+        captured.require_same_training(notes.calls)
+        v1.get_variable("late", [1])
+    with pytest.raises(CaptureError, match="late was added"):
+        captured.require_same_training(notes.calls)
+
+
+def test_two_graphs_in_one_scope_are_refused(built):
+    _, notes = built
+    with tf.Graph().as_default() as other:
+        weight = v1.get_variable("weight", [1])
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_sum(weight))
+        with pytest.raises(CaptureError, match="two graphs"):
+            CapturedGraph.of(other, notes.calls)
+
+
+def test_reference_variables_are_refused_with_the_mend():
+    with tf.Graph().as_default() as graph:
+        v1.get_variable("old", [1], use_resource=False)
+        with pytest.raises(CaptureError, match="enable_resource_variables"):
+            CapturedGraph.of(graph, [])

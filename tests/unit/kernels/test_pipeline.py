@@ -1,0 +1,49 @@
+"""The order of the kernels, and what is dumped between them."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.kernels import KERNELS, Context, rewrite
+from autodist.kernels.pipeline import DUMP_VARIABLE
+from autodist.proto import graph_item_pb2
+from tests.unit.kernels.in_one_process import capture, plan
+
+
+def _captured():
+    weight = tf.Variable(np.ones(2), name="weight")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x * weight)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    return capture(step, np.ones((1, 2)))
+
+
+def test_every_kernel_has_a_name_of_its_own():
+    assert len({kernel.name for kernel in KERNELS}) == len(KERNELS)
+
+
+def test_the_step_is_dumped_after_each_kernel(tmp_path, monkeypatch):
+    monkeypatch.setenv(DUMP_VARIABLE, str(tmp_path))
+    item = _captured().item
+    rewrite(item, Context(plan(item, replicas=2), 0), "some_step")
+    folders = sorted((tmp_path / "some_step" / "worker_0").iterdir(), key=lambda f: int(f.name.partition("_")[0]))
+    assert [f.name.partition("_")[2] for f in folders] == ["captured", *(kernel.name for kernel in KERNELS)]
+    first = graph_item_pb2.GraphItem.FromString((folders[0] / "graph_item.pb").read_bytes())
+    assert [(v.name, list(v.shape)) for v in first.variables] == [("weight", [2])]
+    assert tf.compat.v1.GraphDef.FromString(first.graph_def) == item.graph_def
+    assert first.inputs[0].batch_axis == 0
+    for folder in folders:
+        assert list(folder.glob("events.out.tfevents.*"))
+
+
+def test_nothing_is_dumped_unasked(tmp_path, monkeypatch):
+    monkeypatch.delenv(DUMP_VARIABLE, raising=False)
+    monkeypatch.chdir(tmp_path)
+    item = _captured().item
+    rewrite(item, Context(plan(item, replicas=2), 0))
+    assert not list(tmp_path.iterdir())
