@@ -23,11 +23,13 @@ every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s
 
 @pytest.fixture(autouse=True)
 def _float64():
-    before = keras.config.floatx()
+    before, policy = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")  # Keras fixes it where it is first asked for
     keras.utils.set_random_seed(1)
     yield
     keras.config.set_floatx(before)
+    keras.config.set_dtype_policy(policy)
 
 
 def variable(name, *shape, trainable=True, dtype=np.float64):
