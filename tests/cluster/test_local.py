@@ -219,7 +219,9 @@ def test_chief_that_raises_ends_the_run(tmp_path: Path) -> None:
 
 
 def test_interrupted_chief_ends_the_run(tmp_path: Path) -> None:
-    with Run(tmp_path, TRAIN_UNTIL_STOPPED, SLEEP) as run:
+    # What is started in the background of a shell is born deaf to Ctrl-C.
+    chief = "signal.signal(signal.SIGINT, signal.default_int_handler)\n" + TRAIN_UNTIL_STOPPED
+    with Run(tmp_path, chief, SLEEP) as run:
         run.wait_for_note("asleep1")
         run.wait_for_note("asleep2")
         os.killpg(run.chief.pid, signal.SIGINT)
