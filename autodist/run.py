@@ -17,7 +17,7 @@ from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.member import Member
 from autodist.cluster.script_end import watch_script_end
 from autodist.cluster.servers import start_server, wait_until_listening
-from autodist.errors import WorkerFailedError
+from autodist.errors import ClusterError, WorkerFailedError
 from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
@@ -58,6 +58,9 @@ _GONE = (
     tf.errors.NotFoundError,
     RuntimeError,  # a closed session
 )
+
+_joined: list[Run] = []
+"""The run of this process that has several workers, once it has started."""
 
 
 @dataclass
@@ -217,6 +220,12 @@ class Run:
         return home_of(worker, self.workers, self.spec.workers[worker].devices[0], dtype)
 
     def _join_cluster(self, config: tf.compat.v1.ConfigProto) -> str:
+        if _joined:
+            raise ClusterError(
+                "a second AutoDist with several workers in one process: each worker has one server, which the first one "
+                "uses. Keep the first AutoDist and open its scope() again."
+            )
+        _joined.append(self)
         if self.member is None:
             self._coordinator = Coordinator(self.spec, self._on_failure)
             addresses = self._coordinator.prepare()
@@ -288,8 +297,6 @@ class Run:
 
     def finish(self) -> None:
         """Ends the run where the script ends: on the chief when all workers are done, on others when the chief is."""
-        if self._host is not None and not self._end.is_bad and self.failure is None:
-            self.tracker.catch_up()
         # Before the other workers end: closing takes leave of their servers.
         self._close_session()
         if self.member is not None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -48,6 +49,8 @@ class Measurement:
 
 def main() -> int:
     told = _arguments()
+    # Told to end, it still ends what it has started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     console = rich.console.Console(width=None if sys.stdout.isatty() else TABLE_WIDTH)
     results: list[Result] = []
     failed = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from bench.comparisons import Result
 from bench.jobs import Length, Way, running
 
@@ -18,7 +20,7 @@ def compare_memory(model: str, length: Length) -> Result:
     Raises:
         JobError: one of them did not run.
     """
-    with running([Way("alone", model), Way("autodist", model, 2)], length) as jobs:
+    with running([Way("alone", model), Way("autodist", model, 2)], replace(length, turns=1)) as jobs:
         for job in jobs:
             job.turn()
         (alone,), workers = (job.finish() for job in jobs)
