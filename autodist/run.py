@@ -222,8 +222,8 @@ class Run:
     def _join_cluster(self, config: tf.compat.v1.ConfigProto) -> str:
         if _joined:
             raise ClusterError(
-                "a second AutoDist with several workers in one process: each worker has one server, which the first one "
-                "uses. Keep the first AutoDist and open its scope() again."
+                "a second AutoDist with several workers in one process: each worker has one server, which the first "
+                "one uses. Keep the first AutoDist and open its scope() again."
             )
         _joined.append(self)
         if self.member is None:

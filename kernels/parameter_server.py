@@ -14,6 +14,7 @@ from autodist.graph.effects import Effect, Effects
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem, Join
 from autodist.graph.names import node_of
+from autodist.graph.order import topological
 from autodist.graph.stages import Stages
 from autodist.kernels.all_reduce import mean_of, weight_of
 from autodist.kernels.base import Context, Kernel
@@ -182,17 +183,18 @@ class _Serving:
                 self.editor.add_control(name, ready)
 
     def _hand_out_tokens(self) -> None:
+        ranks = rank_writes(self.item, self.effects, self.owner)
         for owner in range(self.context.workers):
-            by_level: dict[int, list[str]] = {}
+            together: dict[tuple[int, int], list[str]] = {}
             for name in self._owned_writes(owner):
-                by_level.setdefault(self._level(name), []).append(name)
-            for level, names in sorted(by_level.items()):
-                self._token(owner, level, names)
+                together.setdefault((self._level(name), ranks[name]), []).append(name)
+            for (level, rank), names in sorted(together.items()):
+                self._token(f"{owner}/{level}/{rank}", owner, names)
 
-    def _token(self, owner: int, level: int, writes: list[str]) -> None:
-        """Word from an owner that its writes of one stage are done; elsewhere it stands for those writes."""
+    def _token(self, place: str, owner: int, writes: list[str]) -> None:
+        """Word from an owner that some of its writes are done; elsewhere it stands for those writes."""
         exchange = Exchange(self.context, f"token/{_key_of_writes(self.item, self.effects, writes)}")
-        with fragment(self.editor, f"token/{owner}/{level}") as f, tf.device(self.context.cpu(self.context.worker)):
+        with fragment(self.editor, f"token/{place}") as f, tf.device(self.context.cpu(self.context.worker)):
             done = tf.constant(True)
             if owner == self.context.worker:
                 for to in range(self.context.workers):
@@ -206,6 +208,29 @@ class _Serving:
             for write in writes:
                 self.editor.replace_control(write, names)
             self.editor.remove(writes)
+
+
+def rank_writes(item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[str, int]) -> dict[str, int]:
+    """For each write of an owned variable, how often it waits, from owner to owner, for writes of others.
+
+    One token for all writes of an owner would make those that others wait for wait themselves for those that come after
+    the others' (averages of weights, after an optimizer's last write).
+    """
+    reached: dict[str, dict[int, int]] = {}
+    ranks: dict[str, int] = {}
+    for node in topological(item.graph_def):
+        before: dict[int, int] = {}
+        for source in {node_of(i) for i in node.input}:
+            for holder, rank in reached.get(source, {}).items():
+                before[holder] = max(rank, before.get(holder, 0))
+        effect = effects.get(node.name)
+        mine = next((owner[h] for h in effect.writes if h in owner), None) if effect else None
+        if mine is not None:
+            ranks[node.name] = max([r + (h != mine) for h, r in before.items()], default=0)
+            before[mine] = ranks[node.name]
+        if before:
+            reached[node.name] = before
+    return ranks
 
 
 def _key_of_writes(item: GraphItem, effects: Mapping[str, Effect], writes: list[str]) -> str:
