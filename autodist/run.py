@@ -342,7 +342,7 @@ class RunningStep:
         self.run.push(self.variables)
         outputs = self.run.guard(self.program.run, values, examples)
         for tracked in self.written:
-            tracked.is_behind = True
+            tracked.fall_behind()
         return outputs
 
 

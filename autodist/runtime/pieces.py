@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -14,6 +14,23 @@ from autodist.runtime.variables import Tracked
 def _sole_holder(tracked: Tracked) -> int | None:
     """The worker that holds a variable alone; None: every worker does."""
     return tracked.owner if tracked.owner is not None and tracked.owner >= 0 else None
+
+
+GROUP_BYTES = 16 << 20
+"""Values are sent in groups of about this size: what is under way takes memory twice more."""
+
+
+def _in_groups(variables: Sequence[Tracked]) -> Iterator[list[Tracked]]:
+    group: list[Tracked] = []
+    size = 0
+    for tracked in variables:
+        group.append(tracked)
+        size += tracked.byte_size
+        if size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
 
 
 class Pieces:
@@ -41,9 +58,10 @@ class Pieces:
             return
         self._messages.meet()
         if self._worker == 0:
-            made = [self._write(t) for t in variables]
-            values = {given: t.read().numpy() for t, (given, _) in zip(variables, made, strict=True)}
-            self._host.session.run([op for _, ops in made for op in ops], values)
+            for some in _in_groups(variables):
+                made = [self._write(t) for t in some]
+                values = {given: t.read().numpy() for t, (given, _) in zip(some, made, strict=True)}
+                self._host.session.run([op for _, ops in made for op in ops], values)
         self._messages.exchange(b"pushed")
         for tracked in variables:
             tracked.is_ahead = False

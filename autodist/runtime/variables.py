@@ -14,7 +14,10 @@ _CHANGES = (
     "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update", "scatter_nd_add", "scatter_nd_sub",
     "scatter_nd_update", "scatter_max", "scatter_min", "scatter_mul", "scatter_div", "batch_scatter_update",
 )  # fmt: skip
-_READS = ("value", "read_value", "numpy", "sparse_read", "gather_nd")
+_READS = ("value", "read_value", "read_value_no_copy", "numpy", "sparse_read", "gather_nd", "_read_variable_op")
+
+LARGE = 1 << 20
+"""Bytes from which an outdated value of the script's object is let go: the session has the true one."""
 
 
 @dataclass(eq=False)
@@ -35,6 +38,10 @@ class Tracked:
     is_ahead: bool = True
     is_behind: bool = False
 
+    @property
+    def byte_size(self) -> int:
+        return int(self.source.shape.num_elements()) * self.source.dtype.size
+
     def read(self) -> tf.Tensor:
         """The value in the script's object."""
         return tf.raw_ops.ReadVariableOp(resource=self.source.handle, dtype=self.source.dtype.base_dtype)
@@ -43,6 +50,13 @@ class Tracked:
         """Gives the script's object a value that a step made."""
         tensor = tf.convert_to_tensor(value, self.source.dtype.base_dtype)
         tf.raw_ops.AssignVariableOp(resource=self.source.handle, value=tensor)
+
+    def fall_behind(self) -> None:
+        """Notes that a step wrote the variable, and lets go of a large value that is now outdated."""
+        if not self.is_behind and self.byte_size >= LARGE:
+            empty = tf.zeros([0], self.source.dtype.base_dtype)
+            tf.raw_ops.AssignVariableOp(resource=self.source.handle, value=empty)
+        self.is_behind = True
 
 
 class VariableTracker:
