@@ -21,6 +21,9 @@ from autodist.kernels.weights import Parts
 
 log = logging.getLogger("autodist")
 
+_ADDING = ("Add", "AddV2", "AddN", "Identity")
+"""Ops through which a loss is the sum of its terms."""
+
 
 class Joiner:
     """Joins tensors of one replicated graph.
@@ -72,6 +75,7 @@ class Joiner:
         if all(isinstance(k, Replicated) for k in kinds):
             return Examples()
         for target, kind in zip(targets, kinds, strict=True):
+            self._require_no_mixed_sum(target)
             reason = kind.reason if isinstance(kind, Unknown) else "its targets are means with different weights"
             log.warning(
                 "%s: it is not known how the loss depends on the batch (%s); it is taken for a mean over examples, and "
@@ -79,6 +83,36 @@ class Joiner:
             )  # fmt: skip
         self._require_even_parts()
         return Examples()
+
+    def _require_no_mixed_sum(self, target: str) -> None:
+        """A sum over the batch counts once, a penalty once in all: no weight of the replicas suits both.
+
+        Raises:
+            RewriteError: the loss adds a sum over the batch and something else.
+        """
+        terms = self._terms(target)
+        sums = [t for t in terms if isinstance(self.flows.kind(t), Sum)]
+        if sums and len(sums) < len(terms):
+            other = next(t for t in terms if t not in sums)
+            raise RewriteError(
+                f"the loss {target} adds {sums[0]}, a sum over the batch, and {other}, which is none: replicas would "
+                "count the second as often as there are of them. Make the loss a mean over the batch (divide the sum by "
+                "the number of examples, or leave Keras's reduction at 'sum_over_batch_size') and weigh the other term "
+                "to suit."
+            )
+
+    def _terms(self, target: str) -> list[str]:
+        """The tensors that are added up to a target."""
+        found: list[str] = []
+        front = [tensor(target)]
+        while front:
+            name = front.pop()
+            node = self.editor[node_of(name)]
+            if node.op in _ADDING:
+                front += [tensor(i) for i in node.input if not is_control(i)]
+            else:
+                found.append(name)
+        return sorted(found)
 
     def _weigh(self, call: int, weight: Weight | None) -> None:
         seed = self.item.gradient_calls[call].seed

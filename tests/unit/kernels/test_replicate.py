@@ -342,6 +342,20 @@ def unknown_loss():
     return step
 
 
+def test_a_sum_over_the_batch_plus_a_penalty_is_refused():
+    weight = variable("weight", 3)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(x * weight)) + 0.1 * tf.nn.l2_loss(weight)
+        weight.assign_sub(1e-3 * tape.gradient(loss, weight))
+        return loss
+
+    captured = capture(step, np.ones((1, 3)))
+    with pytest.raises(RewriteError, match="Make the loss a mean"):
+        rewritten(captured, plan(captured.item, 1, 2))
+
+
 @every_shape
 def test_a_loss_of_unknown_kind_takes_even_batches_alone(shape, caplog):
     step, data = unknown_loss(), batches(12)
