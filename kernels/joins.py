@@ -97,8 +97,8 @@ class Joiner:
             raise RewriteError(
                 f"the loss {target} adds {sums[0]}, a sum over the batch, and {other}, which is none: replicas would "
                 "count the second as often as there are of them. Make the loss a mean over the batch (divide the sum "
-                "by the number of examples, or leave Keras's reduction at 'sum_over_batch_size') and weigh the other term "
-                "to suit."
+                "by the number of examples, or leave Keras's reduction at 'sum_over_batch_size') and weigh the other "
+                "term to suit."
             )
 
     def _terms(self, target: str) -> list[str]:
