@@ -173,7 +173,7 @@ class Run:
             console = rich.console.Console(width=TABLE_WIDTH)
             with console.capture() as captured:
                 console.print(strategy_table(strategy, item, [w.name for w in self.spec.workers]))
-            log.info("strategy %s for %d replicas\n%s", strategy.builder, len(self.spec.replicas), captured.get())
+            log.info("the strategy:\n%s", captured.get())
 
     def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         if not item.gradients:
