@@ -102,15 +102,24 @@ def mean_of(parts: Iterable[list[tf.Tensor]]) -> tf.Tensor:
     return tf.math.divide_no_nan(total, tf.cast(ordered_sum([p[1] for p in parts]), total.dtype))
 
 
+def own_rows(f: Fragment, join: Join) -> list[tf.Tensor]:
+    """This worker's part of a sparse join: indices, values and, if there is one, the weight."""
+    ids = f.input(join.local[0], join.index_dtype, [None])
+    return [ids, f.input(join.local[1], join.dtype, join.shape), *weight_of(f, join)]
+
+
+def rows_of(parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+    """Indices and values of all parts, in their order; values divided by the sum of the weights if there are any."""
+    ids, values = (tf.concat([p[at] for p in parts], 0) for at in (0, 1))
+    if len(parts[0]) == 3:
+        values = tf.math.divide_no_nan(values, tf.cast(ordered_sum([p[2] for p in parts]), values.dtype))
+    return [ids, values]
+
+
 def _gather_rows(results: Results, join: Join, context: Context) -> None:
     key = key_of([join])
     exchange = Exchange(context, key)
     with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
-        rows = [f.input(join.local[0], join.index_dtype, [None]), f.input(join.local[1], join.dtype, join.shape)]
-        parts = exchange.all_to_all("rows", [*rows, *weight_of(f, join)])
-        ids = tf.concat([p[0] for p in parts], 0)
-        values = tf.concat([p[1] for p in parts], 0)
-        if join.weight is not None:
-            values = tf.math.divide_no_nan(values, tf.cast(ordered_sum([p[2] for p in parts]), join.dtype))
-    results.give(join, [f.name(ids), f.name(values)])
+        rows = rows_of(exchange.all_to_all("rows", own_rows(f, join)))
+    results.give(join, [f.name(t) for t in rows])
     results.run(f.name(op) for op in exchange.effects)

@@ -16,13 +16,12 @@ from autodist.graph.item import GraphItem, Join
 from autodist.graph.names import node_of
 from autodist.graph.order import topological
 from autodist.graph.stages import Stages
-from autodist.kernels.all_reduce import mean_of, weight_of
+from autodist.kernels.all_reduce import mean_of, own_rows, rows_of, weight_of
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.buckets import Bucket, digest, key_of, make_buckets
 from autodist.kernels.exchange import Exchange
 from autodist.kernels.own_part import OwnPart
 from autodist.kernels.results import Results
-from autodist.kernels.sums import ordered_sum
 
 PACK_BYTES = 256 << 10
 """Gradients are packed up to this size; larger ones go alone, since packing copies them."""
@@ -128,14 +127,9 @@ class _Serving:
         exchange = Exchange(self.context, key)
         reads = self._reads_before_push([join])
         with fragment(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
-            rows = [f.input(join.local[0], join.index_dtype, [None]), f.input(join.local[1], join.dtype, join.shape)]
-            mine = [*rows, *weight_of(f, join)]
+            mine = own_rows(f, join)
             if owner == self.context.worker:
-                parts = self._parts(exchange, mine)
-                values = tf.concat([p[1] for p in parts], 0)
-                if join.weight is not None:
-                    values = tf.math.divide_no_nan(values, tf.cast(ordered_sum([p[2] for p in parts]), join.dtype))
-                made = [tf.concat([p[0] for p in parts], 0), values]
+                made = rows_of(self._parts(exchange, mine))
             else:
                 exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
                 made = []

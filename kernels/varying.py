@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable, Mapping
 
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor
 from autodist.graph.names import is_control, node_of
 from autodist.graph.order import topological
 
@@ -66,7 +65,3 @@ def _frames(graph_def: tf.compat.v1.GraphDef) -> dict[str, str]:
     exits = {n.name: node_of(n.input[0]) for n in graph_def.node if n.op in ("Exit", "RefExit")}
     found.update({name: found[source] for name, source in exits.items() if source in found})
     return found
-
-
-def data_inputs(editor: GraphEditor, name: str) -> list[str]:
-    return [i for i in editor[name].input if not is_control(i)]

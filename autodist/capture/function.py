@@ -20,7 +20,7 @@ from autodist.capture.gradients import NotedCall, noting_gradients
 from autodist.capture.inline import inlining_functions
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, tensor
 
 
@@ -178,7 +178,3 @@ def _through_identities(editor: GraphEditor, name: str) -> str:
         name = tensor(node.input[0])
         node = editor[node_of(name)]
     return name
-
-
-def variables_of(captured: CapturedFunction) -> dict[str, Variable]:
-    return captured.item.by_name

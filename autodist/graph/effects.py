@@ -16,8 +16,6 @@ QUERIES = frozenset({"VariableShape", "VarIsInitializedOp"})
 # The handle is passed on as it is.
 PASSES = frozenset({"Identity", "Enter", "Switch", "RefSwitch"})
 
-_UPDATES = frozenset({"AssignAddVariableOp", "AssignSubVariableOp"})
-
 
 def is_scatter(op: str) -> bool:
     """Whether an op writes some rows of a variable, given by its second input, and leaves the rest."""
