@@ -25,13 +25,24 @@ class WorkerLike(Protocol):
     @property
     def node(self) -> NodeLike: ...
 
+    @property
+    def devices(self) -> Sequence[str]: ...
+
 
 def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.ConfigProto:
-    """The session of worker `index`: the cores of its machine are shared out among the workers there."""
+    """The session of worker `index`: the cores of its machine are shared out among the workers there.
+
+    Replicas on a worker's CPU run side by side, and one operation gets the threads of one replica: with more, two that
+    run at the same time take turns on the same cores (a third more time for a step of dense layers, twice as much for
+    one of small convolutions, on two cores).
+    """
     beside = sum(w.node.address == workers[index].node.address for w in workers)
     cores = max(1, len(os.sched_getaffinity(0)) // beside)
+    on_cpu = sum(device.startswith("cpu:") for device in workers[index].devices)
     config = tf.compat.v1.ConfigProto(
-        intra_op_parallelism_threads=cores, inter_op_parallelism_threads=max(2, cores), allow_soft_placement=True
+        intra_op_parallelism_threads=max(1, cores // max(1, on_cpu)),
+        inter_op_parallelism_threads=max(2, cores),
+        allow_soft_placement=True,
     )
     config.gpu_options.allow_growth = True
     if len(workers) > 1:
