@@ -17,5 +17,5 @@ def ordered_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     if len(parts) == 1:
         return parts[0]
     if len(parts) == 2:  # their order does not matter
-        return tf.add(parts[0], parts[1])
+        return tf.raw_ops.AddV2(x=parts[0], y=parts[1])
     return tf.reduce_sum(tf.stack(parts), 0)

@@ -176,7 +176,8 @@ class GraphEditor:
             if name in found or name in stop:
                 continue
             found.add(name)
-            front += [node_of(i) for i in self[name].input if control or not is_control(i)]
+            inputs = self[name].input
+            front.extend(map(node_of, inputs if control else [i for i in inputs if not is_control(i)]))
         return found
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -186,8 +187,9 @@ class GraphEditor:
         """By name of a node, who reads it; built when it is first asked for, and kept up to date from then on."""
         if self._index is None:
             self._index = {name: set() for name in self._nodes}
-            for node in self._nodes.values():
-                self._enter(node)
+            for name, node in self._nodes.items():
+                for source in map(node_of, node.input):
+                    self._index.setdefault(source, set()).add(name)
         return self._index
 
     def _enter(self, node: NodeDef) -> None:

@@ -17,6 +17,10 @@ QUERIES = frozenset({"VariableShape", "VarIsInitializedOp"})
 PASSES = frozenset({"Identity", "Enter", "Switch", "RefSwitch"})
 
 
+def _passes_handle(node: tf.compat.v1.NodeDef) -> bool:
+    return node.op in PASSES and node.attr["T"].type == tf.resource.as_datatype_enum
+
+
 def is_scatter(op: str) -> bool:
     """Whether an op writes some rows of a variable, given by its second input, and leaves the rest."""
     return op.startswith(("ResourceScatter", "ResourceSparseApply"))
@@ -50,6 +54,7 @@ class Effects:
 
     def __post_init__(self) -> None:
         self._nodes = {node.name: node for node in self.graph_def.node}
+        self._carriers = {n.name for n in self.graph_def.node if n.op == "VarHandleOp" or _passes_handle(n)}
         self._functions = {f.signature.name: f for f in self.graph_def.library.function}
 
     def handle_of(self, spelling: str) -> str | None:
@@ -59,7 +64,7 @@ class Effects:
             node = self._nodes[name]
             if node.op == "VarHandleOp":
                 self._handles[name] = name
-            elif node.op in PASSES and node.attr["T"].type == tf.resource.as_datatype_enum:
+            elif _passes_handle(node):
                 self._handles[name] = self.handle_of(node.input[0])
             else:
                 self._handles[name] = None
@@ -68,6 +73,8 @@ class Effects:
     def of(self, node: tf.compat.v1.NodeDef) -> Effect:
         """What `node` reads and writes; an op that is not known to read alone is taken to write."""
         if node.op in QUERIES or node.op in PASSES or node.op == "VarHandleOp":
+            return NO_EFFECT
+        if self._carriers.isdisjoint(map(node_of, node.input)):
             return NO_EFFECT
         handles = [(k, h) for k, i in enumerate(node.input) if not is_control(i) and (h := self.handle_of(i))]
         if not handles:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+
+_remembered = functools.lru_cache(maxsize=1 << 17)
+"""Kernels ask for the parts of the same few names again and again."""
+
 
 def is_control(spelling: str) -> bool:
     return spelling.startswith("^")
 
 
+@_remembered
 def node_of(spelling: str) -> str:
     """Name of the node that an input or a tensor belongs to.
 
@@ -18,6 +24,7 @@ def node_of(spelling: str) -> str:
     return spelling.partition(":")[0]
 
 
+@_remembered
 def tensor(spelling: str) -> str:
     """The one spelling of a tensor's name that this package uses, with its output index.
 
@@ -32,6 +39,7 @@ def output_index(spelling: str) -> int:
     return int(index) if index else 0
 
 
+@_remembered
 def as_input(tensor_name: str) -> str:
     """How a NodeDef spells a tensor: the first output without its index."""
     return tensor_name[:-2] if tensor_name.endswith(":0") else tensor_name

@@ -19,7 +19,7 @@ def topological(graph_def: tf.compat.v1.GraphDef) -> list[tf.compat.v1.NodeDef]:
     waiting: dict[str, int] = {}
     followers: dict[str, list[str]] = {}
     for node in graph_def.node:
-        sources = {node_of(i) for i in node.input}
+        sources = set(map(node_of, node.input))
         if node.op in ("Merge", "RefMerge"):
             sources = {s for s in sources if nodes[s].op not in ("NextIteration", "RefNextIteration")}
         waiting[node.name] = len(sources)
