@@ -48,7 +48,8 @@ class DistributedFunction:
     """A captured step; calling it runs the step on this worker's replicas and combines with the other workers.
 
     Arrays and tensors of rank 1 and more are split over the local replicas along their first axis; scalars go whole to
-    every replica; all else is part of the step, as for `tf.function`.
+    every replica; all else is part of the step, as for `tf.function`. On a worker without replicas what is passed is
+    not used, and what its replicas would return is nothing: no rows.
 
     Args:
         function: the step.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,10 @@ from autodist.cluster.servers import start_server, wait_until_listening
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.devices import home_of
-from autodist.graph.item import GraphItem
+from autodist.graph.item import GraphItem, place_variables
+from autodist.graph.placement import Placement
 from autodist.graph.stages import written_handles
-from autodist.kernels import EVERY_WORKER, KERNELS, Context, Kernel, rewrite
+from autodist.kernels import KERNELS, Context, Kernel, rewrite
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runtime.arrays import combine, pack_array, unpack_array
@@ -32,6 +33,7 @@ from autodist.runtime.messages import Messages
 from autodist.runtime.pieces import Pieces
 from autodist.runtime.program import Program
 from autodist.runtime.threads import session_config
+from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Tracked, VariableTracker
 from autodist.strategies import BuildsStrategy, check_strategy, resolve_specs, strategy_table
 
@@ -91,6 +93,8 @@ class Run:
         self.workers = len(self.spec.workers)
         self._end = watch_script_end()
         self.tracker = VariableTracker(self.pull)
+        self._updates = Updates(self._on_failed_update)
+        self._landings: list[Callable[[], Any]] = []
 
     @classmethod
     def begin(cls, spec: ResourceSpec, builder: BuildsStrategy) -> Run:
@@ -126,13 +130,18 @@ class Run:
         """
         tracked = {v.name: self.tracker.track(sources[v.name], v.name) for v in item.variables}
         names = {name: one.shared_name for name, one in tracked.items()}
-        item = replace(item, owners={name: one.owner for name, one in tracked.items() if one.owner is not None})
-        strategy = self.plan(item, names)
-        program, rewritten = self.program(item, strategy, names, joins_outputs=True)
-        for name, one in tracked.items():
-            one.owner = rewritten.owners.get(name, EVERY_WORKER)
-        written = [tracked[item.by_handle[h].name] for h in sorted(written_handles(item))]
-        return RunningStep(self, program, tuple(tracked.values()), tuple(written))
+        step = RunningStep(self, item, self.plan(_as_settled(item, tracked), names), tracked)
+        step.rewrite()
+        return step
+
+    def settle(self, tracked: Tracked, placement: Placement) -> None:
+        """Moves a variable to where a step that trains it, or that keeps something for one that does, wants it."""
+        tracked.is_settled = True
+        placement = placement.with_copies_of(tracked.placement)
+        if placement != tracked.placement:
+            if tracked.is_behind:
+                self.pull()
+            tracked.placement, tracked.is_ahead = placement, True
 
     def plan(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         """The strategy for a step, the chief's on every worker.
@@ -166,7 +175,10 @@ class Run:
         context = Context(strategy, self.index, joins_outputs)
         rewritten = rewrite(_share_names(item, names), context, f"step_{self._steps}", kernels)
         self._steps += 1
-        return Program(self.host, rewritten, list(item.inputs)), rewritten
+        program = Program(self.host, rewritten, list(item.inputs), self._updates)
+        if program.land is not None:
+            self._landings.append(program.land)
+        return program, rewritten
 
     def _show(self, strategy: strategy_pb2.Strategy, item: GraphItem) -> None:
         if self.index == 0 and log.isEnabledFor(logging.INFO):
@@ -190,7 +202,8 @@ class Run:
 
     def _replicas(self) -> strategy_pb2.GraphConfig:
         return strategy_pb2.GraphConfig(
-            replicas=[strategy_pb2.Replica(worker=r.worker.index, device=r.device) for r in self.spec.replicas]
+            replicas=[strategy_pb2.Replica(worker=r.worker.index, device=r.device) for r in self.spec.replicas],
+            workers=self.workers,
         )
 
     def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> strategy_pb2.Strategy:
@@ -217,7 +230,8 @@ class Run:
 
     def _home(self, worker: int, dtype: tf.DType) -> str:
         """The device on which a worker keeps a variable."""
-        return home_of(worker, self.workers, self.spec.workers[worker].devices[0], dtype)
+        first = next(iter(self.spec.workers[worker].devices), "cpu:0")
+        return home_of(worker, self.workers, first, dtype)
 
     def _join_cluster(self, config: tf.compat.v1.ConfigProto) -> str:
         if _joined:
@@ -255,7 +269,7 @@ class Run:
         if self._host is None:
             return
         is_failing = self._end.is_bad or self.failure is not None
-        if self._caller is None or (self._caller.is_idle and not is_failing):
+        if self._caller is None or (self._caller.is_idle and self._updates.is_idle and not is_failing):
             self._host.close()
         else:
             self._host.abandon()
@@ -271,10 +285,22 @@ class Run:
         try:
             return self._caller.call(call, *args)
         except _GONE as error:
-            cause = self.failure or (self._coordinator.first_cause(CAUSE_LIMIT) if self._coordinator else None)
+            cause = self._first_cause()
             if cause is not None:
                 raise cause from error
             raise
+
+    def _first_cause(self) -> WorkerFailedError | None:
+        """Which worker's end made others fail, where that can be known here."""
+        return self.failure or (self._coordinator.first_cause(CAUSE_LIMIT) if self._coordinator else None)
+
+    def _on_failed_update(self, error: BaseException) -> BaseException:
+        """Steps, which would wait for ever for an update that failed beside them, raise the cause instead."""
+        cause = self._first_cause() if isinstance(error, _GONE) else None
+        told = cause or ClusterError(f"an update of what this worker owns failed: {type(error).__name__}: {error}")
+        if self._caller is not None:
+            self._caller.fail(told)
+        return told
 
     def reduce(self, value: Any, how: str) -> np.ndarray:
         """The mean or sum of a value over all workers; all of them call it alike."""
@@ -293,10 +319,19 @@ class Run:
 
     def meet(self) -> None:
         """On the chief, waits until all others have finished their last step."""
+        self.land()
         self.guard(self._messages.meet)
 
     def finish(self) -> None:
         """Ends the run where the script ends: on the chief when all workers are done, on others when the chief is."""
+        try:
+            if not self._end.is_bad and self.failure is None:
+                self.guard(self._updates.wait)
+        except BaseException:
+            self._close_session()
+            if self._coordinator is not None:
+                self._coordinator.abort("the chief's updates failed")
+            raise
         # Before the other workers end: closing takes leave of their servers.
         self._close_session()
         if self.member is not None:
@@ -312,38 +347,75 @@ class Run:
     def pull(self) -> None:
         """Brings the script's variables up to date with the session's."""
         if self._host is not None:
+            self.land()
             self.guard(self._pieces.pull, [t for t in self.tracker if t.is_behind])
 
     def push(self, variables: Sequence[Tracked]) -> None:
         """Tells the session what Python assigned."""
         ahead = [t for t in variables if t.is_ahead]
         if ahead:
+            self.land()
             self.guard(self._pieces.push, ahead)
 
+    def land(self) -> None:
+        """Waits until all is written that this worker's steps have asked for: updates may come some steps later."""
+        for land in self._landings:
+            self.guard(land)
 
-@dataclass(frozen=True)
+
+@dataclass
 class RunningStep:
     """A step that can be run.
 
     Attributes:
         run: to which it belongs.
-        program: the rewritten step.
-        variables: what the step reads or writes.
-        written: what it writes.
+        item: the step as it was captured.
+        strategy: the plan for it.
+        variables: what it reads or writes, by the names in `item`.
     """
 
     run: Run
-    program: Program
-    variables: tuple[Tracked, ...]
-    written: tuple[Tracked, ...]
+    item: GraphItem
+    strategy: strategy_pb2.Strategy
+    variables: Mapping[str, Tracked]
+    _program: Program | None = None
+    _rewritten_for: tuple[Placement, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._written = [self.variables[self.item.by_handle[h].name] for h in sorted(written_handles(self.item))]
 
     def __call__(self, values: Sequence[Any], examples: int) -> list[np.ndarray]:
         """Runs one step on this worker's part of a batch; see `Program.run`."""
-        self.run.push(self.variables)
-        outputs = self.run.guard(self.program.run, values, examples)
-        for tracked in self.written:
+        if self._rewritten_for != self._placements:  # another step, which trains a variable, has moved it since
+            self.rewrite()
+        assert self._program is not None, "it is there once the step was rewritten"
+        self.run.push(tuple(self.variables.values()))
+        outputs = self.run.guard(self._program.run, values, examples)
+        for tracked in self._written:
             tracked.fall_behind()
         return outputs
+
+    def rewrite(self) -> None:
+        """Makes the program for where the variables lie, and moves those that nothing has placed yet."""
+        item = _as_settled(self.item, self.variables)
+        names = {name: one.shared_name for name, one in self.variables.items()}
+        self._program, rewritten = self.run.program(item, self.strategy, names, joins_outputs=True)
+        planned = {node.variable for node in self.strategy.nodes}
+        for name, tracked in self.variables.items():
+            placement = rewritten.placement(name)
+            if name in planned or placement != Placement():
+                self.run.settle(tracked, placement)
+        self._rewritten_for = self._placements
+
+    @property
+    def _placements(self) -> tuple[Placement, ...]:
+        return tuple(tracked.placement for tracked in self.variables.values())
+
+
+def _as_settled(item: GraphItem, variables: Mapping[str, Tracked]) -> GraphItem:
+    """The item with what earlier steps have decided of its variables."""
+    settled = {name: one.placement for name, one in variables.items() if one.is_settled}
+    return place_variables(item, settled)
 
 
 def _share_names(item: GraphItem, names: Mapping[str, str]) -> GraphItem:

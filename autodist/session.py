@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
@@ -16,8 +16,8 @@ from tensorflow.python.framework import stack  # the stack of default sessions, 
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.errors import CaptureError
-from autodist.graph.item import GraphItem
-from autodist.kernels import KERNELS, SETTING_KERNELS, find_owners, only_sets
+from autodist.graph.item import GraphItem, place_variables
+from autodist.kernels import KERNELS, SETTING_KERNELS, find_placements, only_sets
 from autodist.proto import strategy_pb2
 from autodist.run import Run
 from autodist.runtime.batches import count_examples, with_a_row
@@ -31,18 +31,27 @@ _PULLS = ("IteratorGetNext", "OneShotIterator", "QueueDequeue")
 
 @dataclass(frozen=True)
 class _Fetched:
-    """What one structure of fetches and feeds runs."""
+    """What one structure of fetches and feeds runs.
+
+    Attributes:
+        program: the run.
+        axes: for each feed, along which it is split.
+        sets: whether it only sets variables.
+        looks: whether it is run to see, or save, what the training has made: it trains nothing and takes no batch.
+    """
 
     program: Program
     axes: Sequence[int | None]
     sets: bool
+    looks: bool
 
 
 class DistributedSession:
     """Runs a graph on all replicas; made by `AutoDist.create_distributed_session`.
 
     What is fed is this worker's own data, split over its replicas along the batch axis: the first axis of a placeholder
-    that leaves it open. What is fetched is joined over this worker's replicas.
+    that leaves it open. What is fetched is joined over this worker's replicas; where it has none, what is fed is not
+    used, and what its replicas would give is nothing: no rows, 0.
 
     Args:
         run: in which it runs.
@@ -70,7 +79,7 @@ class DistributedSession:
                 "Build the optimizer's train operation within the scope, before the session."
             )
         self._strategy: strategy_pb2.Strategy = run.plan(whole, self._names)
-        self._owners = find_owners(whole, self._strategy) if run.workers > 1 else {}
+        self._placements = find_placements(whole, self._strategy) if run.workers > 1 else {}
         self._fetched: dict[Any, _Fetched] = {}
         self._default: AbstractContextManager[Any] | None = None
 
@@ -115,6 +124,8 @@ class DistributedSession:
         values = [
             a if axis is None else with_a_row(a, axis) for a, axis in zip(arrays.values(), fetched.axes, strict=True)
         ]
+        if fetched.looks:
+            self._run.land()
         if not fetched.sets or self._run.workers == 1:
             return self._run.guard(fetched.program.run, values, examples)
         self._run.meet()
@@ -132,13 +143,14 @@ class DistributedSession:
         targets = [e.name for e in elements if isinstance(e, tf.Operation)]
         axes = [self._axis(t, a) for t, a in arrays.items()]
         inputs = {t.name: axis for t, axis in zip(arrays, axes, strict=True)}
-        item = replace(self._captured.step(outputs, targets, inputs), owners=self._owners)
+        item = place_variables(self._captured.step(outputs, targets, inputs), self._placements)
         self._require_fed_data(item)
         sets = only_sets(item)
         program, _ = self._run.program(
             item, self._strategy, self._names, joins_outputs=False, kernels=SETTING_KERNELS if sets else KERNELS
         )
-        return _Fetched(program, axes, sets)
+        looks = not item.gradients and all(axis is None for axis in axes)
+        return _Fetched(program, axes, sets, looks)
 
     def _require_fed_data(self, item: GraphItem) -> None:
         pulling = [node.name for node in item.graph_def.node if node.op.startswith(_PULLS)]

@@ -1,17 +1,16 @@
 """Kernels: the graph-to-graph passes that carry out a strategy, one a file; `pipeline.py` has their order."""
 
 from autodist.kernels.base import Context, Kernel, run_pipeline
-from autodist.kernels.ownership import EVERY_WORKER, find_owners
+from autodist.kernels.ownership import find_placements
 from autodist.kernels.pipeline import KERNELS, SETTING_KERNELS, rewrite
 from autodist.kernels.set_state import only_sets
 
 __all__ = [
-    "EVERY_WORKER",
     "KERNELS",
     "SETTING_KERNELS",
     "Context",
     "Kernel",
-    "find_owners",
+    "find_placements",
     "only_sets",
     "rewrite",
     "run_pipeline",

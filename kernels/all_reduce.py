@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import tensorflow as tf
@@ -13,6 +13,7 @@ from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem, Join
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
+from autodist.kernels.compressors import Compressor, Reduction, compressor_of
 from autodist.kernels.exchange import Exchange
 from autodist.kernels.plan import Plan
 from autodist.kernels.results import Results
@@ -26,9 +27,11 @@ DIRECT_BYTES = 64 << 10
 class ReduceByShuffle(Kernel):
     """Sums joins over the workers, in the order of the workers, so that all get the same bits in every run.
 
-    A bucket is cut into one piece for each worker; each piece is brought to its owner by a queue per source, added,
-    divided by the weight, and handed to each worker through a queue of that worker's own: two hops, and as many bytes
-    as a ring. Rows go whole to every worker, since their number differs.
+    A bucket is cut into one piece for each worker that computes; each piece is brought to its owner by a queue per
+    source, added, divided by the weight, and handed to each worker through a queue of that worker's own: two hops, and
+    as many bytes as a ring. Rows go whole to every worker, since their number differs. Gradients that a strategy
+    compresses are in buckets apart, which their compressor adds up; where there is one worker, nothing travels and
+    nothing is compressed.
 
     Attributes:
         bucket_bytes: size at which a bucket is closed.
@@ -43,13 +46,26 @@ class ReduceByShuffle(Kernel):
         if not mine:
             return item
         results = Results(GraphEditor(item.graph_def))
-        dense = [join for join in mine if not join.is_sparse]
-        for bucket in make_buckets(dense, plan.group, self.bucket_bytes):
-            _reduce_bucket(results, bucket, context)
+        initializers = dict(item.initializers)
+        stored_as = _names_in_session(item)
+        for bucket, compressor in self._buckets(mine, plan):
+            if compressor is None:
+                _reduce_bucket(results, bucket, context)
+            else:
+                initializers |= _compress_bucket(results, bucket, compressor, stored_as, context)
         for join in mine:
             if join.is_sparse:
                 _gather_rows(results, join, context)
-        return results.applied_to(item, mine)
+        return replace(results.applied_to(item, mine), initializers=initializers)
+
+    def _buckets(self, joins: Iterable[Join], plan: Plan) -> list[tuple[Bucket, Compressor | None]]:
+        compressors = {join.name: compressor_of(plan, join) for join in joins}
+
+        def group_of(join: Join) -> Hashable:
+            return plan.group(join), compressors[join.name]
+
+        dense = [join for join in joins if not join.is_sparse]
+        return [(b, compressors[b.joins[0].name]) for b in make_buckets(dense, group_of, self.bucket_bytes)]
 
 
 def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
@@ -64,6 +80,27 @@ def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
     results.run(f.name(op) for op in exchange.effects)
 
 
+def _compress_bucket(
+    results: Results, bucket: Bucket, compressor: Compressor, stored_as: Mapping[str, str], context: Context
+) -> dict[str, str]:
+    """Returns the initializers of what the compressor remembers."""
+    exchange = Exchange(context, bucket.key)
+    with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
+        reduction = Reduction(f, bucket, exchange, stored_as)
+        values = compressor.add_up(reduction)
+        reduction.finish(values)
+    for join, value in zip(bucket.joins, values, strict=True):
+        results.give(join, [f.name(value)])
+    results.run(f.name(op) for op in exchange.effects)
+    return {name: f.name(op) for name, op in reduction.initializers.items()}
+
+
+def _names_in_session(item: GraphItem) -> dict[str, str]:
+    """By a variable's name, the name under which the session knows it."""
+    stored = {n.name: n.attr["shared_name"].s.decode() for n in item.graph_def.node if n.op == "VarHandleOp"}
+    return {v.name: stored[v.handle] for v in item.variables if v.handle in stored}
+
+
 def weight_of(f: Fragment, join: Join) -> list[tf.Tensor]:
     """The weight that travels with a join, if there is one."""
     return [] if join.weight is None else [f.input(join.weight, join.weight_dtype, [])]
@@ -75,17 +112,16 @@ def _directly(exchange: Exchange, bucket: Bucket, flat: tf.Tensor, weight: list[
 
 def _in_pieces(exchange: Exchange, bucket: Bucket, flat: tf.Tensor, weight: list[tf.Tensor]) -> tf.Tensor:
     context = exchange.context
-    pieces = tf.split(flat, bucket.cut(context.workers))
+    owners = context.computing
+    pieces = tf.split(flat, bucket.cut(len(owners)))
     summed = []
-    for owner, piece in enumerate(pieces):
+    for owner, piece in zip(owners, pieces, strict=True):
         if owner != context.worker:
-            exchange.send(owner, "piece", [piece, *weight])
+            if context.computes:
+                exchange.send(owner, "piece", [piece, *weight])
             summed.append(exchange.receive(owner, "sum", [piece])[0])
             continue
-        whole = mean_of(
-            [piece, *weight] if source == owner else exchange.receive(source, "piece", [piece, *weight])
-            for source in range(context.workers)
-        )
+        whole = mean_of(exchange.parts("piece", [piece, *weight]))
         for to in range(context.workers):
             if to != owner:
                 exchange.send(to, "sum", [whole])

@@ -35,7 +35,18 @@ class Context:
 
     @property
     def workers(self) -> int:
-        return 1 + max(r.worker for r in self.replicas)
+        """How many workers there are, those without replicas included."""
+        return self.strategy.graph_config.workers or 1 + max(r.worker for r in self.replicas)
+
+    @property
+    def computing(self) -> tuple[int, ...]:
+        """The workers that have replicas; the others own variables, and see what all see."""
+        return tuple(sorted({r.worker for r in self.replicas}))
+
+    @property
+    def computes(self) -> bool:
+        """Whether this worker has replicas."""
+        return self.worker in self.computing
 
     @property
     def local_replicas(self) -> tuple[int, ...]:
@@ -43,9 +54,18 @@ class Context:
         return tuple(k for k, r in enumerate(self.replicas) if r.worker == self.worker)
 
     @property
+    def copied_replicas(self) -> tuple[int, ...]:
+        """Global indices of the replicas that this worker's graph holds.
+
+        Where it has none, the first stands in, so that the graph has on all workers the same shape until what it
+        computes is left out (`LeaveOutCompute`).
+        """
+        return self.local_replicas or (0,)
+
+    @property
     def is_alone(self) -> bool:
-        """Whether there is one replica in all, so that nothing is to be combined."""
-        return len(self.replicas) == 1
+        """Whether there is one replica in all and no other worker, so that nothing is to be combined."""
+        return len(self.replicas) == 1 and self.workers == 1
 
     def task(self, worker: int) -> str:
         """The TensorFlow device prefix of a worker."""
@@ -57,8 +77,11 @@ class Context:
 
     def home(self, worker: int, dtype: tf.DType) -> str:
         """The device on which a worker keeps a variable."""
-        first = next(replica.device for replica in self.replicas if replica.worker == worker)
-        return home_of(worker, self.workers, first, dtype)
+        return home_of(worker, self.workers, self.first_device(worker), dtype)
+
+    def first_device(self, worker: int) -> str:
+        """The device of a worker's first replica; its CPU, where it has none."""
+        return next((replica.device for replica in self.replicas if replica.worker == worker), "cpu:0")
 
 
 class Kernel(ABC):

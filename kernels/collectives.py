@@ -17,6 +17,7 @@ from autodist.graph.item import GraphItem, Join
 from autodist.kernels.all_reduce import weight_of
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
+from autodist.kernels.compressors import require_no_compressor
 from autodist.kernels.plan import Plan
 from autodist.kernels.results import Results
 from autodist.proto import strategy_pb2
@@ -63,7 +64,10 @@ class ReduceByCollective(Kernel):
         plan = Plan(context.strategy)
         if plan.collective is None or not item.joins:
             return item
+        _require_replicas_everywhere(context, plan.collective)
         _require_types_that_travel(item.joins, plan.collective)
+        for join in item.joins:
+            require_no_compressor(plan, join, Spec.Name(plan.collective))
         results = Results(GraphEditor(item.graph_def))
         group = _Group(context, plan.collective)
         dense = [join for join in item.joins if not join.is_sparse]
@@ -82,6 +86,15 @@ class ReduceByCollective(Kernel):
 
 def _level(work: Bucket | Join) -> int:
     return work.joins[0].level if isinstance(work, Bucket) else work.level
+
+
+def _require_replicas_everywhere(context: Context, spec: strategy_pb2.AllReduce.Spec) -> None:
+    idle = sorted(set(range(context.workers)) - set(context.computing))
+    if idle:
+        raise StrategyError(
+            f"worker {idle[0]} runs no replica, and a collective needs a part of every worker; take all_reduce_spec "
+            f"SHUFFLE in place of {Spec.Name(spec)}."
+        )
 
 
 def _require_types_that_travel(joins: Sequence[Join], spec: strategy_pb2.AllReduce.Spec) -> None:

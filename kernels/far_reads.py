@@ -1,4 +1,4 @@
-"""Reads of variables that another worker holds: made once a step, where the variable is."""
+"""Variables that another worker holds: read once a step, and written, where they are."""
 
 from __future__ import annotations
 
@@ -6,21 +6,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-import tensorflow as tf
-
-from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.effects import QUERIES, READS
+from autodist.graph.editor import GraphEditor
+from autodist.graph.effects import QUERIES, READS, Effects
 from autodist.graph.item import GraphItem, Variable
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.copies import add_copy, read_before, take_copy
 
 
 @dataclass(frozen=True)
 class ReadFarVariables(Kernel):
-    """Places handles and reads of far variables at their owners.
+    """Places handles, reads and writes of far variables at their owners.
 
     Reads of one variable that wait for the same nodes become one. What takes the handle itself (a loop, which would
-    read across the network at every turn) gets that of a copy on this worker, which is refreshed once a step.
+    read across the network at every turn) gets that of a copy on this worker, which is refreshed once a step; what
+    writes a far variable and takes the handle of one that lies elsewhere (an `If` around an update) gets that of a copy
+    at the owner.
     """
 
     name: ClassVar[str] = "read-far-variables"
@@ -36,17 +37,34 @@ class ReadFarVariables(Kernel):
 
 
 def _read_far(editor: GraphEditor, item: GraphItem, context: Context, far: Mapping[str, int]) -> None:
+    effects = Effects(item.graph_def)
+    written = {node.name: effects.of(node).writes for node in item.graph_def.node}
     for handle, worker in far.items():
         if handle not in editor:
             continue
-        device = context.home(worker, item.by_handle[handle].dtype)
         _merge_reads(editor, handle)
         takers = [name for name in sorted(editor.consumers(handle)) if editor[name].op not in READS | QUERIES]
-        if takers:
-            _give_copy(editor, item.by_handle[handle], takers, context, device)
+        _give_copy(
+            editor, item.by_handle[handle], context, worker, context.worker,
+            [name for name in takers if not written.get(name)],
+        )  # fmt: skip
+        device = context.home(worker, item.by_handle[handle].dtype)
         editor[handle].device = device
         for name in editor.consumers(handle):
             editor[name].device = device
+    for name, handles in written.items():
+        if name in editor and any(h in far for h in handles):
+            _bring_handles(editor, item, context, far, name, next(far[h] for h in handles if h in far))
+
+
+def _bring_handles(
+    editor: GraphEditor, item: GraphItem, context: Context, far: Mapping[str, int], writer: str, worker: int
+) -> None:
+    """Lets what writes at `worker` take copies there of the variables that lie elsewhere."""
+    taken = {node_of(i) for i in editor[writer].input if not is_control(i)} & item.by_handle.keys()
+    for handle in sorted(taken):
+        if far.get(handle, context.worker) != worker:
+            _give_copy(editor, item.by_handle[handle], context, far.get(handle, context.worker), worker, [writer])
 
 
 def _merge_reads(editor: GraphEditor, handle: str) -> None:
@@ -62,28 +80,15 @@ def _merge_reads(editor: GraphEditor, handle: str) -> None:
             editor.remove([name])
 
 
-def _give_copy(editor: GraphEditor, variable: Variable, takers: list[str], context: Context, device: str) -> None:
-    copy = NodeDef(
-        name=f"autodist/copy/{variable.handle}", op="VarHandleOp", device=context.home(context.worker, variable.dtype)
-    )
-    copy.attr["dtype"].type = variable.dtype.as_datatype_enum
-    copy.attr["shape"].shape.CopyFrom(tf.TensorShape(variable.shape).as_proto())
-    copy.attr["shared_name"].s = editor[variable.handle].attr["shared_name"].s + b"/copy"
-    editor.add(copy)
-    for position, taker in enumerate(takers):
-        waits = [i for i in editor[taker].input if is_control(i)]
-        read = NodeDef(name=f"{copy.name}/read_{position}", op="ReadVariableOp", device=device)
-        read.attr["dtype"].type = variable.dtype.as_datatype_enum
-        read.input[:] = [variable.handle, *waits]
-        editor.add(read)
-        refresh = NodeDef(name=f"{copy.name}/refresh_{position}", op="AssignVariableOp", device=copy.device)
-        refresh.attr["dtype"].type = variable.dtype.as_datatype_enum
-        refresh.input[:] = [copy.name, read.name]
-        editor.add(refresh)
-        # By data: a loop's body may ask for the shape of what it is given before it heeds the loop's control inputs.
-        fresh = NodeDef(name=f"{copy.name}/fresh_{position}", op="Identity", device=copy.device)
-        fresh.attr["T"].type = tf.resource.as_datatype_enum
-        fresh.input[:] = [copy.name, f"^{refresh.name}"]
-        editor.add(fresh)
-        inputs = [fresh.name if node_of(i) == variable.handle and not is_control(i) else i for i in editor[taker].input]
-        editor.set_inputs(taker, inputs)
+def _give_copy(
+    editor: GraphEditor, variable: Variable, context: Context, holder: int, reader: int, takers: list[str]
+) -> None:
+    """Gives `takers`, which stand at the worker `reader`, a copy of a variable that `holder` has."""
+    if not takers:
+        return
+    name = f"autodist/copy/{reader}/{variable.handle}"
+    if name not in editor:
+        add_copy(editor, variable, name, f"/copy_for_{context.worker}", context.home(reader, variable.dtype))
+    for taker in takers:
+        value = read_before(editor, taker, variable, f"{name}/{taker}", context.home(holder, variable.dtype))
+        take_copy(editor, taker, [tensor(variable.handle)], name, value)

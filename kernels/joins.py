@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
-from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.fragment import Fragment, Template, fragment
 from autodist.graph.item import Aggregation, Gradient, GraphItem, Join, JoinKind
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Propagation, Replicated, Sum, Unknown, Weight
@@ -20,6 +20,9 @@ from autodist.kernels.sums import ordered_sum
 from autodist.kernels.weights import Parts
 
 log = logging.getLogger("autodist")
+
+EVEN_PARTS = "even_parts"
+"""Name of the join that checks whether all replicas have equal parts: the number of examples, and of its squares."""
 
 _ADDING = ("Add", "AddV2", "AddN", "Identity")
 """Ops through which a loss is the sum of its terms."""
@@ -45,10 +48,11 @@ class Joiner:
     ) -> None:
         self.editor, self.item, self.context = editor, item, context
         self.stages, self.flows, self.parts, self.varying = stages, flows, parts, varying
-        self.count = len(context.local_replicas)
+        self.count = len(context.copied_replicas)
         self.joins: list[Join] = []
         self.checks: list[str] = []
         self._divisors: dict[int, tuple[str, tf.DType] | None] = {}
+        self._templates: dict[Hashable, Template] = {}
         self._weights: dict[tuple[Weight, tf.DType], tuple[list[str], str]] = {}
 
     # -- gradients -------------------------------------------------------------------------------------------------
@@ -138,52 +142,49 @@ class Joiner:
 
     def join_gradients(self) -> None:
         """Adds up each gradient over the local replicas."""
-        first: dict[tuple[str, ...], int] = {}
-        for position, gradient in enumerate(self.stages.gradients):
-            first.setdefault(gradient.tensors, position)
-        joins = []
-        with fragment(self.editor, "gradient") as f:
-            for position in first.values():
-                with tf.name_scope(str(position)):
-                    joins.append(self._join_gradient(f, position, self.stages.gradients[position]))
-        for tensors, join in zip(first, joins, strict=True):
-            for old, new in zip(tensors, join.result, strict=True):
+        joins = [self._join_gradient(position, gradient) for position, gradient in enumerate(self.stages.gradients)]
+        for gradient, join in zip(self.stages.gradients, joins, strict=True):
+            for old, new in zip(gradient.tensors, join.result, strict=True):
                 self.editor.rewire(old, new, self._late_readers(old))
             self._note(join)
 
-    def _join_gradient(self, f: Fragment, position: int, gradient: Gradient) -> Join:
-        variable = self.item.by_name[gradient.variable]
-        spec = self.item.spec_of(gradient.tensors[-1])
-        shape = spec.shape if gradient.is_sparse else tf.TensorShape(variable.shape)
-        replicas = [
-            [f.input(self.parts.named(t, k), self.item.spec_of(t).dtype, shape if len(gradient.tensors) == 1 else None)
-             for t in gradient.tensors]
-            for k in range(self.count)
-        ]  # fmt: skip
-        local = self._add(f, replicas)
-        result = [tf.identity(t) for t in local] if self.context.workers > 1 else local
+    def _join_gradient(self, position: int, gradient: Gradient) -> Join:
+        specs = [self.item.spec_of(t) for t in gradient.tensors]
+        named = [self.parts.named(t, k) for k in range(self.count) for t in gradient.tensors]
+        made = self._sum_of(tuple(spec.dtype for spec in specs)).splice(self.editor, f"gradient/{position}", named)
+        shape = tf.TensorShape(self.item.by_name[gradient.variable].shape)
         divisor = self._divisors[gradient.call]
         return Join(
             name=f"{gradient.variable}/{position}",
             kind=JoinKind.GRADIENT,
-            local=tuple(f.name(t) for t in local),
-            result=tuple(f.name(t) for t in result),
+            local=tuple(made[: len(specs)]),
+            result=tuple(made[len(specs) :]),
             weight=divisor[0] if divisor else None,
             level=self.stages.level[position],
-            dtype=spec.dtype,
-            shape=shape,
+            dtype=specs[-1].dtype,
+            shape=specs[-1].shape if gradient.is_sparse else shape,
             variable=gradient.variable,
-            index_dtype=self.item.spec_of(gradient.tensors[0]).dtype if gradient.is_sparse else None,
+            index_dtype=specs[0].dtype if gradient.is_sparse else None,
             weight_dtype=divisor[1] if divisor else None,
         )
 
-    @staticmethod
-    def _add(f: Fragment, replicas: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-        if len(replicas) == 1:
-            return replicas[0]
-        if len(replicas[0]) == 1:
-            return [ordered_sum([r[0] for r in replicas])]
-        return [tf.concat([r[at] for r in replicas], 0) for at in (0, 1)]
+    def _sum_of(self, dtypes: tuple[tf.DType, ...]) -> Template:
+        """Adds up the local replicas' tensors of a gradient: the sums, and what is to be read in their place."""
+
+        def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            by_tensor = [tensors[at :: len(dtypes)] for at in range(len(dtypes))]
+            local = [_together(parts, is_sparse=len(dtypes) == 2) for parts in by_tensor]
+            return [*local, *([tf.identity(t) for t in local] if self.context.workers > 1 else local)]
+
+        return self._template(("sum", dtypes), [*dtypes] * self.count, add)
+
+    def _template(
+        self, key: Hashable, dtypes: Sequence[tf.DType], build: Callable[..., Sequence[tf.Tensor]]
+    ) -> Template:
+        """One for each kind of arithmetic that many variables need."""
+        if key not in self._templates:
+            self._templates[key] = Template(dtypes, build)
+        return self._templates[key]
 
     def _late_readers(self, name: str) -> list[str]:
         """What reads a captured tensor and runs once."""
@@ -307,21 +308,43 @@ class Joiner:
             whole = self._added_of_whole(change, change.added)
             if whole is not None:
                 return whole
+        if aggregation is Aggregation.MEAN:
+            return self._mean_of_states(change)
         before = f.input(change.before, variable.dtype, variable.shape)
         after = [f.input(self.parts.named(change.after, k), variable.dtype, variable.shape) for k in range(self.count)]
-        if aggregation is Aggregation.MEAN:
-            local, total = self._weighed(f, after, Examples())
-            # Where no replica has examples the variable stays as it is.
-            result = tf.where(total > 0, tf.math.divide_no_nan(local, total), before)
-        elif aggregation is Aggregation.SUM:
-            local, total = self._sum_of_added(f, change, before, after), None
+        if aggregation is Aggregation.SUM:
+            local = self._sum_of_added(f, change, before, after)
             result = tf.identity(local)
         else:
-            local, total = after[0] if self.context.worker == 0 else tf.zeros_like(after[0]), None
-            result = tf.identity(local)
+            is_first = self.context.worker == self.context.computing[0]
+            local = after[0] if is_first else tf.zeros_like(after[0])
+            result = tf.identity(after[0])
         name = f"state/{variable.handle}/joined"
-        joined = self._noted(f, name, JoinKind.STATE, local, total, result, self._level(change.after))
+        joined = self._noted(f, name, JoinKind.STATE, local, None, result, self._level(change.after))
         return f.name(before + result) if aggregation is Aggregation.SUM else joined
+
+    def _mean_of_states(self, change: StateChange) -> str:
+        """The mean of what the replicas leave, by their numbers of examples; without any the variable stays."""
+        variable, count = change.variable, self.count
+
+        def mean(before: tf.Tensor, total: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
+            terms = [tf.math.multiply_no_nan(v, w) for v, w in zip(rest[:count], rest[count:], strict=True)]
+            local = ordered_sum(terms)
+            return [local, tf.where(total > 0, tf.math.divide_no_nan(local, total), before)]
+
+        weights, total = self._weights_of(Examples(), variable.dtype)
+        after = [self.parts.named(change.after, k) for k in range(count)]
+        template = self._template(("mean", variable.dtype), [variable.dtype] * (2 + 2 * count), mean)
+        name = f"state/{variable.handle}/joined"
+        local, result = template.splice(self.editor, name, [change.before, total, *after, *weights])
+        self._note(
+            Join(
+                name=name, kind=JoinKind.STATE, local=(local,), result=(result,), weight=total,
+                level=self._level(change.after), dtype=variable.dtype, shape=tf.TensorShape(variable.shape),
+                weight_dtype=variable.dtype,
+            )
+        )  # fmt: skip
+        return result
 
     def _added_of_whole(self, change: StateChange, added: str) -> str | None:
         """What one device would have added, where that is arithmetic of means and sums over the batch.
@@ -389,14 +412,16 @@ class Joiner:
 
     def _join_output(self, position: int, name: str) -> str:
         kind, spec = self.flows.kind(name), self.item.spec_of(name)
-        if isinstance(kind, PerExample):
-            return self._concatenated(position, name, kind.axis)
         if isinstance(kind, Unknown):
             kind = self._guess(name, kind)
+        if isinstance(kind, Mean | Sum) and self.context.joins_outputs and spec.shape.rank == 0:
+            return self._join_value(f"output/{position}", JoinKind.STATE, name, kind)
+        if not self.context.computes:
+            return self._nothing(position, spec)
+        if isinstance(kind, PerExample):
+            return self._concatenated(position, name, kind.axis)
         if not isinstance(kind, Mean | Sum):
             return name
-        if self.context.joins_outputs and spec.shape.rank == 0:
-            return self._join_value(f"output/{position}", JoinKind.STATE, name, kind)
         if self.count == 1:
             return name
         with fragment(self.editor, f"output/{position}") as f:
@@ -404,6 +429,13 @@ class Joiner:
             local, total = self._weighted_sum(f, values, kind.weight if isinstance(kind, Mean) else None)
             result = local if total is None else tf.math.divide_no_nan(local, total)
         return f.name(result)
+
+    def _nothing(self, position: int, spec: tf.TensorSpec) -> str:
+        """What a worker without replicas has of them: no rows, a mean or sum of 0."""
+        shape = [length or 0 for length in spec.shape.as_list()] if spec.shape.rank is not None else []
+        with fragment(self.editor, f"output/{position}") as f:
+            nothing = tf.zeros(shape, spec.dtype)
+        return f.name(nothing)
 
     def _guess(self, name: str, kind: Unknown) -> Kind:
         """What is done with an output of unknown kind: float scalars are averaged, the rest is the first replica's."""
@@ -437,7 +469,7 @@ class Joiner:
             sizes = [self.parts.size(f, k, tf.float64) for k in range(self.count)]
             moments = tf.stack([ordered_sum(sizes), ordered_sum([s * s for s in sizes])])
             result = tf.identity(moments)
-        joined = self._noted(f, "even_parts", JoinKind.STATE, moments, None, result)
+        joined = self._noted(f, EVEN_PARTS, JoinKind.STATE, moments, None, result)
         with fragment(self.editor, "even_parts/check") as g:
             total = g.input(joined, tf.float64, [2])
             check = tf.debugging.Assert(
@@ -445,3 +477,10 @@ class Joiner:
                 ["the replicas have different numbers of examples, and it is not known how the loss depends on them"],
             )
         self.checks.append(g.name(check))
+
+
+def _together(parts: Sequence[tf.Tensor], *, is_sparse: bool) -> tf.Tensor:
+    """What replicas have of a gradient: dense ones are added, rows stand one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return tf.concat(parts, 0) if is_sparse else ordered_sum(parts)

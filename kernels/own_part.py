@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
@@ -12,10 +12,11 @@ from autodist.graph.effects import Effect
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem, Join
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.order import topological
+from autodist.graph.placement import EVERY_WORKER
 from autodist.kernels.base import Context
 from autodist.kernels.buckets import digest
 from autodist.kernels.exchange import Exchange
-from autodist.kernels.ownership import EVERY_WORKER
 from autodist.kernels.results import Results
 
 Owners = frozenset[int]
@@ -29,12 +30,15 @@ class Transfer:
     Attributes:
         name: of the tensor in the captured graph.
         level: stage in which it is made.
+        round: how many transfers it waits for, one after the other. What travels together is sent when all of it is
+            there, so that tensors of different rounds never do: two owners would wait for each other.
     """
 
     source: int
     reader: int
     name: str
     level: int
+    round: int = 0
 
 
 @dataclass(frozen=True)
@@ -87,24 +91,24 @@ class OwnPart:
                 computed = runs
             transfers += [Transfer(source, reader, name, _level(item, name)) for name, source in asked.items()]
         specs = {t: _spec_of_result(j, t) for j in joins for t in j.result}
-        return cls(item, private, tuple(transfers), context.worker, specs, computed)
+        return cls(item, private, _in_rounds(item, transfers), context.worker, specs, computed)
 
     def exchange_boundary(self, results: Results, context: Context) -> None:
         """Sends what others need of this worker, and receives what it needs."""
-        groups: dict[tuple[int, int, int], list[str]] = {}
+        groups: dict[Transfer, list[str]] = {}
         for t in self.transfers:
             if self.me in (t.source, t.reader):
-                groups.setdefault((t.source, t.reader, t.level), []).append(t.name)
-        for (source, reader, level), names in groups.items():
-            self._exchange(results, context, source, reader, level, names)
+                groups.setdefault(replace(t, name=""), []).append(t.name)
+        for together, names in groups.items():
+            self._exchange(results, context, together, names)
 
-    def _exchange(
-        self, results: Results, context: Context, source: int, reader: int, level: int, names: list[str]
-    ) -> None:
-        exchange = Exchange(context, f"boundary/{level}/{digest(';'.join(names))}")
+    def _exchange(self, results: Results, context: Context, together: Transfer, names: list[str]) -> None:
+        source, reader = together.source, together.reader
+        place = f"{together.level}/{together.round}"
+        exchange = Exchange(context, f"boundary/{place}/{digest(';'.join(names))}")
         specs = [self.brought.get(name) or self.item.spec_of(name) for name in names]
         readers = [self._own_readers(results.editor, name) for name in names]
-        with fragment(results.editor, f"boundary/{source}/{reader}/{level}") as f, tf.device(context.cpu(self.me)):
+        with fragment(results.editor, f"boundary/{source}/{reader}/{place}") as f, tf.device(context.cpu(self.me)):
             if self.me == source:
                 values = [
                     f.input(results.now(name), spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)
@@ -133,6 +137,15 @@ class OwnPart:
             lost = [i for i in node.input if is_control(i) and self.is_others(node_of(i))]
             if lost:
                 editor.set_inputs(node.name, [i for i in node.input if i not in lost])
+
+
+def _in_rounds(item: GraphItem, transfers: Sequence[Transfer]) -> tuple[Transfer, ...]:
+    travelling = {t.name for t in transfers}
+    rounds: dict[str, int] = {}
+    for node in topological(item.graph_def):
+        after = [rounds.get(node_of(i), 0) + (not is_control(i) and tensor(i) in travelling) for i in node.input]
+        rounds[node.name] = max(after, default=0)
+    return tuple(replace(t, round=rounds[node_of(t.name)]) for t in transfers)
 
 
 def _level(item: GraphItem, name: str) -> int:
@@ -181,6 +194,8 @@ def _find_private(
             found |= {owner.get(h, EVERY_WORKER) for h in effect.reads}
             if effect.writes & owner.keys():
                 found = frozenset(owner[h] for h in effect.writes if h in owner)
+            elif effect.writes:
+                found |= {EVERY_WORKER}  # each worker writes its own copy, whoever has what the value is made from
         if found:
             private[name] = found
     return private

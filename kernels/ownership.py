@@ -1,70 +1,101 @@
-"""Which worker holds a variable: parameter servers as the strategy says, and the slots that go with them."""
+"""Which worker holds a variable or a shard: as the strategy says, and the slots that go with them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autodist.graph.item import GraphItem
+from autodist.graph.item import GraphItem, Variable
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.placement import EVERY_WORKER, Cut, Placement, shard_name
 from autodist.graph.stages import Stages, find_stages
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.plan import Plan
+from autodist.kernels.counters import find_counters
+from autodist.kernels.plan import Plan, owners_of
 from autodist.proto import strategy_pb2
 
-EVERY_WORKER = -1
-"""Stands for an owner where every worker holds the variable."""
+_STAND_INS = 1 << 30
+"""From here on a number stands for a variable that is cut, and so has no owner of its own."""
 
 Owners = frozenset[int]
 
 
 @dataclass(frozen=True)
 class AssignOwners(Kernel):
-    """Notes the owner of every variable that one worker alone holds."""
+    """Notes how each variable is cut, and the owner of every variable or shard that one worker alone holds."""
 
     name: ClassVar[str] = "assign-owners"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         if context.workers == 1:
-            return replace(item, owners={})
-        # What an earlier step has decided holds, also that every worker has a variable.
-        owners = {**find_owners(item, context.strategy), **item.owners}
-        return replace(item, owners={name: owner for name, owner in owners.items() if owner != EVERY_WORKER})
+            return replace(item, owners={}, cuts={})
+        placed = _decided(item, context.strategy)
+        return replace(placed, owners={name: w for name, w in placed.owners.items() if w != EVERY_WORKER})
 
 
-def find_owners(item: GraphItem, strategy: strategy_pb2.Strategy) -> Mapping[str, int]:
-    """The owner of each variable that a parameter server holds, by the variable's name.
+def find_placements(item: GraphItem, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
+    """Where all variables of a step lie, by name."""
+    placed = _decided(item, strategy)
+    return {variable.name: placed.placement(variable.name) for variable in item.variables}
 
-    What an update keeps beside a variable (a slot) goes where the variables are that it serves: those whose update
-    reads it, else those that it is computed from (an average of weights). What serves variables of several owners, or
-    one that every worker holds, is held by every worker.
+
+def _decided(item: GraphItem, strategy: strategy_pb2.Strategy) -> GraphItem:
+    """How a step's variables are cut and who owns them; what `item` says already, from an earlier step, holds.
+
+    What an update keeps beside a variable (a slot) is cut and placed like the variables that it serves: those whose
+    update reads it, else those that it is computed from (an average of weights). What serves variables of several
+    owners, or one that every worker holds, is held by every worker; so is what serves a variable that is cut and has
+    another shape. Where all variables are asynchronous, the owner of the first holds what counts the updates.
     """
-    plan = Plan(strategy)
-    by_variable = {node.variable: plan.owner(node.variable) for node in strategy.nodes}
-    owners = {name: owner for name, owner in by_variable.items() if owner is not None and name in item.by_name}
-    if not owners:
-        return {}
+    fixed = item.owners.keys() | item.cuts.keys()
+    cuts, owners = dict(item.cuts), dict(item.owners)
+    for node in strategy.nodes:
+        if node.variable in item.by_name and node.variable not in fixed:
+            if node.HasField("partition"):
+                cuts[node.variable] = Cut(node.partition.axis, tuple(node.partition.sizes))
+            owners.update(owners_of(node))
+    if (cuts or owners) and not fixed >= item.by_name.keys():
+        _place_slots(item, {node.variable for node in strategy.nodes} | fixed, cuts, owners)
+    if Plan(strategy).is_asynchronous:
+        first = next(iter(owners_of(strategy.nodes[0]).values()))
+        owners.update({name: first for name in find_counters(item) if name not in owners})
+    return replace(item, cuts=cuts, owners=owners)
+
+
+def _place_slots(item: GraphItem, known: Set[str], cuts: dict[str, Cut], owners: dict[str, int]) -> None:
+    """Adds what follows for variables that are not `known` by themselves."""
     stages = find_stages(item)
-    decided = {
-        item.by_name[name].handle: EVERY_WORKER if owner is None else owner
-        for name, owner in by_variable.items() if name in item.by_name
-    }  # fmt: skip
-    serves = _served(item, stages, decided)
+    cut_variables = dict(enumerate((name for name in cuts if name in item.by_name), start=_STAND_INS))
+    holders = {name: owners.get(name, EVERY_WORKER) for name in known}
+    holders.update({name: stand_in for stand_in, name in cut_variables.items()})
+    decided = {item.by_name[name].handle: holder for name, holder in holders.items() if name in item.by_name}
+    serves = find_served(item, stages, decided)
     for variable in item.variables:
         if variable.handle in decided or not _is_updated(stages, variable.handle):
             continue
-        found = serves.get(variable.handle) or _computed_from(item, stages, decided, variable.handle)
-        if len(found) == 1 and EVERY_WORKER not in found:
-            owners[variable.name] = next(iter(found))
-    return owners
+        found = serves.get(variable.handle) or computed_from(item, stages, decided, variable.handle)
+        holder = next(iter(found)) if len(found) == 1 else EVERY_WORKER
+        if holder in cut_variables:
+            _cut_alike(item, variable, cut_variables[holder], cuts, owners)
+        elif holder != EVERY_WORKER:
+            owners[variable.name] = holder
+
+
+def _cut_alike(item: GraphItem, slot: Variable, served: str, cuts: dict[str, Cut], owners: dict[str, int]) -> None:
+    if slot.shape != item.by_name[served].shape:
+        return
+    cuts[slot.name] = cuts[served]
+    for k in range(len(cuts[served].sizes)):
+        if shard_name(served, k) in owners:
+            owners[shard_name(slot.name, k)] = owners[shard_name(served, k)]
 
 
 def _is_updated(stages: Stages, handle: str) -> bool:
     return any(handle in stages.effects[w].writes for w in stages.writes if w in stages.update)
 
 
-def _served(item: GraphItem, stages: Stages, decided: Mapping[str, int]) -> dict[str, Owners]:
+def find_served(item: GraphItem, stages: Stages, decided: Mapping[str, int]) -> dict[str, Owners]:
     """For each variable, the owners of the decided ones whose writes it leads to, within what runs once."""
     nodes = {node.name: node for node in item.graph_def.node}
     leads: dict[str, Owners] = {}
@@ -85,10 +116,22 @@ def _served(item: GraphItem, stages: Stages, decided: Mapping[str, int]) -> dict
     return serves
 
 
-def _computed_from(item: GraphItem, stages: Stages, decided: Mapping[str, int], handle: str) -> Owners:
-    """The owners of the decided variables whose values or gradients the writes of `handle` are computed from."""
+def computed_from(
+    item: GraphItem,
+    stages: Stages,
+    decided: Mapping[str, int],
+    handle: str,
+    gradients: Mapping[str, str] | None = None,
+) -> Owners:
+    """The owners of the decided variables whose values or gradients the writes of `handle` are computed from.
+
+    Args:
+        gradients: the variable that each tensor which the updates read is the gradient of; by default as captured.
+    """
     nodes = {node.name: node for node in item.graph_def.node}
-    gradient_of = {t: item.by_name[g.variable].handle for g in stages.gradients for t in g.tensors}
+    if gradients is None:
+        gradients = {t: g.variable for g in stages.gradients for t in g.tensors}
+    gradient_of = {t: item.by_name[variable].handle for t, variable in gradients.items()}
     found: set[int] = set()
     front = [w for w in stages.writes if handle in stages.effects[w].writes]
     seen = set(front)

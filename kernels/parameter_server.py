@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import ClassVar
 
 import tensorflow as tf
@@ -13,15 +14,16 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effect, Effects
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem, Join
-from autodist.graph.names import node_of
-from autodist.graph.order import topological
+from autodist.graph.keeper import Pace
+from autodist.graph.names import is_control, node_of
 from autodist.graph.stages import Stages
 from autodist.kernels.all_reduce import mean_of, own_rows, rows_of, weight_of
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.buckets import Bucket, digest, key_of, make_buckets
+from autodist.kernels.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.exchange import Exchange
 from autodist.kernels.own_part import OwnPart
 from autodist.kernels.results import Results
+from autodist.kernels.tokens import Group, group_writes
 
 PACK_BYTES = 256 << 10
 """Gradients are packed up to this size; larger ones go alone, since packing copies them."""
@@ -41,26 +43,29 @@ class ParameterServers(Kernel):
     name: ClassVar[str] = "parameter-servers"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        if context.workers == 1 or not item.owners:
+        if not any(keeper.pace is Pace.SYNCHRONOUS for keeper in item.keepers.values()):
             return item
-        return _Serving(item, context).run()
+        return _Servers(item, context).run()
 
 
-class _Serving:
+class _Servers:
     """The work of one `ParameterServers.apply`, in the order of `run`."""
 
     def __init__(self, item: GraphItem, context: Context) -> None:
         self.item, self.context = item, context
-        self.owner = {item.by_name[name].handle: owner for name, owner in item.owners.items() if name in item.by_name}
+        self.owner = {
+            item.by_name[name].handle: keeper.owner
+            for name, keeper in item.keepers.items() if keeper.pace is Pace.SYNCHRONOUS
+        }  # fmt: skip
         self.stages: Stages | None = item.stages
         self.results = Results(GraphEditor(item.graph_def))
         self.editor = self.results.editor
         effects = Effects(item.graph_def)
         self.effects: dict[str, Effect] = {n.name: e for n in item.graph_def.node if (e := effects.of(n))}
-        self.joins = [j for j in item.joins if j.variable is not None and j.variable in item.owners]
+        self.joins = [j for j in item.joins if j.variable is not None and item.by_name[j.variable].handle in self.owner]
+        self.followers = self._find_followers()
 
     def run(self) -> GraphItem:
-        self._require_one_owner_a_write()
         self._bring_gradients()
         part = OwnPart.find(self.item, self.context, self.editor, self.effects, self.owner, self.joins)
         self._require_same_outputs(part)
@@ -70,17 +75,6 @@ class _Serving:
         part.cut_control(self.editor)
         item = self.results.applied_to(self.item, self.joins)
         return replace(item, targets=tuple(t for t in item.targets if t in self.editor and not part.is_others(t)))
-
-    def _require_one_owner_a_write(self) -> None:
-        for name, effect in self.effects.items():
-            holders = {self.owner.get(h) for h in effect.writes}
-            if len(holders) > 1:
-                written = sorted(self.item.by_handle[h].name for h in effect.writes)
-                raise StrategyError(
-                    f"{', '.join(written)} are written by one operation ({name}, {self.editor[name].op}), and the "
-                    "strategy gives them different owners. Give them one owner (the PS builder does), or use AllReduce "
-                    "for all of them."
-                )
 
     def _require_same_outputs(self, part: OwnPart) -> None:
         """Workers of a session may fetch different things, so nothing can be sent for what one of them fetches."""
@@ -93,6 +87,20 @@ class _Serving:
                     f"{name} is fetched together with a training step, and it is made from what other workers have. "
                     "Fetch it in a run of its own after the step, or synchronise its variable by AllReduce."
                 )
+
+    def _find_followers(self) -> Mapping[str, list[str]]:
+        """Variables that no gradient is for and that replicas read before any update: they follow trained ones, as a
+        target network does. By handle, the reads."""
+        trained = {self.item.by_name[j.variable or ""].handle for j in self.joins}
+        writes = {name for name, effect in self.effects.items() if effect.writes & self.owner.keys()}
+        found: dict[str, list[str]] = {}
+        for name, effect in self.effects.items():
+            handles = effect.reads & self.owner.keys() - trained
+            if handles and not effect.writes and not self._runs_once(name):
+                if writes.isdisjoint(self.editor.ancestors([name])):
+                    for handle in handles:
+                        found.setdefault(handle, []).append(name)
+        return found
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
@@ -113,11 +121,11 @@ class _Serving:
         reads = self._reads_before_push(bucket.joins)
         with fragment(self.editor, f"push/{bucket.key}") as f, tf.device(self.context.cpu(self.context.worker)):
             mine = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
+            values: list[tf.Tensor] = []
             if owner == self.context.worker:
-                values = bucket.unpack(mean_of(self._parts(exchange, mine)))
-            else:
+                values = bucket.unpack(mean_of(exchange.parts("gradient", mine)))
+            elif self.context.computes:
                 exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
-                values = []
         for join, value in zip(bucket.joins, values, strict=False):
             self.results.give(join, [f.name(value)])
         self.results.run(f.name(op) for op in exchange.effects)
@@ -128,27 +136,32 @@ class _Serving:
         reads = self._reads_before_push([join])
         with fragment(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
             mine = own_rows(f, join)
+            made: list[tf.Tensor] = []
             if owner == self.context.worker:
-                made = rows_of(self._parts(exchange, mine))
-            else:
+                made = rows_of(exchange.parts("gradient", mine))
+            elif self.context.computes:
                 exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
-                made = []
         if made:
             self.results.give(join, [f.name(t) for t in made])
         self.results.run(f.name(op) for op in exchange.effects)
 
-    def _parts(self, exchange: Exchange, mine: list[tf.Tensor]) -> list[list[tf.Tensor]]:
-        me = self.context.worker
-        return [mine if w == me else exchange.receive(w, "gradient", mine) for w in range(self.context.workers)]
-
     def _reads_before_push(self, joins: Iterable[Join]) -> list[str]:
         """This worker's reads of the variables, which must not see the update that its gradients bring about."""
+        first = next(iter(joins))
         handles = {self.item.by_name[j.variable].handle for j in joins if j.variable}
-        level = next(iter(joins)).level
-        return [
+        reads = [
             name for name, effect in self.effects.items()
-            if effect.reads & handles and not effect.writes and not self._runs_once(name) and self._level(name) <= level
+            if effect.reads & handles and not effect.writes and not self._runs_once(name)
+            and self._level(name) <= first.level and not self._waits_for_a_write(name, handles)
         ]  # fmt: skip
+        for handle, early in self.followers.items():
+            if self.owner[handle] == self._owner_of(first):
+                reads += early
+        return list(dict.fromkeys(reads))
+
+    def _waits_for_a_write(self, name: str, handles: Collection[str]) -> bool:
+        waits = (self.effects.get(node_of(i)) for i in self.editor[name].input if is_control(i))
+        return any(effect is not None and effect.writes & set(handles) for effect in waits)
 
     def _runs_once(self, name: str) -> bool:
         return self.stages is not None and name in self.stages.once
@@ -165,69 +178,41 @@ class _Serving:
         ]  # fmt: skip
 
     def _hold_back_writes(self) -> None:
-        """A write at the owner waits for all gradients of its variable: all workers have read the variable by then."""
+        """A write at the owner waits for all gradients of its variable: all workers have read the variable by then.
+
+        That of a variable without any waits for all that come to its owner.
+        """
         arrived: dict[str, list[tuple[int, str]]] = {}
         for join in self.joins:
+            if self._owner_of(join) != self.context.worker:
+                continue
             handle = self.item.by_name[join.variable or ""].handle
             for name in join.result:
                 arrived.setdefault(handle, []).append((join.level, node_of(self.results.now(name))))
         for name in self._owned_writes(self.context.worker):
             for handle in self.effects[name].writes:
-                ready = [node for level, node in arrived.get(handle, ()) if level <= self._level(name)]
+                gradients = arrived.get(handle, ()) if handle not in self.followers else chain(*arrived.values())
+                ready = [node for level, node in gradients if level <= self._level(name)]
                 self.editor.add_control(name, ready)
 
     def _hand_out_tokens(self) -> None:
-        ranks = rank_writes(self.item, self.effects, self.owner)
-        for owner in range(self.context.workers):
-            together: dict[tuple[int, int], list[str]] = {}
-            for name in self._owned_writes(owner):
-                together.setdefault((self._level(name), ranks[name]), []).append(name)
-            for (level, rank), names in sorted(together.items()):
-                self._token(f"{owner}/{level}/{rank}", owner, names)
+        for group in group_writes(self.item, self.effects, self.owner, self.stages):
+            self._token(group)
 
-    def _token(self, place: str, owner: int, writes: list[str]) -> None:
-        """Word from an owner that some of its writes are done; elsewhere it stands for those writes."""
-        exchange = Exchange(self.context, f"token/{_key_of_writes(self.item, self.effects, writes)}")
-        with fragment(self.editor, f"token/{place}") as f, tf.device(self.context.cpu(self.context.worker)):
+    def _token(self, group: Group) -> None:
+        """Elsewhere than at the owner, its token stands for its writes."""
+        exchange = Exchange(self.context, group.key)
+        with fragment(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
             done = tf.constant(True)
-            if owner == self.context.worker:
+            if group.owner == self.context.worker:
                 for to in range(self.context.workers):
-                    if to != owner:
-                        exchange.send(to, "done", [done], [f.after(writes)])
+                    if to != group.owner:
+                        exchange.send(to, "done", [done], [f.after(group.writes)])
             else:
-                exchange.receive(owner, "done", [done])
+                exchange.receive(group.owner, "done", [done])
         names = [f.name(op) for op in exchange.effects]
         self.results.run(names)
-        if owner != self.context.worker:
-            for write in writes:
+        if group.owner != self.context.worker:
+            for write in group.writes:
                 self.editor.replace_control(write, names)
-            self.editor.remove(writes)
-
-
-def rank_writes(item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[str, int]) -> dict[str, int]:
-    """For each write of an owned variable, how often it waits, from owner to owner, for writes of others.
-
-    One token for all writes of an owner would make those that others wait for wait themselves for those that come after
-    the others' (averages of weights, after an optimizer's last write).
-    """
-    reached: dict[str, dict[int, int]] = {}
-    ranks: dict[str, int] = {}
-    for node in topological(item.graph_def):
-        before: dict[int, int] = {}
-        for source in {node_of(i) for i in node.input}:
-            for holder, rank in reached.get(source, {}).items():
-                before[holder] = max(rank, before.get(holder, 0))
-        effect = effects.get(node.name)
-        mine = next((owner[h] for h in effect.writes if h in owner), None) if effect else None
-        if mine is not None:
-            ranks[node.name] = max([r + (h != mine) for h, r in before.items()], default=0)
-            before[mine] = ranks[node.name]
-        if before:
-            reached[node.name] = before
-    return ranks
-
-
-def _key_of_writes(item: GraphItem, effects: Mapping[str, Effect], writes: list[str]) -> str:
-    """Names what was written, in the same way in all programs that write it."""
-    handles = sorted({item.by_handle[h].name for w in writes for h in effects[w].writes})
-    return digest(";".join(handles))
+            self.editor.remove(group.writes)

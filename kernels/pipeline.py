@@ -16,36 +16,63 @@ import tensorflow as tf
 from autodist.graph.item import GraphItem
 from autodist.graph.serialize import to_proto
 from autodist.kernels.all_reduce import ReduceByShuffle
+from autodist.kernels.asynchronous import AsynchronousServers
 from autodist.kernels.base import Context, Kernel, run_pipeline
 from autodist.kernels.bundles import SplitBundles
 from autodist.kernels.collectives import ReduceByCollective
+from autodist.kernels.divide_rows import DivideRows
 from autodist.kernels.far_reads import ReadFarVariables
+from autodist.kernels.gather_rows import GatherRows
+from autodist.kernels.leave_out_compute import LeaveOutCompute
+from autodist.kernels.merge_rows import MergeRows
 from autodist.kernels.ownership import AssignOwners
+from autodist.kernels.pace import SetPace
 from autodist.kernels.parameter_server import ParameterServers
+from autodist.kernels.partition import Partition
 from autodist.kernels.place import Place
+from autodist.kernels.proxies import ReadProxies
 from autodist.kernels.prune import Prune
 from autodist.kernels.random_draws import AdvanceAlike
+from autodist.kernels.repeated_rows import AddRowsInOrder
 from autodist.kernels.replicate import Replicate
-from autodist.kernels.rows import GatherRows, SumRepeatedRows
+from autodist.kernels.row_arithmetic import GatherBeforeArithmetic
+from autodist.kernels.scatter_rows import ScatterRows
 from autodist.kernels.set_state import SetByChief
+from autodist.kernels.stale import StaleServers
+from autodist.kernels.sum_rows import SumRows
+from autodist.kernels.table_writes import TellTableWrites
 
 log = logging.getLogger("autodist")
 
 DUMP_VARIABLE = "AUTODIST_DUMP"
 """Environment variable that names a folder; the graph after each kernel is written there, for TensorBoard."""
 
-# Bundles are split before gradients are told from updates; rows are summed where they are written, before the scatter
-# is moved to a parameter server; what is joined between workers exists only once the step is replicated.
+# Bundles are split before gradients are told from updates; a division of rows is resolved, and tables that are added
+# become rows, before gathers move past the arithmetic that this leaves behind them, and then into variables; the order
+# of rows is fixed where they are written, before the scatter is moved to a parameter server; what is joined between
+# workers exists only once the step is replicated, and rows are merged before they are sent.
 KERNELS: tuple[Kernel, ...] = (
     SplitBundles(),
+    DivideRows(),
+    ScatterRows(),
+    SumRows(),
+    GatherBeforeArithmetic(),
     GatherRows(),
-    SumRepeatedRows(),
-    AdvanceAlike(),
+    TellTableWrites(),
     AssignOwners(),
+    Partition(),
+    AddRowsInOrder(),
+    AdvanceAlike(),
     Replicate(),
+    SetPace(),
+    ReadProxies(),
+    MergeRows(),
     ReduceByShuffle(),
     ReduceByCollective(),
+    AsynchronousServers(),
+    StaleServers(),
     ParameterServers(),
+    LeaveOutCompute(),
     Prune(),
     ReadFarVariables(),
     Place(),
@@ -90,7 +117,14 @@ class Watch:
             writer.close()
 
 
-SETTING_KERNELS: tuple[Kernel, ...] = (SetByChief(), Prune(), ReadFarVariables(), Place())
+SETTING_KERNELS: tuple[Kernel, ...] = (
+    AssignOwners(),
+    Partition(),
+    SetByChief(),
+    Prune(),
+    ReadFarVariables(),
+    Place(),
+)
 """For runs that only set variables."""
 
 

@@ -23,7 +23,7 @@ class Place(Kernel):
     name: ClassVar[str] = "place"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        devices = [context.replicas[k].device for k in context.local_replicas]
+        devices = [context.replicas[k].device for k in context.local_replicas] or [context.first_device(context.worker)]
         placed = tf.compat.v1.GraphDef()
         placed.CopyFrom(item.graph_def)
         known: dict[tuple[str, str], str] = {}

@@ -13,13 +13,15 @@ from autodist.kernels.base import Context, Kernel
 
 @dataclass(frozen=True)
 class Prune(Kernel):
-    """Keeps what outputs, targets and inputs need."""
+    """Keeps what outputs, targets, inputs, and what runs beside the step need."""
 
     name: ClassVar[str] = "prune"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         editor = GraphEditor(item.graph_def)
-        editor.prune([*map(node_of, item.outputs), *item.targets, *map(node_of, item.inputs), *_handles(item)])
+        returned = [*map(node_of, item.outputs), *item.targets]
+        beside = [*item.initializers.values(), *item.served, *item.landed]
+        editor.prune([*returned, *beside, *map(node_of, item.inputs), *_handles(item)])
         return replace(item, graph_def=editor.to_graph_def())
 
 

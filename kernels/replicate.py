@@ -18,6 +18,12 @@ from autodist.kernels.state_writes import take_state_writes
 from autodist.kernels.varying import RANDOM, find_varying
 
 
+def flows_of(item: GraphItem) -> Propagation:
+    """How the captured tensors depend on the batch."""
+    axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
+    return propagate(item.graph_def, axes, lambda name: item.spec_of(name).shape)
+
+
 @dataclass(frozen=True)
 class Replicate(Kernel):
     """Clones what differs between replicas, splits the batch, and sums over the local replicas.
@@ -44,8 +50,7 @@ class _Replication:
     def __init__(self, item: GraphItem, context: Context) -> None:
         self.item, self.context = item, context
         self.stages: Stages = find_stages(item)
-        axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
-        self.flows: Propagation = propagate(item.graph_def, axes, lambda name: item.spec_of(name).shape)
+        self.flows: Propagation = item.flows or flows_of(item)
         self.editor = GraphEditor(item.graph_def)
         self.captured_seeds = {n.name: n.attr["seed2"].i for n in item.graph_def.node if n.op in RANDOM}
 
@@ -107,11 +112,11 @@ class _Replication:
     def _clone(self, varying: frozenset[str]) -> list[dict[str, str]]:
         """For each local replica what its copies are called; the first one's keep their names."""
         names = [name for name in self.editor.names if name in varying]
-        count = len(self.context.local_replicas)
+        count = len(self.context.copied_replicas)
         return [{name: name for name in names}] + [self.editor.clone(names, f"replica_{k}/") for k in range(1, count)]
 
     def _vary_draws(self, clones: list[dict[str, str]], offsets: list[str]) -> None:
-        for renamed, replica in zip(clones, self.context.local_replicas, strict=True):
+        for renamed, replica in zip(clones, self.context.copied_replicas, strict=True):
             for name in offsets:
                 self.editor[renamed[name]].attr["value"].tensor.int64_val[0] *= replica
             for name, copy in renamed.items():

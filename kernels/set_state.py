@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -10,15 +11,17 @@ import tensorflow as tf
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effects
 from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem
+from autodist.graph.item import GraphItem, Variable
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.plan import Plan
+from autodist.kernels.proxies import PROXY
 
 
 @dataclass(frozen=True)
 class SetByChief(Kernel):
     """The chief writes what a run sets, everywhere; the other workers run it without its writes, once these are done.
 
-    chief:  v.assign(f())   becomes   v.assign(f()), and v.assign(v) on every other worker
+    chief:  v.assign(f())   becomes   v.assign(f()), and v.assign(v) on every other worker, proxies included
     others: v.assign(f())   becomes   nothing
     """
 
@@ -35,6 +38,7 @@ class SetByChief(Kernel):
     def _everywhere(item: GraphItem, context: Context, writes: dict[str, frozenset[str]]) -> GraphItem:
         editor = GraphEditor(item.graph_def)
         targets = list(item.targets)
+        plan = Plan(context.strategy)
         by_handle: dict[str, list[str]] = {}
         for name, handles in writes.items():
             for handle in handles:
@@ -42,21 +46,18 @@ class SetByChief(Kernel):
         for handle, names in by_handle.items():
             variable = item.by_handle[handle]
             owner = item.owners.get(variable.name)
-            if owner is not None:
-                for name in (handle, *editor.consumers(handle)):
-                    editor[name].device = context.home(owner, variable.dtype)
+            if owner is None:
+                targets += _write_copies(editor, variable, names, range(1, context.workers), context)
                 continue
-            shared_name = editor[handle].attr["shared_name"].s.decode()
-            with fragment(editor, f"set_everywhere/{handle}") as f, tf.control_dependencies([f.after(names)]):
-                value = tf.raw_ops.ReadVariableOp(resource=f.input(handle, tf.resource), dtype=variable.dtype)
-                for worker in range(1, context.workers):
-                    with tf.device(context.home(worker, variable.dtype)):
-                        there = tf.raw_ops.VarHandleOp(
-                            dtype=variable.dtype, shape=variable.shape, shared_name=shared_name
-                        )
-                        targets.append(f.name(tf.raw_ops.AssignVariableOp(resource=there, value=value)))
-        # All handles are placed: nothing is left for a later kernel to do with owners.
-        return replace(item, graph_def=editor.to_graph_def(), targets=tuple(targets), owners={})
+            for name in (handle, *editor.consumers(handle)):
+                editor[name].device = context.home(owner, variable.dtype)
+            if plan.has_proxy(variable.name):
+                targets += _write_copies(editor, variable, names, range(context.workers), context, PROXY)
+        # What is written is placed; what is only read stands where a later kernel reads it.
+        read = {
+            v.name: item.owners[v.name] for v in item.variables if v.name in item.owners and v.handle not in by_handle
+        }
+        return replace(item, graph_def=editor.to_graph_def(), targets=tuple(targets), owners=read)
 
     @staticmethod
     def _nowhere(item: GraphItem, writes: list[str]) -> GraphItem:
@@ -65,6 +66,27 @@ class SetByChief(Kernel):
             editor.replace_control(name, [])
         editor.remove(writes)
         return replace(item, graph_def=editor.to_graph_def(), targets=tuple(t for t in item.targets if t not in writes))
+
+
+def _write_copies(
+    editor: GraphEditor,
+    variable: Variable,
+    after: list[str],
+    workers: Iterable[int],
+    context: Context,
+    suffix: str = "",
+) -> list[str]:
+    """Gives copies of a variable on `workers` the value that it has after the writes `after`; returns what does so."""
+    handle = variable.handle
+    shared_name = editor[handle].attr["shared_name"].s.decode() + suffix
+    made = []
+    with fragment(editor, f"set_everywhere/{handle}") as f, tf.control_dependencies([f.after(after)]):
+        value = tf.raw_ops.ReadVariableOp(resource=f.input(handle, tf.resource), dtype=variable.dtype)
+        for worker in workers:
+            with tf.device(context.home(worker, variable.dtype)):
+                there = tf.raw_ops.VarHandleOp(dtype=variable.dtype, shape=variable.shape, shared_name=shared_name)
+                made.append(f.name(tf.raw_ops.AssignVariableOp(resource=there, value=value)))
+    return made
 
 
 def only_sets(item: GraphItem) -> bool:

@@ -1,53 +1,96 @@
 """Strategies: for each variable of a captured step, who holds it and how its gradient is combined.
 
-A builder decides (AllReduce, PS, PSLoadBalancing, Parallax, or a user's own), the protobuf Strategy says what was
-decided, and the kernels carry it out.
+A builder decides (one of ours or a user's own), the protobuf Strategy says what was decided, and the kernels carry it
+out.
 """
 
+from autodist.graph.placement import Cut
 from autodist.strategies.all_reduce import AllReduce, all_reduce_node
-from autodist.strategies.base import BuildsStrategy, StrategyBuilder, graph_config, make_strategy
+from autodist.strategies.all_reduce_options import AllReduceOptions, all_reduce_synchronizer
+from autodist.strategies.base import (
+    BuildsStrategy,
+    StrategyBuilder,
+    graph_config,
+    make_strategy,
+    workers_with_replicas,
+)
 from autodist.strategies.check import check_strategy
-from autodist.strategies.cost import Traffic, dense_bytes_sent, traffic
-from autodist.strategies.loads import GreedyLoads, worker_bandwidths
-from autodist.strategies.override import Override, OverrideVariables, UseAllReduce, UseParameterServer
+from autodist.strategies.compressor import Compressor
+from autodist.strategies.cost import Traffic, bytes_sent, traffic, worker_count
+from autodist.strategies.cut import even_sizes, proportional_sizes, shards_of
+from autodist.strategies.loads import GreedyLoads, usual_owners, worker_bandwidths
+from autodist.strategies.nodes import partitioned_node, whole_node
+from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
+from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.parallax import Parallax
+from autodist.strategies.partition import Partition
+from autodist.strategies.partition_options import PartitionOptions
+from autodist.strategies.partitioned_ar import PartitionedAR
+from autodist.strategies.partitioned_ps import PartitionedPS
+from autodist.strategies.placed import PlacedBuilder
 from autodist.strategies.ps import PS, owner_index, parameter_server_node
 from autodist.strategies.ps_load_balancing import PSLoadBalancing
+from autodist.strategies.random_axis_partition_ar import RandomAxisPartitionAR
 from autodist.strategies.reader import builder_from_section
 from autodist.strategies.registry import find_builder, register, registered_names
+from autodist.strategies.server_options import SYNCHRONOUS, ServerOptions
+from autodist.strategies.sharded_all_reduce import ShardedAllReduce
 from autodist.strategies.specs import resolve_specs
 from autodist.strategies.table import strategy_table
+from autodist.strategies.uneven_partitioned_ps import UnevenPartitionedPS
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
 __all__ = [
     "PS",
+    "SYNCHRONOUS",
     "AllReduce",
+    "AllReduceOptions",
     "BuildsStrategy",
+    "Compressor",
+    "Cut",
     "GraphLike",
     "GreedyLoads",
     "Override",
     "OverrideVariables",
     "PSLoadBalancing",
     "Parallax",
+    "Partition",
+    "PartitionOptions",
+    "PartitionedAR",
+    "PartitionedPS",
+    "PlacedBuilder",
+    "RandomAxisPartitionAR",
+    "ServerOptions",
+    "ShardedAllReduce",
     "StrategyBuilder",
     "SyncedVariable",
     "Traffic",
+    "UnevenPartitionedPS",
     "UseAllReduce",
     "UseParameterServer",
     "all_reduce_node",
+    "all_reduce_synchronizer",
     "builder_from_section",
+    "bytes_sent",
     "check_strategy",
-    "dense_bytes_sent",
+    "even_sizes",
     "find_builder",
     "graph_config",
     "make_strategy",
     "owner_index",
     "parameter_server_node",
+    "partitioned_node",
+    "proportional_sizes",
     "register",
     "registered_names",
     "resolve_specs",
+    "shards_of",
     "strategy_table",
     "synced_variables",
     "traffic",
+    "usual_owners",
+    "whole_node",
     "worker_bandwidths",
+    "worker_count",
+    "workers_with_replicas",
 ]

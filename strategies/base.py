@@ -65,10 +65,17 @@ def make_strategy(
 
 
 def graph_config(resource_spec: ResourceSpec) -> strategy_pb2.GraphConfig:
-    """Every replica of the resource spec, worker by worker."""
+    """Every replica of the resource spec, worker by worker; the number of workers where some have no replica."""
+    has_servers = len(workers_with_replicas(resource_spec)) < len(resource_spec.workers)
     return strategy_pb2.GraphConfig(
         replicas=[
             strategy_pb2.Replica(worker=replica.worker.index, device=replica.device)
             for replica in resource_spec.replicas
-        ]
+        ],
+        workers=len(resource_spec.workers) if has_servers else 0,
     )
+
+
+def workers_with_replicas(resource_spec: ResourceSpec) -> tuple[int, ...]:
+    """Indices of the workers that run replicas; the others only own variables."""
+    return tuple(worker.index for worker in resource_spec.workers if worker.has_replicas)

@@ -4,71 +4,138 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fractions import Fraction
+from math import ceil
 
 from autodist.proto import strategy_pb2
+from autodist.strategies.nodes import Synchronized, pieces
 from autodist.strategies.variables import SyncedVariable
 
 INDEX_BYTES = 8
 """Of a row's index in a sparse gradient (int64; TensorFlow has int32 too, where it is half)."""
 
+TOP_K_INDEX_BYTES = 4
+"""Of an element's index that top-k sends."""
+
+SHORT_BYTES = 2
+"""Of an element in float16 or bfloat16."""
+
+LEAST_MATRIX_BYTES = 4
+"""Of an element of PowerSGD's matrices, which are float32 where the gradient is shorter."""
+
+Compressor = strategy_pb2.Compressor
+Sent = tuple[Fraction, ...]
+
 
 @dataclass(frozen=True)
 class Traffic:
-    """What one variable makes workers send in a step; they receive as much in sum.
+    """What one variable makes each worker send; they receive as much in sum.
 
     Attributes:
-        by_owner: bytes that the owner sends; the same as `by_worker` where all workers are alike.
-        by_worker: bytes that every other worker sends.
-        per_row: whether both are for one row that every worker touches. How many rows a step touches is known
-            only while it runs.
+        step: bytes by worker in a step, however many rows it touches.
+        row: bytes by worker for one row of a sparse variable that every worker touches, besides. How many rows a step
+            touches is known only while it runs. Of a variable that is cut along its rows, the mean over all rows.
     """
 
-    by_owner: int
-    by_worker: int
-    per_row: bool = False
+    step: tuple[int, ...]
+    row: tuple[int, ...]
 
 
-def traffic(variable: SyncedVariable, node: strategy_pb2.VariableNode, workers: int) -> Traffic:
-    """What one variable makes workers send in a step, with b its bytes and W the workers.
+def traffic(variable: SyncedVariable, node: strategy_pb2.VariableNode, config: strategy_pb2.GraphConfig) -> Traffic:
+    """What one variable makes workers send, with b its bytes and W the workers that have replicas.
 
-    | gradient | synchronizer | the owner sends | each other worker sends |
+    | gradient | synchronizer | the owner sends | each other worker with replicas sends |
     |---|---|---|---|
     | dense | all-reduce | 2·b·(W-1)/W | 2·b·(W-1)/W |
+    | dense of n elements | the same, FLOAT16 or BFLOAT16 | with b = 2·n | with b = 2·n |
+    | dense, seen as n × m elements of e bytes | the same, POWER_SGD of rank r | with b = e·r·(n+m) | with b = e·r·(n+m) |
+    | dense, of which k elements of e bytes are sent | the same, TOP_K | k·(e+4)·(W-1) | k·(e+4)·(W-1) |
     | dense | parameter server | b·(W-1), values | b, gradients |
     | sparse, a row of r bytes and its index of i | all-reduce (gathered) | (r+i)·(W-1) | (r+i)·(W-1) |
     | the same | parameter server | r·(W-1), values | r+2·i: the gradient, and what row to read |
+    | the same | parameter server with proxies | b·(W-1) a step, values | r+i |
 
-    A sparse variable that the step also reads whole costs its whole size besides. Replicas of one worker share
-    what it sends.
+    An owner without replicas sends to W workers in place of W-1. A proxy of a dense variable costs nothing more, since
+    a step fetches its value once anyway. A gradient that a compressor would not make smaller travels without it. Of a partitioned variable each shard counts by itself. A sparse variable that
+    the step also reads whole costs its whole size besides. Replicas of one worker share what it sends.
 
-    Sources: P. Patarasuk and X. Yuan 2009 (see AllReduce); S. Kim et al., "Parallax", EuroSys 2019.
-    """
-    others = workers - 1
-    if others < 1:
-        return Traffic(0, 0, variable.is_sparse)
-    served = node.HasField("parameter_server")
-    if variable.is_sparse:
-        row = variable.row_bytes
-        gathered = (row + INDEX_BYTES) * others
-        return Traffic(row * others, row + 2 * INDEX_BYTES, True) if served else Traffic(gathered, gathered, True)
-    if served:
-        return Traffic(variable.byte_size * others, variable.byte_size)
-    reduced = round(2 * variable.byte_size * others / workers)
-    return Traffic(reduced, reduced)
-
-
-def dense_bytes_sent(
-    variables: Iterable[SyncedVariable], nodes: Iterable[strategy_pb2.VariableNode], workers: int
-) -> tuple[int, ...]:
-    """Bytes that each worker sends in a step for all dense variables together."""
-    by_name = {variable.name: variable for variable in variables}
-    sent = [0] * workers
-    for node in nodes:
-        variable = by_name[node.variable]
-        if variable.is_sparse:
-            continue
-        cost = traffic(variable, node, workers)
-        owner = node.parameter_server.owner if node.HasField("parameter_server") else None
+    Sources: P. Patarasuk and X. Yuan 2009 (see AllReduce); S. Kim et al., "Parallax", EuroSys 2019; T. Vogels et al.,
+    "PowerSGD", NeurIPS 2019.
+    """  # noqa: E501 (a row of a table is one line)
+    workers = worker_count(config)
+    step, row = [Fraction(0)] * workers, [Fraction(0)] * workers
+    for piece, part in pieces(variable, node):
+        # A row lies in one shard of a cut along axis 0, and in every shard of another cut.
+        share = Fraction(1)
+        if node.HasField("partition") and node.partition.axis == 0:
+            share = Fraction(piece.shape[0], variable.shape[0])
+        a_step, a_row = _sent(piece, part, config)
         for worker in range(workers):
-            sent[worker] += cost.by_owner if worker == owner else cost.by_worker
-    return tuple(sent)
+            step[worker] += a_step[worker]
+            row[worker] += share * a_row[worker]
+    return Traffic(tuple(map(round, step)), tuple(map(round, row)))
+
+
+def bytes_sent(
+    variables: Iterable[SyncedVariable],
+    nodes: Iterable[strategy_pb2.VariableNode],
+    config: strategy_pb2.GraphConfig,
+) -> tuple[int, ...]:
+    """Bytes that each worker sends in a step for all variables together, touched rows left out."""
+    by_name = {variable.name: variable for variable in variables}
+    steps = [traffic(by_name[node.variable], node, config).step for node in nodes]
+    return tuple(sum(step[worker] for step in steps) for worker in range(worker_count(config)))
+
+
+def worker_count(config: strategy_pb2.GraphConfig) -> int:
+    """How many workers there are, those without replicas included."""
+    return config.workers or len(_computing(config))
+
+
+def _computing(config: strategy_pb2.GraphConfig) -> frozenset[int]:
+    return frozenset(replica.worker for replica in config.replicas)
+
+
+def _sent(piece: SyncedVariable, part: Synchronized, config: strategy_pb2.GraphConfig) -> tuple[Sent, Sent]:
+    """What each worker sends for one piece: in a step, and for a row."""
+    computing, workers = _computing(config), range(worker_count(config))
+    nothing: Sent = (Fraction(0),) * len(workers)
+
+    def by(owner: int | None, owner_sends: Fraction | int, each_sends: Fraction | int) -> Sent:
+        return tuple(
+            Fraction(owner_sends if worker == owner else each_sends if worker in computing else 0) for worker in workers
+        )
+
+    if part.HasField("all_reduce"):
+        others = len(computing) - 1
+        if piece.is_sparse:
+            return nothing, by(None, 0, (piece.row_bytes + INDEX_BYTES) * others)
+        return by(None, 0, _reduced(piece, part.all_reduce, others)), nothing
+    owner = part.parameter_server.owner
+    others = len(computing - {owner})
+    if not piece.is_sparse:
+        return by(owner, piece.byte_size * others, piece.byte_size), nothing
+    if part.parameter_server.local_proxy:
+        return by(owner, piece.byte_size * others, 0), by(owner, 0, piece.row_bytes + INDEX_BYTES)
+    return nothing, by(owner, piece.row_bytes * others, piece.row_bytes + 2 * INDEX_BYTES)
+
+
+def _reduced(piece: SyncedVariable, synchronizer: strategy_pb2.AllReduce, others: int) -> Fraction:
+    """Bytes that one worker sends of a dense gradient to so many others; what is not made smaller travels as it is."""
+    compressor = synchronizer.compressor
+    if compressor.kind == Compressor.TOP_K:
+        chosen = ceil(compressor.fraction * piece.elements) * (piece.element_bytes + TOP_K_INDEX_BYTES)
+        if chosen < piece.byte_size:
+            return Fraction(chosen * others)
+    return Fraction(2 * _summed_bytes(piece, compressor) * others, others + 1)
+
+
+def _summed_bytes(piece: SyncedVariable, compressor: strategy_pb2.Compressor) -> int:
+    """Bytes of what is summed over workers in place of a dense gradient."""
+    if compressor.kind in (Compressor.FLOAT16, Compressor.BFLOAT16):
+        return min(piece.byte_size, SHORT_BYTES * piece.elements)
+    if compressor.kind == Compressor.POWER_SGD and len(piece.shape) > 1 and piece.elements:
+        columns = piece.shape[-1]
+        sides = piece.elements // columns + columns
+        return min(piece.byte_size, compressor.rank * sides * max(piece.element_bytes, LEAST_MATRIX_BYTES))
+    return piece.byte_size

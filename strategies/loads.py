@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
 
 from autodist.resources import ResourceSpec
 from autodist.strategies.variables import SyncedVariable
+
+PieceKey = tuple[str, int]
+"""A variable's name, and the number of the shard (0 for a whole variable)."""
 
 
 class GreedyLoads:
@@ -19,9 +22,14 @@ class GreedyLoads:
     When the heaviest variable has m bytes, all have t, and the workers' bandwidths add up to s, then no worker's
     load / bandwidth exceeds (t + (workers - 1) * m) / s. (R. L. Graham, "Bounds on Multiprocessing Timing
     Anomalies", SIAM J. Appl. Math. 17(2), 1969, carried over to links of unequal speed.)
+
+    Args:
+        resource_spec: the machines.
+        owners: indices of the workers that may be chosen; None: `usual_owners`.
     """
 
-    def __init__(self, resource_spec: ResourceSpec) -> None:
+    def __init__(self, resource_spec: ResourceSpec, owners: Sequence[int] | None = None) -> None:
+        self.owners = usual_owners(resource_spec) if owners is None else tuple(owners)
         self._bandwidths = worker_bandwidths(resource_spec)
         self._loads = [0] * len(self._bandwidths)
 
@@ -31,17 +39,39 @@ class GreedyLoads:
 
     def place(self, byte_size: int) -> int:
         """Index of the worker that shall own so many bytes more; they are counted as its own."""
-        owner = min(range(len(self._loads)), key=lambda worker: (self._time_with(worker, byte_size), worker))
+        (owner,) = self.least_loaded(1, byte_size)
         self.add(owner, byte_size)
         return owner
 
+    def least_loaded(self, count: int, byte_size: int = 0) -> tuple[int, ...]:
+        """The so many owners that would have the least load if each got these bytes, best first; none is counted."""
+        return tuple(sorted(self.owners, key=lambda worker: (self._time_with(worker, byte_size), worker))[:count])
+
+    def place_pieces(self, sizes: Mapping[PieceKey, int]) -> dict[PieceKey, int]:
+        """Owner of each piece. The largest are placed first, since small ones fill what gaps remain.
+
+        Args:
+            sizes: bytes of each variable, or of each shard.
+        """
+        ordered = sorted(sizes, key=lambda key: (-sizes[key], key))
+        return {key: self.place(sizes[key]) for key in ordered}
+
     def place_all(self, variables: Iterable[SyncedVariable]) -> dict[str, int]:
-        """Owner of each variable by name. The largest are placed first, since small ones fill what gaps remain."""
-        ordered = sorted(variables, key=lambda variable: (-variable.byte_size, variable.name))
-        return {variable.name: self.place(variable.byte_size) for variable in ordered}
+        """Owner of each whole variable by name; the largest are placed first."""
+        owners = self.place_pieces({(variable.name, 0): variable.byte_size for variable in variables})
+        return {name: owner for (name, _), owner in owners.items()}
 
     def _time_with(self, worker: int, byte_size: int) -> Fraction:
         return (self._loads[worker] + byte_size) / self._bandwidths[worker]
+
+
+def usual_owners(resource_spec: ResourceSpec) -> tuple[int, ...]:
+    """Workers that own variables where nothing else is said: those without replicas, if there are any, else all.
+
+    A node without replicas is there to own variables; the others' links and memory are then left to the replicas.
+    """
+    servers = tuple(worker.index for worker in resource_spec.workers if not worker.has_replicas)
+    return servers or tuple(worker.index for worker in resource_spec.workers)
 
 
 def worker_bandwidths(resource_spec: ResourceSpec) -> tuple[Fraction, ...]:

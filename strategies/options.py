@@ -5,13 +5,27 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
+import types
 import typing
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, PydanticUserError, TypeAdapter, ValidationError
+from pydantic import ConfigDict, InstanceOf, PydanticUserError, TypeAdapter, ValidationError
 
 from autodist.errors import StrategyError
+
+
+class OptionError(StrategyError):
+    """A value of one option cannot be used.
+
+    Args:
+        option: its name.
+        problem: the value, the reason and the mend.
+    """
+
+    def __init__(self, option: str, problem: str) -> None:
+        self.option = option
+        super().__init__(problem)
 
 
 def option_types(maker: type) -> dict[str, Any]:
@@ -50,6 +64,13 @@ def option_from_yaml(name: str, hint: Any, value: Any) -> Any:
         raise _refusal(name, value, error) from None
 
 
+def nested_options(hint: Any) -> type | None:
+    """The dataclass that an option's type is, or has among its alternatives: a mapping in YAML stands for one."""
+    is_union = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    alternatives = typing.get_args(hint) if is_union else (hint,)
+    return next((kind for kind in alternatives if isinstance(kind, type) and dataclasses.is_dataclass(kind)), None)
+
+
 def check_options(builder: Any) -> None:
     """Checks the fields of a dataclass against their types.
 
@@ -83,6 +104,8 @@ def _hints(source: Any) -> dict[str, Any]:
 
 def _adapter(hint: Any) -> TypeAdapter[Any] | None:
     """What checks a type; None for a type that says nothing of its values, which its builder checks itself."""
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return TypeAdapter(Annotated[hint, InstanceOf()])
     try:
         return TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True))
     except PydanticUserError:

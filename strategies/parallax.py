@@ -6,16 +6,18 @@ from dataclasses import dataclass
 
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.all_reduce import ChunkSize, SpecName, all_reduce_nodes
+from autodist.strategies.all_reduce import all_reduce_nodes
+from autodist.strategies.all_reduce_options import AllReduceOptions
 from autodist.strategies.base import StrategyBuilder, make_strategy
 from autodist.strategies.ps_load_balancing import load_balanced_nodes
 from autodist.strategies.registry import register
+from autodist.strategies.server_options import ServerOptions
 from autodist.strategies.variables import GraphLike, synced_variables
 
 
 @register
 @dataclass(frozen=True)
-class Parallax(StrategyBuilder):
+class Parallax(AllReduceOptions, ServerOptions, StrategyBuilder):
     """Dense gradients by all-reduce, sparse ones by parameter servers that share the bytes evenly.
 
     For models that hold both, such as language models with an embedding: a gather of sparse gradients sends every
@@ -28,18 +30,17 @@ class Parallax(StrategyBuilder):
     Source: S. Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019.
 
     Attributes:
-        chunk_size: how many dense variables form a group, as in AllReduce.
+        chunk_size, compressor: of the dense variables; see AllReduceOptions.
         all_reduce_spec: how the dense sums travel. RING and NCCL cannot stand beside parameter servers, so they
             are refused where the model has a sparse variable.
+        sync, staleness, local_proxy_variable: of the sparse variables; see ServerOptions. Workers still wait for each
+            other at the dense ones.
     """
-
-    chunk_size: ChunkSize = 128
-    all_reduce_spec: SpecName = "AUTO"
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
         dense = [variable for variable in variables if not variable.is_sparse]
         sparse = [variable for variable in variables if variable.is_sparse]
-        nodes = all_reduce_nodes(dense, self.chunk_size, self.all_reduce_spec)
-        nodes += load_balanced_nodes(sparse, resource_spec)
+        nodes = all_reduce_nodes(dense, self)
+        nodes += load_balanced_nodes(sparse, resource_spec, self)
         return make_strategy("Parallax", resource_spec, variables, nodes)

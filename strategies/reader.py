@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from autodist.errors import Place, StrategyError
@@ -11,22 +11,21 @@ from autodist.resources import StrategySection, VariableOverride
 from autodist.strategies.all_reduce import AllReduce
 from autodist.strategies.base import BuildsStrategy
 from autodist.strategies.nearest import did_you_mean, listed
-from autodist.strategies.options import missing_options, option_from_yaml, option_types, takes_any_option
-from autodist.strategies.override import Override, OverrideVariables, UseAllReduce, UseParameterServer
-from autodist.strategies.registry import find_builder
+from autodist.strategies.options import (
+    missing_options,
+    nested_options,
+    option_from_yaml,
+    option_types,
+    takes_any_option,
+)
+from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
+from autodist.strategies.override_variables import OverrideVariables
+from autodist.strategies.placed import PlacedBuilder
+from autodist.strategies.registry import find_builder, registered_names
 
 SYNCHRONIZERS: dict[str, type[UseAllReduce | UseParameterServer]] = {
     "AllReduce": UseAllReduce,
     "PS": UseParameterServer,
-}
-
-# Settings that this version knows and cannot carry out, each with the one value that asks for nothing.
-LATER_SETTINGS: dict[str, Any] = {
-    "compressor": None,
-    "local_proxy_variable": False,
-    "partition": None,
-    "staleness": 0,
-    "sync": True,
 }
 
 PlaceOf = Callable[..., Place | None]
@@ -35,16 +34,20 @@ PlaceOf = Callable[..., Place | None]
 def builder_from_section(section: StrategySection | None) -> BuildsStrategy:
     """The builder that a YAML asks for; AllReduce if it has no `strategy` section.
 
+    What comes from a file is a PlacedBuilder, so that what is wrong with its strategies has a place as well.
+
     Raises:
-        StrategyError: an unknown builder, option or setting (with the nearest known), a value that is not allowed,
-            or something that this version cannot do; the message says where it stands.
+        StrategyError: an unknown builder, option or setting (with the nearest known), or a value that is not allowed;
+            the message says where it stands.
     """
     if section is None:
         return AllReduce()
     maker = find_builder(section.builder, section.place("builder"))
     builder: BuildsStrategy = _make(maker, section.builder, section.options, section.place)
     overrides = tuple(_override(override, section) for override in section.variables)
-    return OverrideVariables(builder, overrides) if overrides else builder
+    if overrides:
+        builder = OverrideVariables(builder, overrides)
+    return builder if section.place() is None else PlacedBuilder(builder, section)
 
 
 def _override(override: VariableOverride, section: StrategySection) -> Override:
@@ -77,8 +80,8 @@ def _make(maker: type[Any], about: str, options: Mapping[str, Any], place: Place
             values[key] = _checked(key, types[key], value, about, place)
         elif takes_any_option(maker):
             values[key] = value
-        elif not _asks_for_nothing(key, value):
-            raise StrategyError(_unknown_option(key, value, types, about), place(key))
+        else:
+            raise StrategyError(_unknown_option(key, types, about), place(key))
     missing = missing_options(maker, values)
     if missing:
         raise StrategyError(f"{about} needs {listed(missing)}; add it.", place())
@@ -89,17 +92,30 @@ def _make(maker: type[Any], about: str, options: Mapping[str, Any], place: Place
 
 
 def _checked(key: str, hint: Any, value: Any, about: str, place: PlaceOf) -> Any:
+    nested = nested_options(hint)
+    if nested is not None and isinstance(value, str) and hasattr(nested, "shorthand"):
+        only = nested.shorthand
+        value = {only: _checked(key, option_types(nested)[only], value, about, place)}
+    if nested is not None and isinstance(value, Mapping):
+        return _make(nested, f"{about}: {key}", value, functools.partial(place, key))
     try:
         return option_from_yaml(key, hint, value)
     except StrategyError as error:
         raise StrategyError(f"{about}: {error.problem}", place(key)) from None
 
 
-def _asks_for_nothing(key: str, value: Any) -> bool:
-    return key in LATER_SETTINGS and type(value) is type(LATER_SETTINGS[key]) and value == LATER_SETTINGS[key]
+def _unknown_option(key: str, types: Mapping[str, Any], about: str) -> str:
+    takers = [name for name, maker in _option_takers() if key in option_types(maker)]
+    elsewhere = (
+        f" It is an option of {listed(dict.fromkeys(takers))}; take one of these, or remove it." if takers else ""
+    )
+    hint = elsewhere or did_you_mean(key, types)
+    return f"{about} has no option {key}.{hint} Its options are {listed(types)}."
 
 
-def _unknown_option(key: str, value: Any, types: Mapping[str, Any], about: str) -> str:
-    if key in LATER_SETTINGS:
-        return f"{about}: {key} is {value!r}, and this version of AutoDist cannot do that yet; remove it."
-    return f"{about} has no option {key}.{did_you_mean(key, types)} Its options are {listed(types)}."
+def _option_takers() -> Iterator[tuple[str, type]]:
+    """What else an option may have been meant for."""
+    for name in registered_names():
+        yield name, find_builder(name)
+    for synchronizer, maker in SYNCHRONIZERS.items():
+        yield f"`synchronizer: {synchronizer}` for a pattern", maker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autodist.proto import strategy_pb2
+from autodist.strategies.nodes import Synchronized, synchronized_parts
 
 
 def resolve_specs(strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
@@ -14,17 +15,21 @@ def resolve_specs(strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
     resolved = strategy_pb2.Strategy()
     resolved.CopyFrom(strategy)
     spec = effective_spec(strategy)
-    for node in resolved.nodes:
-        if node.HasField("all_reduce") and node.all_reduce.spec == strategy_pb2.AllReduce.AUTO:
-            node.all_reduce.spec = spec
+    for part in _parts(resolved):
+        if part.HasField("all_reduce") and part.all_reduce.spec == strategy_pb2.AllReduce.AUTO:
+            part.all_reduce.spec = spec
     return resolved
 
 
 def effective_spec(strategy: strategy_pb2.Strategy) -> strategy_pb2.AllReduce.Spec:
     """What AUTO stands for in this strategy."""
-    served = any(node.HasField("parameter_server") for node in strategy.nodes)
-    explicit = {node.all_reduce.spec for node in strategy.nodes if node.HasField("all_reduce")}
+    served = any(part.HasField("parameter_server") for part in _parts(strategy))
+    explicit = {part.all_reduce.spec for part in _parts(strategy) if part.HasField("all_reduce")}
     explicit.discard(strategy_pb2.AllReduce.AUTO)
     if served or len(explicit) != 1:
         return strategy_pb2.AllReduce.SHUFFLE
     return explicit.pop()
+
+
+def _parts(strategy: strategy_pb2.Strategy) -> list[Synchronized]:
+    return [part for node in strategy.nodes for part in synchronized_parts(node)]

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from rich.table import Table
 from rich.text import Text
 
 from autodist.proto import strategy_pb2
-from autodist.strategies.cost import Traffic, dense_bytes_sent, traffic
+from autodist.strategies.compressor import compresses, compressor_text
+from autodist.strategies.cost import Traffic, bytes_sent, traffic, worker_count
+from autodist.strategies.nodes import Synchronized, synchronized_parts
 from autodist.strategies.specs import resolve_specs
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
 NUMBERS = {"bytes", "bytes a step and worker"}
 COLUMNS = ("variable", "shape", "bytes", "gradient", "synchronizer", "where", "bytes a step and worker")
+
+ALL_WORKERS = "all workers"
+
+MOST_NAMES = 4
+"""Of owners in one cell; more are counted."""
 
 _UNITS = ("kB", "MB", "GB", "TB")
 
@@ -28,52 +36,116 @@ def strategy_table(
         graph_item: the captured step that it is for.
         worker_names: in the order of their indices; without them owners are called "worker 1".
     """
-    replicas = strategy.graph_config.replicas
-    workers = len({replica.worker for replica in replicas})
+    config = strategy.graph_config
+    workers = worker_count(config)
     names = worker_names or [f"worker {index}" for index in range(workers)]
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
     resolved = resolve_specs(strategy)
-    title = f"{strategy.builder}: {_count(len(replicas), 'replica')} on {_count(workers, 'worker')}"
+    title = f"{strategy.builder}: {_count(len(config.replicas), 'replica')} on {_count(workers, 'worker')}"
     # Text, not markup: a variable's name may hold square brackets.
     table = Table(title=Text(title), show_footer=True)
-    total = _total(tuple(variables.values()), resolved, workers, names)
+    total = _total(tuple(variables.values()), resolved, names)
     for column, footer in zip(COLUMNS, total, strict=True):
         table.add_column(column, Text(footer), justify="right" if column in NUMBERS else "left", overflow="fold")
     for node in resolved.nodes:
-        table.add_row(*map(Text, _row(variables[node.variable], node, workers, names)))
+        table.add_row(*map(Text, _row(variables[node.variable], node, config, names)))
     return table
 
 
 def _row(
-    variable: SyncedVariable, node: strategy_pb2.VariableNode, workers: int, names: Sequence[str]
+    variable: SyncedVariable,
+    node: strategy_pb2.VariableNode,
+    config: strategy_pb2.GraphConfig,
+    names: Sequence[str],
 ) -> tuple[str, ...]:
-    if node.HasField("parameter_server"):
-        synchronizer, where = "PS", names[node.parameter_server.owner]
-    else:
-        spec = strategy_pb2.AllReduce.Spec.Name(node.all_reduce.spec)
-        synchronizer, where = f"AllReduce {spec}, group {node.all_reduce.group}", "all workers"
     shape = " × ".join(str(length) for length in variable.shape) or "scalar"
     kind = "sparse" if variable.is_sparse else "dense"
-    cost = _cost(traffic(variable, node, workers))
-    return variable.name, shape, readable_bytes(variable.byte_size), kind, synchronizer, where, cost
+    cost = _cost(traffic(variable, node, config), node)
+    size = readable_bytes(variable.byte_size)
+    return variable.name, shape, size, kind, _synchronizers(node), _where(node, names), cost
 
 
-def _cost(cost: Traffic) -> str:
-    unit = " a row" if cost.per_row else ""
-    if cost.by_owner == cost.by_worker:
-        return f"{readable_bytes(cost.by_worker)}{unit}"
-    return f"{readable_bytes(cost.by_worker)}{unit}, owner {readable_bytes(cost.by_owner)}"
+def _synchronizers(node: strategy_pb2.VariableNode) -> str:
+    """How the pieces are synchronised, each way once."""
+    ways: dict[str, list[int]] = {}
+    for part in synchronized_parts(node):
+        group = part.all_reduce.group if part.HasField("all_reduce") else -1
+        ways.setdefault(_way(part), []).append(group)
+    return "; ".join(way + _groups(groups) for way, groups in ways.items())
+
+
+def _way(part: Synchronized) -> str:
+    """A synchronizer in words, but for the group."""
+    if part.HasField("all_reduce"):
+        spec = strategy_pb2.AllReduce.Spec.Name(part.all_reduce.spec)
+        lossy = f" {compressor_text(part.all_reduce.compressor)}" if compresses(part.all_reduce) else ""
+        return f"AllReduce {spec}{lossy}"
+    server = part.parameter_server
+    words = ["PS"]
+    words += ["asynchronous"] if server.asynchronous else []
+    words += [f"staleness {server.staleness}"] if server.staleness else []
+    words += ["proxies"] if server.local_proxy else []
+    return ", ".join(words)
+
+
+def _groups(groups: Sequence[int]) -> str:
+    first, last = min(groups), max(groups)
+    if first < 0:
+        return ""
+    return f", group {first}" if first == last else f", groups {first} to {last}"
+
+
+def _where(node: strategy_pb2.VariableNode, names: Sequence[str]) -> str:
+    """The workers that hold the variable; of a partitioned one, how many shards each owns."""
+    by_index = Counter(_holder(part) for part in synchronized_parts(node))
+    owners = {ALL_WORKERS if index < 0 else names[index]: count for index, count in sorted(by_index.items())}
+    if not node.HasField("partition"):
+        return next(iter(owners))
+    shards = f"{_count(len(node.shards), 'shard')} of axis {node.partition.axis}"
+    if len(owners) == 1:
+        return f"{shards} at {next(iter(owners))}"
+    if len(owners) > MOST_NAMES:
+        return f"{shards} at {len(owners)} workers"
+    if max(owners.values()) == 1:
+        return f"{shards} at {', '.join(owners)}"
+    return f"{shards}: {', '.join(f'{count} at {name}' for name, count in owners.items())}"
+
+
+def _holder(part: Synchronized) -> int:
+    """Index of the owner, -1 for all workers."""
+    return part.parameter_server.owner if part.HasField("parameter_server") else -1
+
+
+def _cost(cost: Traffic, node: strategy_pb2.VariableNode) -> str:
+    """What a worker sends in a step, and for a row."""
+    owner = node.parameter_server.owner if node.HasField("parameter_server") else None
+    parts = [_spread(cost.step, owner, "")] if any(cost.step) or not any(cost.row) else []
+    parts += [_spread(cost.row, owner, " a row")] if any(cost.row) else []
+    return " + ".join(parts)
+
+
+def _spread(sent: Sequence[int], owner: int | None, unit: str) -> str:
+    """Bytes by worker: one figure if all that send send as much, else the owner's apart, else from least to most."""
+    counts = {worker: count for worker, count in enumerate(sent) if count} or {0: 0}
+    others = {count for worker, count in counts.items() if worker != owner}
+    if owner is not None and sent[owner] and not others:
+        return f"owner {readable_bytes(sent[owner])}{unit}"
+    if len(set(counts.values())) == 1:
+        return f"{readable_bytes(next(iter(counts.values())))}{unit}"
+    if owner is not None and len(others) == 1:
+        return f"{readable_bytes(*others)}{unit}, owner {readable_bytes(sent[owner])}"
+    return f"{readable_bytes(min(counts.values()))} to {readable_bytes(max(counts.values()))}{unit}"
 
 
 def _total(
-    variables: Sequence[SyncedVariable], strategy: strategy_pb2.Strategy, workers: int, names: Sequence[str]
+    variables: Sequence[SyncedVariable], strategy: strategy_pb2.Strategy, names: Sequence[str]
 ) -> tuple[str, ...]:
     """The last row: all variables together, and the worker that sends most."""
     size = readable_bytes(sum(variable.byte_size for variable in variables))
-    sent = dense_bytes_sent(variables, strategy.nodes, workers)
-    most = max(range(workers), key=lambda worker: sent[worker])
-    where = "all workers" if len(set(sent)) == 1 else f"most at {names[most]}"
-    rows = " + rows" if workers > 1 and any(variable.is_sparse for variable in variables) else ""
+    sent = bytes_sent(variables, strategy.nodes, strategy.graph_config)
+    most = max(range(len(sent)), key=lambda worker: sent[worker])
+    where = ALL_WORKERS if len(set(sent)) == 1 else f"most at {names[most]}"
+    rows = " + rows" if len(sent) > 1 and any(variable.is_sparse for variable in variables) else ""
     return _count(len(variables), "variable"), "", size, "", "", where, f"{readable_bytes(sent[most])}{rows}"
 
 

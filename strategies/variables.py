@@ -3,8 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Protocol
+
+from autodist.graph.placement import shard_name
+
+
+class DTypeLike(Protocol):
+    """The part of tf.DType that strategies use."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def is_floating(self) -> bool: ...
 
 
 class VariableLike(Protocol):
@@ -15,6 +28,9 @@ class VariableLike(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> DTypeLike: ...
 
     @property
     def byte_size(self) -> int: ...
@@ -50,17 +66,36 @@ class SyncedVariable:
         byte_size: of the whole variable.
         is_sparse: whether only the rows that a step touches have a gradient. A variable that has a dense and a
             sparse gradient in one step is dense, since all of it travels anyway.
+        dtype: name of its elements' type ("float32").
+        is_floating: whether that is a floating-point type.
     """
 
     name: str
     shape: tuple[int, ...]
     byte_size: int
     is_sparse: bool
+    dtype: str = "float32"
+    is_floating: bool = True
+
+    @property
+    def elements(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def element_bytes(self) -> int:
+        """Bytes of one element; 0 if there is none."""
+        return self.byte_size // self.elements if self.elements else 0
 
     @property
     def row_bytes(self) -> int:
         """Bytes of one row, the slice at one index of the first axis."""
         return self.byte_size // self.shape[0] if self.shape and self.shape[0] else self.byte_size
+
+    def shard(self, index: int, axis: int, length: int) -> SyncedVariable:
+        """A shard of so many indices along an axis, seen as a variable of its own."""
+        shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
+        byte_size = self.element_bytes * prod(shape)
+        return replace(self, name=shard_name(self.name, index), shape=shape, byte_size=byte_size)
 
 
 def synced_variables(graph_item: GraphLike) -> tuple[SyncedVariable, ...]:
@@ -69,7 +104,10 @@ def synced_variables(graph_item: GraphLike) -> tuple[SyncedVariable, ...]:
     sparse: dict[str, bool] = {}
     for gradient in graph_item.gradients:
         sparse[gradient.variable] = sparse.get(gradient.variable, True) and gradient.is_sparse
-    return tuple(
-        SyncedVariable(name, tuple(by_name[name].shape), by_name[name].byte_size, is_sparse)
-        for name, is_sparse in sparse.items()
-    )
+    return tuple(_synced(by_name[name], is_sparse) for name, is_sparse in sparse.items())
+
+
+def _synced(variable: VariableLike, is_sparse: bool) -> SyncedVariable:
+    dtype = variable.dtype
+    shape = tuple(variable.shape)
+    return SyncedVariable(variable.name, shape, variable.byte_size, is_sparse, dtype.name, dtype.is_floating)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -84,7 +84,8 @@ class GradientNotes:
                 for t, w in zip(tensors, given, strict=True)
             ]
             found = plain(targets, tf.nest.pack_sequence_as(targets, weighted))
-            made = list(zip(handles, tf.nest.flatten(found, expand_composites=False), strict=True))
+            gradients = _each_its_own(tf.nest.flatten(found, expand_composites=False))
+            made = list(zip(handles, gradients, strict=True))
             self.calls.append(
                 NotedCall(
                     graph,
@@ -94,7 +95,28 @@ class GradientNotes:
                     tuple(h for h, g in made if h is not None and g is None),
                 )
             )
-            return found
+            return tf.nest.pack_sequence_as(found, gradients)
+
+
+def _each_its_own(gradients: Sequence[Any]) -> list[Any]:
+    """The gradients of several variables, of which no two have a tensor in common.
+
+    Both terms of a sum have the same tensor for a gradient, and an update that reads it does not tell of which.
+    """
+    taken: set[int] = set()
+
+    def own(tensor: tf.Tensor) -> tf.Tensor:
+        if id(tensor) in taken:
+            return tf.identity(tensor)
+        taken.add(id(tensor))
+        return tensor
+
+    def apart(gradient: Any) -> Any:
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(own(gradient.values), own(gradient.indices), gradient.dense_shape)
+        return gradient if gradient is None else own(gradient)
+
+    return [apart(gradient) for gradient in gradients]
 
 
 def _handle_of(source: Any) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import tensorflow as tf
@@ -78,6 +78,42 @@ class Fragment:
                 del copy.attr["_class"]
         editor.add_graph(out)
         self.made = tuple(node.name for node in out.node)
+
+
+class Template:
+    """Arithmetic that is built once and spliced into a graph many times, on other tensors each time.
+
+    TensorFlow takes some 0.1 ms to make an operation, a copy of one a tenth of that.
+
+    Args:
+        dtypes: of its inputs.
+        build: makes its outputs from its inputs, whose shapes it is not told.
+    """
+
+    def __init__(self, dtypes: Sequence[tf.DType], build: Callable[..., Sequence[tf.Tensor]]) -> None:
+        with tf.Graph().as_default() as graph:
+            inputs = [tf.raw_ops.Placeholder(dtype=dtype) for dtype in dtypes]
+            outputs = build(*inputs)
+        self._inputs = {made.op.name: position for position, made in enumerate(inputs)}
+        self._outputs = [made.name for made in outputs]
+        definition = graph.as_graph_def()
+        assert not definition.library.function, "a template has no functions of its own"
+        self._nodes = [node for node in definition.node if node.name not in self._inputs]
+
+    def splice(self, editor: GraphEditor, prefix: str, inputs: Sequence[str]) -> list[str]:
+        """Adds the arithmetic on the tensors `inputs` under "autodist/" + `prefix`; returns its outputs' names."""
+
+        def here(name: str) -> str:
+            position = self._inputs.get(node_of(name))
+            return tensor(inputs[position]) if position is not None else f"autodist/{prefix}/{tensor(name)}"
+
+        for node in self._nodes:
+            copy = tf.compat.v1.NodeDef()
+            copy.CopyFrom(node)
+            copy.name = f"autodist/{prefix}/{node.name}"
+            copy.input[:] = [as_input(here(name)) for name in node.input]
+            editor.add(copy)
+        return [here(name) for name in self._outputs]
 
 
 @contextmanager

@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import tensorflow as tf
 
+from autodist.graph.keeper import Keeper
+from autodist.graph.placement import EVERY_WORKER, Cut, Placement, shard_name
+
 if TYPE_CHECKING:
+    from autodist.graph.propagation import Propagation
     from autodist.graph.stages import Stages
 
 
@@ -66,6 +70,8 @@ class Variable:
 @dataclass(frozen=True)
 class Gradient:
     """The gradient of one variable, before clipping or any arithmetic of an optimizer.
+
+    No tensor belongs to two gradients: capture gives each variable its own where the maths gives both the same.
 
     Attributes:
         variable: name of the variable.
@@ -155,7 +161,17 @@ class GraphItem:
         joins: what the replicas made and has to be combined; empty until the step is replicated.
         stages: what runs once, as it was when the step was replicated; those nodes keep their names.
         joined_gradients: the tensors that what runs once reads in place of the replicas' gradients.
-        owners: the worker that holds a variable, by its name; every worker holds the others.
+        owners: the worker that holds a variable (or a shard), by its name; every worker holds the others.
+        cuts: how variables are cut, by the captured variable's name; `variables` has their shards in their place.
+        flows: how the captured tensors depend on the batch, where a kernel has changed the graph since in ways that
+            propagation does not follow.
+        initializers: nodes that this worker runs once, before the first step that has them: what kernels keep between
+            steps (the residual of a compressor, say) gets its first value. By a key that is the same in all programs
+            that share the state, so that a second program does not set it again.
+        keepers: for each variable that is owned, how its owner keeps it; there once the step is replicated.
+        served: nodes that the owner of stale variables runs once for every step, beside it.
+        landed: nodes that end, run between two steps, once all is written that this worker's steps have asked for.
+        copies: suffixes of a variable's name in the session under which every worker has copies of it.
     """
 
     graph_def: tf.compat.v1.GraphDef
@@ -170,10 +186,24 @@ class GraphItem:
     stages: Stages | None = None
     joined_gradients: frozenset[str] = frozenset()
     owners: Mapping[str, int] = field(default_factory=dict)
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    flows: Propagation | None = None
+    initializers: Mapping[str, str] = field(default_factory=dict)
+    keepers: Mapping[str, Keeper] = field(default_factory=dict)
+    served: tuple[str, ...] = ()
+    landed: tuple[str, ...] = ()
+    copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def with_graph(self, graph_def: tf.compat.v1.GraphDef) -> GraphItem:
         """The same step with another graph; the original is left unchanged."""
         return replace(self, graph_def=graph_def)
+
+    def placement(self, variable: str) -> Placement:
+        """Where the value of a captured variable lies, once owners are assigned."""
+        cut = self.cuts.get(variable)
+        names = [variable] if cut is None else [shard_name(variable, k) for k in range(len(cut.sizes))]
+        owners = tuple(self.owners.get(name, EVERY_WORKER) for name in names)
+        return Placement(cut, owners, tuple(tuple(sorted(self.copies.get(name, ()))) for name in names))
 
     @cached_property
     def by_name(self) -> dict[str, Variable]:
@@ -183,3 +213,13 @@ class GraphItem:
     def by_handle(self) -> dict[str, Variable]:
         """The variable for the name of each VarHandleOp."""
         return {v.handle: v for v in self.variables}
+
+
+def place_variables(item: GraphItem, placements: Mapping[str, Placement]) -> GraphItem:
+    """The item with what is known of where its variables lie, by the captured variables' names."""
+    owners: dict[str, int] = {}
+    cuts = {name: placement.cut for name, placement in placements.items() if placement.cut is not None}
+    for name, placement in placements.items():
+        names = [name] if placement.cut is None else [shard_name(name, k) for k in range(len(placement.owners))]
+        owners.update(zip(names, placement.owners, strict=True))
+    return replace(item, owners=owners, cuts=cuts)

@@ -31,12 +31,13 @@ class Node(Model):
     """One machine.
 
     A node has one replica on each of its `gpus` or, if it has none, on each of its `cpus`; both in one node are
-    refused, since a step would wait for the slower kind. A node that names no device has one replica, on its CPU.
+    refused, since a step would wait for the slower kind. A node that names no device has one replica, on its CPU. One
+    that says `cpus: []`, and has no GPUs either, has no replica: its one worker only owns variables.
 
     Attributes:
         address: name or IP address under which the other nodes reach it.
         gpus: numbers of its GPUs, as TensorFlow counts them.
-        cpus: one entry for each replica on its CPU; only how many there are matters.
+        cpus: one entry for each replica on its CPU; only how many there are matters. None, said on purpose: no replica.
         chief: whether the user starts the script here.
         workers: how many processes it runs; its devices are dealt out to them evenly and in order.
         network_bandwidth: Gbit/s to the other nodes.
@@ -75,7 +76,7 @@ class Node(Model):
     @model_validator(mode="before")
     @classmethod
     def _default_device(cls, data: Any) -> Any:
-        """One replica on the CPU where no device is named. `cpus: []` names none on purpose and is refused later."""
+        """One replica on the CPU where no device is named. `cpus: []` names none on purpose."""
         if isinstance(data, dict) and not data.get("gpus") and "cpus" not in data:
             return {**data, "cpus": [0]}
         return data
@@ -107,8 +108,12 @@ class Node(Model):
         if self.gpus and self.cpus:
             raise Fault("the node has gpus too; allowed: one of the two, since each holds replicas", "cpus")
         count = len(self.devices)
-        if count == 0:
-            raise Fault("the node has no device; name at least one, or leave the key out for one replica", "cpus")
+        if count == 0 and self.workers > 1:
+            raise Fault(
+                f"{self.workers} workers are more than a node without replicas can use; allowed: 1, which owns all "
+                "that is kept there, or name devices",
+                "workers",
+            )
         if count % self.workers:
             even = ", ".join(str(number) for number in range(1, count + 1) if count % number == 0)
             raise Fault(

@@ -199,6 +199,10 @@ class ResourceSpec(Model):
         if len(chiefs) > 1:
             problem = f"true is not allowed, nodes[{chiefs[0]}] ({self.nodes[chiefs[0]].address}) is the chief already"
             raise Fault(f"{problem}; allowed: `chief: true` in exactly one node", "nodes", chiefs[1], "chief")
+        if not self.nodes[chiefs[0]].devices:
+            problem = "the chief's node has no device, and the script that is started there needs its outputs computed"
+            mend = "one device or more; `cpus: []` is for other nodes, which then only own variables"
+            raise Fault(f"{problem}; allowed: {mend}", "nodes", chiefs[0], "cpus")
         return self
 
     @model_validator(mode="after")

@@ -21,8 +21,9 @@ class Worker:
             workers, the position among them ("10.0.0.1:1").
         node: the machine that it runs on.
         port: of its server; None if a free one is to be found.
-        devices: one for each of its replicas. A GPU keeps its number on the machine ("gpu:3"); CPU devices are logical
-            devices of the worker's own process and are counted from 0 ("cpu:0", "cpu:1").
+        devices: one for each of its replicas; none for a worker that only owns variables. A GPU keeps its number on
+            the machine ("gpu:3"); CPU devices are logical devices of the worker's own process and are counted from 0
+            ("cpu:0", "cpu:1").
     """
 
     index: int
@@ -34,6 +35,11 @@ class Worker:
     @property
     def is_chief(self) -> bool:
         return self.index == 0
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether it computes; a worker that does not only owns variables."""
+        return bool(self.devices)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ class Share:
 
 
 def share_of(examples: int, replicas: Sequence[int], worker: int) -> Share:
-    """The share of a worker, whose replicas' parts follow one another.
+    """The share of a worker, whose replicas' parts follow one another; an empty one, where it has no replicas.
 
     Args:
         examples: in the global batch.
@@ -34,11 +34,13 @@ def share_of(examples: int, replicas: Sequence[int], worker: int) -> Share:
 
     >>> [share_of(5, [0, 0, 1, 1], w) for w in (0, 1)]
     [Share(start=0, size=3), Share(start=3, size=2)]
+    >>> share_of(5, [0, 1], 2)
+    Share(start=0, size=0)
     """
     each, rest = divmod(examples, len(replicas))
     sizes = [each + (k < rest) for k in range(len(replicas))]
     mine = [k for k, w in enumerate(replicas) if w == worker]
-    return Share(sum(sizes[: mine[0]]), sum(sizes[k] for k in mine))
+    return Share(sum(sizes[: mine[0]]) if mine else 0, sum(sizes[k] for k in mine))
 
 
 def count_examples(split: Sequence[tuple[str, Any, int]]) -> int:

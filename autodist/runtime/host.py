@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import pathlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+
+from autodist.runtime.timeline import TracedRuns
 
 COLLECTIVE_KEY = 1
 """The graph key of every run that holds collectives, by which all workers share step ids in those runs alone."""
@@ -27,6 +30,7 @@ class Host:
         self._lock = threading.Lock()
         self._count = 0
         self._closed = False
+        self._initialized: set[str] = set()
 
     def add(self, graph_def: tf.compat.v1.GraphDef) -> str:
         """Imports a graph; returns the prefix of its nodes' names here."""
@@ -37,16 +41,36 @@ class Host:
                 tf.import_graph_def(graph_def, name=prefix)
         return prefix + "/"
 
+    def initialize(self, operations: Mapping[str, str]) -> None:
+        """Runs operations, by a key that tells what each sets, unless one of that key ran before."""
+        new = {key: name for key, name in operations.items() if key not in self._initialized}
+        if new:
+            self.session.run([self.graph.get_operation_by_name(name) for name in new.values()])
+            self._initialized.update(new)
+
     def callable(
-        self, fetches: Any, feeds: Sequence[str | tf.Tensor], has_collectives: bool = False
+        self,
+        fetches: Any,
+        feeds: Sequence[str | tf.Tensor],
+        has_collectives: bool = False,
+        trace: pathlib.Path | None = None,
     ) -> Callable[..., Any]:
-        """What runs `fetches`, given a value for each of `feeds`."""
-        run = self.session.make_callable(fetches, feed_list=list(feeds), accept_options=has_collectives)
-        if not has_collectives:
+        """What runs `fetches`, given a value for each of `feeds`.
+
+        Args:
+            fetches: a nest of tensors and operations.
+            feeds: what takes values.
+            has_collectives: whether other workers' runs take part in this one's.
+            trace: file for a trace of one run; None: no run is traced.
+        """
+        has_options = has_collectives or trace is not None
+        run = self.session.make_callable(fetches, feed_list=list(feeds), accept_options=has_options)
+        if not has_options:
             return run
         options = tf.compat.v1.RunOptions()
-        options.experimental.collective_graph_key = COLLECTIVE_KEY
-        return lambda *values: run(*values, options=options)
+        if has_collectives:
+            options.experimental.collective_graph_key = COLLECTIVE_KEY
+        return TracedRuns(run, options, trace) if trace else lambda *values: run(*values, options=options)
 
     def close(self) -> None:
         """Closes the session. May be called twice."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 
 import tensorflow as tf
 
+from autodist.graph.placement import EVERY_WORKER, Placement, Shard
 from autodist.runtime.host import Host
 from autodist.runtime.messages import Messages
 from autodist.runtime.variables import Tracked
 
-
-def _sole_holder(tracked: Tracked) -> int | None:
-    """The worker that holds a variable alone; None: every worker does."""
-    return tracked.owner if tracked.owner is not None and tracked.owner >= 0 else None
+_Key = tuple[str, Placement]
+"""A variable's name in the session and where it lies there."""
 
 
 GROUP_BYTES = 16 << 20
@@ -49,8 +49,8 @@ class Pieces:
     ) -> None:
         self._host, self._messages = host, messages
         self._worker, self._workers, self._home = worker, workers, home
-        self._reads: dict[str, tf.Tensor] = {}
-        self._writes: dict[str, tuple[tf.Tensor, list[tf.Operation]]] = {}
+        self._reads: dict[_Key, tf.Tensor] = {}
+        self._writes: dict[_Key, tuple[tf.Tensor, list[tf.Operation]]] = {}
 
     def push(self, variables: Sequence[Tracked]) -> None:
         """Gives every piece of the variables the value that the chief's script has; all workers call it alike."""
@@ -75,35 +75,55 @@ class Pieces:
             tracked.write(value)
             tracked.is_behind = False
 
-    def _place(self, tracked: Tracked, worker: int) -> str:
-        return self._home(worker, tracked.source.dtype.base_dtype)
+    def _holders(self, shard: Shard) -> Iterator[tuple[int, str]]:
+        """Every worker that has the shard or a copy of it, and what it calls that."""
+        for worker in range(self._workers):
+            if shard.owner in (EVERY_WORKER, worker):
+                yield worker, shard.name
+            for copy in shard.copies:
+                yield worker, shard.name + copy
 
-    def _handle(self, tracked: Tracked, worker: int) -> tf.Tensor:
-        with tf.device(self._place(tracked, worker)):
-            return tf.raw_ops.VarHandleOp(
-                dtype=tracked.source.dtype.base_dtype, shape=tracked.source.shape, shared_name=tracked.shared_name
-            )
+    @staticmethod
+    def _handle(tracked: Tracked, shard: Shard, name: str) -> tf.Tensor:
+        return tf.raw_ops.VarHandleOp(
+            dtype=tracked.source.dtype.base_dtype, shape=shard.shape, shared_name=tracked.shared_name + name
+        )
+
+    def _on(self, tracked: Tracked, worker: int) -> AbstractContextManager[None]:
+        """Where a worker keeps a variable."""
+        return tf.device(self._home(worker, tracked.source.dtype.base_dtype))
 
     def _read(self, tracked: Tracked) -> tf.Tensor:
-        if tracked.shared_name not in self._reads:
-            holder = _sole_holder(tracked)
-            worker = self._worker if holder is None else holder
-            with self._host.graph.as_default(), tf.device(self._place(tracked, worker)):
-                self._reads[tracked.shared_name] = tf.raw_ops.ReadVariableOp(
-                    resource=self._handle(tracked, worker), dtype=tracked.source.dtype.base_dtype
-                )
-        return self._reads[tracked.shared_name]
+        key = (tracked.shared_name, tracked.placement)
+        if key not in self._reads:
+            parts = []
+            with self._host.graph.as_default():
+                for shard in tracked.shards:
+                    worker = self._worker if shard.owner == EVERY_WORKER else shard.owner
+                    with self._on(tracked, worker):
+                        handle = self._handle(tracked, shard, shard.name)
+                        parts.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tracked.source.dtype.base_dtype))
+                with self._on(tracked, self._worker):
+                    self._reads[key] = _together(parts, tracked.placement)
+        return self._reads[key]
 
     def _write(self, tracked: Tracked) -> tuple[tf.Tensor, list[tf.Operation]]:
-        if tracked.shared_name not in self._writes:
-            holder = _sole_holder(tracked)
-            holders = range(self._workers) if holder is None else [holder]
-            source = tracked.source
+        key = (tracked.shared_name, tracked.placement)
+        if key not in self._writes:
+            source, made = tracked.source, []
             with self._host.graph.as_default():
-                given = tf.compat.v1.placeholder(source.dtype.base_dtype, source.shape)
-                made = []
-                for worker in holders:
-                    with tf.device(self._place(tracked, worker)):
-                        made.append(tf.raw_ops.AssignVariableOp(resource=self._handle(tracked, worker), value=given))
-            self._writes[tracked.shared_name] = (given, made)
-        return self._writes[tracked.shared_name]
+                with self._on(tracked, self._worker):
+                    given = tf.compat.v1.placeholder(source.dtype.base_dtype, source.shape)
+                for shard in tracked.shards:
+                    with self._on(tracked, self._worker):
+                        part = tf.slice(given, shard.begin, shard.shape) if shard.name else given
+                    for worker, name in self._holders(shard):
+                        with self._on(tracked, worker):
+                            handle = self._handle(tracked, shard, name)
+                            made.append(tf.raw_ops.AssignVariableOp(resource=handle, value=part))
+            self._writes[key] = (given, made)
+        return self._writes[key]
+
+
+def _together(parts: Sequence[tf.Tensor], placement: Placement) -> tf.Tensor:
+    return parts[0] if placement.cut is None else tf.concat(parts, placement.cut.axis)

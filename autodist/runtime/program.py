@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from autodist.graph.item import EXAMPLES, GraphItem
 from autodist.graph.names import node_of
 from autodist.runtime.host import Host
+from autodist.runtime.timeline import trace_file
+from autodist.runtime.updates import Updates
 
 
 class Program:
@@ -19,11 +22,16 @@ class Program:
         host: where it runs.
         item: the rewritten step.
         inputs: the captured inputs, in the order in which `run` takes their values.
+        updates: runs what the step leaves to be run beside it.
+
+    Attributes:
+        land: returns once all is written that this worker's steps have asked for; None: they wait for it themselves.
     """
 
-    def __init__(self, host: Host, item: GraphItem, inputs: Sequence[str]) -> None:
+    def __init__(self, host: Host, item: GraphItem, inputs: Sequence[str], updates: Updates) -> None:
         prefix = host.add(item.graph_def)
         present = {node.name for node in item.graph_def.node}
+        host.initialize({key: prefix + name for key, name in item.initializers.items()})
         self._used = [node_of(name) in present for name in inputs]
         feeds = [prefix + name for name, used in zip(inputs, self._used, strict=True) if used]
         self._counts_examples = node_of(EXAMPLES) in present
@@ -32,7 +40,11 @@ class Program:
         operations = [host.graph.get_operation_by_name(prefix + name) for name in item.targets]
         outputs = [host.graph.get_tensor_by_name(prefix + name) for name in item.outputs]
         collective = any(node.op.startswith("Collective") for node in item.graph_def.node)
-        self._run = host.callable([outputs, operations], feeds, collective)
+        trace = trace_file(prefix.rstrip("/"), _worker_of(item, feeds[0].removeprefix(prefix))) if feeds else None
+        self._run = host.callable([outputs, operations], feeds, collective, trace)
+        self._updates = updates
+        self._update = _callable_of(host, prefix, item.served)
+        self.land = _callable_of(host, prefix, item.landed)
 
     def run(self, values: Sequence[Any], examples: int) -> list[np.ndarray]:
         """One step.
@@ -47,4 +59,18 @@ class Program:
         given = [value for value, used in zip(values, self._used, strict=True) if used]
         if self._counts_examples:
             given.append(np.int64(examples))
+        if self._update is not None:
+            self._updates.release(self._update)
         return self._run(*given)[0]
+
+
+def _callable_of(host: Host, prefix: str, operations: Sequence[str]) -> Callable[[], Any] | None:
+    if not operations:
+        return None
+    return host.callable([host.graph.get_operation_by_name(prefix + name) for name in operations], [])
+
+
+def _worker_of(item: GraphItem, fed: str) -> int:
+    """The worker whose step it is: where an input of it is fed."""
+    device = next(node.device for node in item.graph_def.node if node.name == node_of(fed))
+    return int(tf.DeviceSpec.from_string(device).task or 0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
+
+from autodist.graph.placement import Placement, Shard
 
 _OVERWRITES = ("assign",)
 _CHANGES = (
@@ -27,16 +29,23 @@ class Tracked:
     Attributes:
         source: the script's object.
         shared_name: under which the session knows it, the same on all workers.
-        owner: the worker that holds it; negative: every worker does; None: no step has used it.
+        placement: where its value lies in the session; at every worker until a step says otherwise.
+        is_settled: whether a step that trains it, or that keeps something for one that does, has decided the placement.
         is_ahead: Python assigned it, and the session is to be told (true at first).
         is_behind: a step wrote it, and the script's object has an older value.
     """
 
     source: tf.Variable
     shared_name: str
-    owner: int | None = None
+    placement: Placement = field(default_factory=Placement)
+    is_settled: bool = False
     is_ahead: bool = True
     is_behind: bool = False
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The parts in which the session keeps it."""
+        return tuple(self.placement.shards(self.source.shape.as_list()))
 
     @property
     def byte_size(self) -> int:

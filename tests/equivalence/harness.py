@@ -28,12 +28,18 @@ START_LIMIT, PROGRAM_LIMIT = 60.0, 5.0
 MOST_PROGRAMS = 16
 """In one run: a test that needs two runs, one of them on one device, ends before pytest takes it for hanging."""
 
-STRATEGIES: Mapping[str, Mapping[str, str]] = {
+STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "shuffle": {"builder": "AllReduce", "all_reduce_spec": "SHUFFLE"},
+    "float16": {"builder": "AllReduce", "compressor": {"kind": "FLOAT16", "error_feedback": True}},
+    "power_sgd": {"builder": "AllReduce", "compressor": {"kind": "POWER_SGD", "rank": 1}},
+    "top_k": {"builder": "AllReduce", "compressor": {"kind": "TOP_K", "fraction": 0.2}},
     "ring": {"builder": "AllReduce", "all_reduce_spec": "RING"},
     "ps": {"builder": "PS"},
     "ps_load_balancing": {"builder": "PSLoadBalancing"},
     "parallax": {"builder": "Parallax"},
+    "partitioned_ps": {"builder": "PartitionedPS", "max_shards": 3, "min_partition_bytes": 1},
+    "random_axis_ar": {"builder": "RandomAxisPartitionAR", "max_shards": 3, "min_partition_bytes": 1, "seed": 1},
+    "sharded": {"builder": "ShardedAllReduce", "min_partition_bytes": 1},
 }
 
 Values = dict[str, NDArray[Any]]

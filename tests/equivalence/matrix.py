@@ -6,7 +6,10 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 AXES: Mapping[str, Sequence[str]] = {
-    "strategy": ("shuffle", "ring", "ps", "ps_load_balancing", "parallax"),
+    "strategy": (
+        *("shuffle", "ring", "ps", "ps_load_balancing", "parallax"),
+        *("partitioned_ps", "random_axis_ar", "sharded"),
+    ),
     "front": ("graph", "function", "keras"),
     "shape": ("1x2", "2x1", "2x2"),
     "model": ("mlp", "convolution", "embedding"),

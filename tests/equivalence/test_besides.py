@@ -60,8 +60,27 @@ PARAMETER_SERVERS = (
     "graph_decay_and_averages",
     "graph_loop",
     "graph_one_example",
+    "step_added_variables",
+    "step_assigned_in_python",
     "step_scalar_variable",
+    "step_target_network",
     "step_tied_embedding",
+    "step_two_functions",
+    "step_two_optimizers",
+)
+
+PARTITIONED = (
+    "fit_learning_rate_by_callback",
+    "fit_masked_lstm",
+    "function-embedding-adam-clipped",
+    "graph-embedding-adam-clipped",
+    "graph_decay_and_averages",
+    "graph_loop",
+    "step_added_variables",
+    "step_assigned_in_python",
+    "step_target_network",
+    "step_tied_embedding",
+    "step_two_functions",
     "step_two_optimizers",
 )
 
@@ -77,7 +96,13 @@ RING = (
 
 MIXED = ("fit_masked_lstm", "function-embedding-adam-clipped", "graph-embedding-adam-clipped", "step_two_optimizers")
 
-BY_STRATEGY = {"shuffle": ALL_REDUCE, "ps_load_balancing": PARAMETER_SERVERS, "ring": RING, "parallax": MIXED}
+BY_STRATEGY = {
+    "shuffle": ALL_REDUCE,
+    "ps_load_balancing": PARAMETER_SERVERS,
+    "partitioned_ps": PARTITIONED,
+    "ring": RING,
+    "parallax": MIXED,
+}
 
 CASES = [
     pytest.param(

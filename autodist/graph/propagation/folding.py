@@ -72,4 +72,14 @@ def _fold_of(node: tf.compat.v1.NodeDef) -> Fold | None:
         return lambda *parts: np.stack(parts, node.attr["axis"].i)
     if node.op == "Cast":
         return lambda x: x.astype(tf.dtypes.as_dtype(node.attr["DstT"].type).as_numpy_dtype)
+    if node.op == "StridedSlice":
+        return _element_of(node)
     return _FOLDS.get(node.op)
+
+
+def _element_of(node: tf.compat.v1.NodeDef) -> Fold | None:
+    """One element of a vector: x[3]."""
+    others = ("begin_mask", "end_mask", "ellipsis_mask", "new_axis_mask")
+    if node.attr["shrink_axis_mask"].i != 1 or any(node.attr[mask].i for mask in others):
+        return None
+    return lambda x, begin, end, strides: x[int(begin[0])]

@@ -1,6 +1,15 @@
 """Training programs: each trains something and returns all that it has trained. They run alone and under AutoDist."""
 
-from tests.equivalence.cases import fit_extras, graph_extras, graph_programs, in_parts, keras_programs, step_extras
+from tests.equivalence.cases import (
+    fit_extras,
+    graph_extras,
+    graph_programs,
+    in_parts,
+    keras_programs,
+    odd_types,
+    shared_steps,
+    step_extras,
+)
 from tests.equivalence.cases.base import PROGRAMS, Alone, Program, Results, Trainer
 
 __all__ = [
@@ -14,5 +23,7 @@ __all__ = [
     "graph_programs",
     "in_parts",
     "keras_programs",
+    "odd_types",
+    "shared_steps",
     "step_extras",
 ]

@@ -83,6 +83,31 @@ def test_a_gather_has_a_sparse_gradient():
     assert gradient.is_sparse
 
 
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_each_variable_has_a_gradient_of_its_own_where_the_maths_gives_both_the_same(is_sparse):
+    first, second = (tf.Variable(tf.ones([4, 2]), name=name) for name in ("first", "second"))
+
+    @tf.custom_gradient
+    def rows_of_both(ids):
+        def gradient(upstream, variables):
+            rows = tf.IndexedSlices(upstream, ids, tf.constant([4, 2]))
+            return None, [rows, rows]
+
+        return tf.gather(first, ids) + tf.gather(second, ids), gradient
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(rows_of_both(ids) if is_sparse else first + second)
+        for variable, gradient in zip((first, second), tape.gradient(loss, (first, second)), strict=True):
+            variable.assign_sub(tf.convert_to_tensor(gradient))
+        return loss
+
+    item = capture_function(step, (tf.TensorSpec([None], tf.int32),), [0]).item
+    assert [g.variable for g in item.gradients] == ["first", "second"]
+    tensors = [t for g in item.gradients for t in g.tensors]
+    assert len(tensors) == len(set(tensors)) == (4 if is_sparse else 2)
+
+
 def test_nested_functions_are_taken_inline():
     inner = tf.function(plain_step)
     found = captured(tf.function(inner))

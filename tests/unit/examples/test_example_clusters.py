@@ -5,27 +5,45 @@ from __future__ import annotations
 import pathlib
 
 import pytest
+import tensorflow as tf
 
+from autodist.graph.item import Gradient, GraphItem, Variable
 from autodist.resources import ResourceSpec
-from autodist.strategies.reader import builder_from_section
+from autodist.strategies import PlacedBuilder, all_reduce_node, builder_from_section, parameter_server_node
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
 
 
 def test_each_file_is_tested_here() -> None:
     files = {path.name for path in EXAMPLES.glob("*.yml")}
-    assert files == {"cluster.yml", "cluster_ps.yml", "cluster_parallax.yml", "two_hosts.yml"}
+    assert files == {
+        "cluster.yml",
+        "cluster_ps.yml",
+        "cluster_parallax.yml",
+        "cluster_own_builder.yml",
+        "two_hosts.yml",
+    }
 
 
 @pytest.mark.parametrize(
     ("file", "builder"),
-    [("cluster.yml", "AllReduce"), ("cluster_ps.yml", "PS"), ("cluster_parallax.yml", "Parallax")],
+    [
+        ("cluster.yml", "AllReduce"),
+        ("cluster_ps.yml", "PS"),
+        ("cluster_parallax.yml", "Parallax"),
+        ("cluster_own_builder.yml", "EmbeddingsAtOne"),
+    ],
 )
-def test_a_local_cluster_has_two_workers_of_two_replicas(file: str, builder: str) -> None:
+def test_a_local_cluster_has_two_workers_of_two_replicas(
+    file: str, builder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)  # as Python does for a script that stands there
     spec = ResourceSpec.from_file(EXAMPLES / file)
     assert [worker.devices for worker in spec.workers] == [("cpu:0", "cpu:1")] * 2
     assert all(node.is_local for node in spec.nodes)
-    assert type(builder_from_section(spec.strategy)).__name__ == builder
+    placed = builder_from_section(spec.strategy)
+    assert isinstance(placed, PlacedBuilder)
+    assert type(placed.builder).__name__ == builder
 
 
 def test_two_hosts_are_two_workers_of_which_the_second_is_reached_over_ssh() -> None:
@@ -35,3 +53,17 @@ def test_two_hosts_are_two_workers_of_which_the_second_is_reached_over_ssh() -> 
     assert [worker.node.address for worker in spec.workers] == [first.address, second.address]
     group = spec.ssh_group(second)
     assert group is not None and group.username == "ubuntu"
+
+
+def test_the_builder_of_ones_own_builds_what_can_be_carried_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(EXAMPLES)
+    spec = ResourceSpec.from_file(EXAMPLES / "cluster_own_builder.yml")
+    variables = (
+        Variable("vectors", "vectors", (1500, 64), tf.float32, trainable=True),
+        Variable("kernel", "kernel", (64, 8), tf.float32, trainable=True),
+    )
+    gradients = (Gradient("vectors", ("indices:0", "values:0"), 0), Gradient("kernel", ("dense:0",), 0))
+    step = GraphItem(tf.compat.v1.GraphDef(), variables, gradients)
+    vectors, kernel = builder_from_section(spec.strategy).build(step, spec).nodes
+    assert vectors == parameter_server_node("vectors", 0)
+    assert kernel == all_reduce_node("kernel")

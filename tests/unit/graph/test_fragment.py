@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.fragment import fragment
+from autodist.graph.fragment import Template, fragment
 from tests.unit.graph.graph_text import assert_imports, assert_text, from_text
 
 GRAPH = "a = Placeholder()\ns = Split(axis, a)\naxis = Const()\nb = Neg(a)"
@@ -90,3 +90,17 @@ def test_an_error_inside_leaves_the_graph_as_it_was(editor):
     with pytest.raises(ZeroDivisionError):
         build()
     assert_text(editor.to_graph_def(), GRAPH)
+
+
+def test_a_template_is_spliced_on_other_tensors_each_time(editor):
+    template = Template(
+        [tf.float32, tf.float32],
+        lambda x, y: [tf.raw_ops.Sub(x=x, y=y, name="less"), y],
+    )
+    assert template.splice(editor, "first", ["s:1", "a"]) == ["autodist/first/less:0", "a:0"]
+    assert template.splice(editor, "second", ["b", "autodist/first/less:0"]) == [
+        "autodist/second/less:0", "autodist/first/less:0",
+    ]  # fmt: skip
+    made = "\nautodist/first/less = Sub(s:1, a)\nautodist/second/less = Sub(b, autodist/first/less)"
+    assert_text(editor.to_graph_def(), GRAPH + made)
+    assert_imports(editor.to_graph_def())

@@ -18,14 +18,7 @@ from tests.unit.kernels.in_one_process import plan
 X = tf.TensorSpec([None, 4], tf.float64)
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-    before, policy = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")  # Keras fixes it where it is first asked for
-    yield
-    keras.config.set_floatx(before)
-    keras.config.set_dtype_policy(policy)
+pytestmark = pytest.mark.usefixtures("keras_in_float64")
 
 
 def variable(name, *shape, trainable=True):

@@ -7,8 +7,9 @@ variable or a queue is known to TensorFlow by its worker and its `shared_name`; 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +17,7 @@ import tensorflow as tf
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.graph.item import EXAMPLES, GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.placement import Cut, shard_name
 from autodist.kernels import Context, rewrite
 from autodist.proto import strategy_pb2
 from autodist.runtime.batches import share_of, take
@@ -35,19 +37,29 @@ def capture(step: Callable[..., object], *examples: np.ndarray | tf.TensorSpec) 
 
 
 def plan(
-    item: GraphItem, workers: int = 1, replicas: int = 1, owners: Mapping[str, int] | None = None
+    item: GraphItem,
+    workers: int = 1,
+    replicas: int = 1,
+    owners: Mapping[str, int] | None = None,
+    compressor: strategy_pb2.Compressor | None = None,
+    servers: int = 0,
+    **options: Any,
 ) -> strategy_pb2.Strategy:
-    """A strategy with `replicas` CPUs a worker: variables in `owners` by parameter server, the others by SHUFFLE."""
+    """A strategy with `replicas` CPUs a worker: variables in `owners` by parameter server, the others by SHUFFLE.
+
+    Behind these workers come `servers` more that run no replica; `options` are those of the parameter servers.
+    """
     nodes = []
     for name in dict.fromkeys(g.variable for g in item.gradients):
         if owners and name in owners:
-            server = strategy_pb2.ParameterServer(owner=owners[name])
+            server = strategy_pb2.ParameterServer(owner=owners[name], **options)
             nodes.append(strategy_pb2.VariableNode(variable=name, parameter_server=server))
         else:
-            shuffle = strategy_pb2.AllReduce(spec=strategy_pb2.AllReduce.SHUFFLE)
+            shuffle = strategy_pb2.AllReduce(spec=strategy_pb2.AllReduce.SHUFFLE, compressor=compressor)
             nodes.append(strategy_pb2.VariableNode(variable=name, all_reduce=shuffle))
     devices = [strategy_pb2.Replica(worker=w, device=f"cpu:{k}") for w in range(workers) for k in range(replicas)]
-    return strategy_pb2.Strategy(nodes=nodes, graph_config=strategy_pb2.GraphConfig(replicas=devices))
+    config = strategy_pb2.GraphConfig(replicas=devices, workers=workers + servers)
+    return strategy_pb2.Strategy(nodes=nodes, graph_config=config)
 
 
 def rewritten(captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> list[GraphItem]:
@@ -63,13 +75,18 @@ class Trained:
     Attributes:
         variables: by name, on each worker; a variable that one worker holds is there alone.
         outputs: of each step, on each worker.
+        cuts: of variables that are in shards.
     """
 
     variables: list[Values]
     outputs: list[list[list[np.ndarray]]]
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
 
     def variable(self, name: str) -> np.ndarray:
         """The value of a variable, which is the same bits wherever it is."""
+        if name in self.cuts:
+            cut = self.cuts[name]
+            return np.concatenate([self.variable(shard_name(name, k)) for k in range(len(cut.sizes))], cut.axis)
         found = [values[name] for values in self.variables if name in values]
         for other in found[1:]:
             np.testing.assert_array_equal(other, found[0], err_msg=name)
@@ -88,19 +105,29 @@ class Session:
         self.captured, self.strategy = captured, strategy
         self.items = rewritten(captured, strategy)
         names = [v.name for v in captured.item.variables]
-        initial = {name: source.numpy() for name, source in zip(names, captured.sources, strict=True)}
+        whole = {name: source.numpy() for name, source in zip(names, captured.sources, strict=True)}
+        initial = in_shards(whole, self.items[0].cuts)
         self.graph = tf.Graph()
         with self.graph.as_default():
             for worker, item in enumerate(self.items):
-                tf.import_graph_def(_in_one_session(item.graph_def), name=f"worker_{worker}")
+                tf.import_graph_def(in_one_session(item.graph_def), name=f"worker_{worker}")
             self.handles = [self._handles(worker) for worker in range(len(self.items))]
             self._assign = [
                 tf.raw_ops.AssignVariableOp(resource=handle, value=initial[name])
                 for handles in self.handles
                 for name, handle in handles.items()
+                if name in initial
+            ] + [
+                tf.raw_ops.AssignVariableOp(resource=self.graph.get_tensor_by_name(proxy), value=initial[name])
+                for proxy, name in self._proxies()
+            ]
+            self._initializers = [
+                self.graph.get_operation_by_name(f"worker_{worker}/{name}")
+                for worker, item in enumerate(self.items)
+                for name in item.initializers.values()
             ]
             self._read = [
-                {name: self._read_own(worker, name, handle) for name, handle in handles.items()}
+                {name: self._read_own(worker, name, handle) for name, handle in handles.items() if name in initial}
                 for worker, handles in enumerate(self.handles)
             ]
         config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4, intra_op_parallelism_threads=1)
@@ -110,19 +137,30 @@ class Session:
     def train(self, batches: Sequence[Batch], limit_ms: int = 60_000) -> Trained:
         """Sets all variables to the script's values and runs a step a batch; one that hangs fails."""
         with self.session as session:
-            session.run(self._assign)
+            session.run([self._assign, self._initializers])
             outputs = [self._step(batch, limit_ms) for batch in batches]
             read = [{n: t for n, t in tensors.items() if t is not None} for tensors in self._read]
-            return Trained(session.run(read), outputs)
+            return Trained(session.run(read), outputs, self.items[0].cuts)
+
+    def fetch_once(self, batch: Batch, names: Sequence[str], limit_ms: int = 60_000) -> list[np.ndarray]:
+        """Runs one step from the script's values; returns the tensors `names` of it ("worker_0/x:0")."""
+        with self.session as session:
+            session.run([self._assign, self._initializers])
+            return self._run(batch, names, limit_ms)[2]
 
     def _step(self, batch: Batch, limit_ms: int) -> list[list[np.ndarray]]:
+        return self._run(batch, (), limit_ms)[0]
+
+    def _run(self, batch: Batch, names: Sequence[str], limit_ms: int) -> list[list]:
+        """The outputs of each worker's step, its targets, and the tensors `names`."""
         feeds, fetches, targets = {}, [], []
         for worker, item in enumerate(self.items):
             feeds.update(self._feeds(worker, item, batch))
             fetches.append([f"worker_{worker}/{name}" for name in item.outputs])
-            targets += [self.graph.get_operation_by_name(f"worker_{worker}/{name}") for name in item.targets]
+            run = (*item.targets, *item.served)
+            targets += [self.graph.get_operation_by_name(f"worker_{worker}/{name}") for name in run]
         options = tf.compat.v1.RunOptions(timeout_in_ms=limit_ms)
-        return self.session.run([fetches, targets], feeds, options=options)[0]
+        return self.session.run([fetches, targets, list(names)], feeds, options=options)
 
     def _feeds(self, worker: int, item: GraphItem, batch: Batch) -> dict[str, object]:
         axes = self.captured.item.inputs
@@ -141,16 +179,34 @@ class Session:
         present = {node.name for node in self.items[worker].graph_def.node}
         return {
             v.name: self.graph.get_tensor_by_name(f"worker_{worker}/{v.handle}:0")
-            for v in self.captured.item.variables
+            for v in self.items[worker].variables
             if v.handle in present
         }
 
+    def _proxies(self) -> Iterator[tuple[str, str]]:
+        """The handle of each worker's proxies, and the variable's name."""
+        for worker, item in enumerate(self.items):
+            present = {node.name for node in item.graph_def.node}
+            for variable in item.variables:
+                if f"autodist/proxy/{variable.handle}" in present:
+                    yield f"worker_{worker}/autodist/proxy/{variable.handle}:0", variable.name
+
     def _read_own(self, worker: int, name: str, handle: tf.Tensor) -> tf.Tensor | None:
         """The value of a variable, if this worker holds it."""
-        node = next(n for n in self.items[worker].graph_def.node if n.name == self.captured.item.by_name[name].handle)
+        variable = self.items[worker].by_name[name]
+        node = next(n for n in self.items[worker].graph_def.node if n.name == variable.handle)
         if task_of_device(node.device) != worker:
             return None
-        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=self.captured.item.by_name[name].dtype)
+        return tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+
+
+def in_shards(values: Values, cuts: Mapping[str, Cut]) -> Values:
+    """The values of whole variables, and of the shards of those that are cut."""
+    found = {name: value for name, value in values.items() if name not in cuts}
+    for name, cut in cuts.items():
+        parts = np.split(values[name], cut.starts[1:], cut.axis)
+        found.update({shard_name(name, k): part for k, part in enumerate(parts)})
+    return found
 
 
 def task_of_device(device: str) -> int:
@@ -159,7 +215,7 @@ def task_of_device(device: str) -> int:
     return task
 
 
-def _in_one_session(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+def in_one_session(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
     out = tf.compat.v1.GraphDef()
     out.CopyFrom(graph_def)
     for node in out.node:

@@ -98,6 +98,23 @@ def test_a_node_without_devices_has_one_replica_on_its_cpu(devices: dict[str, ob
     assert worker.devices == ("cpu:0",)
 
 
+@pytest.mark.parametrize("devices", [{"cpus": []}, {"cpus": [], "gpus": []}])
+def test_a_node_whose_devices_are_none_on_purpose_only_owns_variables(devices: dict[str, object]) -> None:
+    spec = nodes({"address": "a", "chief": True}, {"address": "b", "port": 15000, **devices}, {"address": "c"})
+    assert [(worker.name, worker.devices, worker.has_replicas) for worker in spec.workers] == [
+        ("a", ("cpu:0",), True),
+        ("b", (), False),
+        ("c", ("cpu:0",), True),
+    ]
+    assert [(replica.index, replica.worker.index) for replica in spec.replicas] == [(0, 0), (1, 2)]
+    assert ResourceSpec.from_dict(spec.to_dict()).workers == spec.workers
+    assert ResourceSpec.from_payload(spec.to_payload()) == spec
+
+
+def test_gpus_beside_no_cpus_are_the_devices() -> None:
+    assert nodes({"address": "a", "gpus": [0], "cpus": []}).workers[0].devices == ("gpu:0",)
+
+
 def test_workers_of_the_chiefs_node_come_first() -> None:
     spec = nodes({"address": "a"}, {"address": "b", "chief": True, "cpus": [0, 1], "workers": 2}, {"address": "c"})
     assert [worker.name for worker in spec.workers] == ["b:0", "b:1", "a", "c"]

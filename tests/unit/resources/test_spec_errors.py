@@ -153,7 +153,25 @@ NODES = {
         "nodes[0].cpus",
         "the node has gpus too; allowed: one of the two",
     ),
-    "no device": (NODE + "cpus: []\n", 3, "nodes[0].cpus", "the node has no device; name at least one"),
+    "chief without device": (
+        NODE + "cpus: []\n",
+        3,
+        "nodes[0].cpus",
+        "the chief's node has no device, and the script that is started there needs its outputs computed; "
+        "allowed: one device or more; `cpus: []` is for other nodes, which then only own variables",
+    ),
+    "chief among others without device": (
+        "nodes:\n  - address: a\n  - address: b\n    chief: true\n    gpus: []\n    cpus: []\n",
+        6,
+        "nodes[1].cpus",
+        "the chief's node has no device",
+    ),
+    "workers without device": (
+        HEAD + "  - address: b\n    cpus: []\n    workers: 2\n",
+        5,
+        "nodes[1].workers",
+        "2 workers are more than a node without replicas can use; allowed: 1",
+    ),
     "workers zero": (NODE + "workers: 0\n", 3, "nodes[0].workers", "0 is not allowed; allowed: a whole number from 1"),
     "workers many": (
         NODE + "cpus: [0, 1]\n    workers: 3\n",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -12,11 +13,23 @@ from autodist.resources import ResourceSpec
 
 
 @dataclass(frozen=True)
+class PlannedType:
+    """A type of 4 bytes an element."""
+
+    name: str = "float32"
+
+    @property
+    def is_floating(self) -> bool:
+        return self.name.startswith("float")
+
+
+@dataclass(frozen=True)
 class PlannedVariable:
-    """A float32 variable."""
+    """A variable of 4 bytes an element."""
 
     name: str
     shape: tuple[int, ...]
+    dtype: PlannedType = PlannedType()
 
     @property
     def byte_size(self) -> int:
@@ -38,24 +51,34 @@ class PlannedStep:
 
 
 def make_step(
-    shapes: Mapping[str, tuple[int, ...]], sparse: Iterable[str] = (), without_gradient: Iterable[str] = ()
+    shapes: Mapping[str, tuple[int, ...]],
+    sparse: Iterable[str] = (),
+    without_gradient: Iterable[str] = (),
+    integers: Iterable[str] = (),
 ) -> PlannedStep:
     """A step with these variables, their gradients in the same order."""
+    types = {name: PlannedType("int32" if name in integers else "float32") for name in shapes}
     return PlannedStep(
-        tuple(PlannedVariable(name, shape) for name, shape in shapes.items()),
+        tuple(PlannedVariable(name, shape, types[name]) for name, shape in shapes.items()),
         tuple(PlannedGradient(name, name in sparse) for name in shapes if name not in without_gradient),
     )
 
 
 def make_cluster(
-    workers: int = 2, devices: int = 1, kind: str = "cpus", bandwidths: Sequence[float] | None = None
+    workers: int = 2,
+    devices: int = 1,
+    kind: str = "cpus",
+    bandwidths: Sequence[float] | None = None,
+    servers: int = 0,
 ) -> ResourceSpec:
-    """One node a worker, each with so many devices; bandwidths in Gbit/s."""
-    nodes = [
+    """One node a worker, each with so many devices, the last `servers` of them with none; bandwidths in Gbit/s."""
+    nodes: list[dict[str, Any]] = [
         {"address": f"10.0.0.{index + 1}", kind: list(range(devices)), "chief": index == 0} for index in range(workers)
     ]
     for node, bandwidth in zip(nodes, bandwidths or (), strict=bool(bandwidths)):
         node["network_bandwidth"] = bandwidth
+    for node in nodes[workers - servers :]:
+        node[kind], node["cpus"] = [], []
     return ResourceSpec.from_dict({"nodes": nodes})
 
 

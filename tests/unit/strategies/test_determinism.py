@@ -14,7 +14,12 @@ from autodist.strategies import (
     Override,
     OverrideVariables,
     Parallax,
+    PartitionedAR,
+    PartitionedPS,
     PSLoadBalancing,
+    RandomAxisPartitionAR,
+    ShardedAllReduce,
+    UnevenPartitionedPS,
     UseAllReduce,
     UseParameterServer,
 )
@@ -24,6 +29,11 @@ BUILDERS = [
     PS(),
     PSLoadBalancing(),
     Parallax(),
+    PartitionedPS(min_partition_bytes=0),
+    UnevenPartitionedPS(min_partition_bytes=0),
+    PartitionedAR(min_partition_bytes=0, chunk_size=2),
+    RandomAxisPartitionAR(min_partition_bytes=0, seed=3),
+    ShardedAllReduce(min_partition_bytes=0),
     OverrideVariables(
         AllReduce(), (Override("v[1-3]", UseParameterServer()), Override("v[45]", UseAllReduce(group=9)))
     ),
@@ -43,15 +53,17 @@ def test_bytes_do_not_depend_on_the_order_in_which_variables_are_listed(step, cl
 HASHED = """
 from types import SimpleNamespace as Named
 from autodist.resources import ResourceSpec
-from autodist.strategies import Override, OverrideVariables, Parallax, UseParameterServer
+from autodist.strategies import Override, OverrideVariables, Parallax, RandomAxisPartitionAR, UseParameterServer
 names = [f"v{index}" for index in range(30)]
+float32 = Named(name="float32", is_floating=True)
 step = Named(
-    variables=[Named(name=name, shape=(4, 4), byte_size=64) for name in names],
+    variables=[Named(name=name, shape=(4, 4), byte_size=64, dtype=float32) for name in names],
     gradients=[Named(variable=name, is_sparse=name > "v15") for name in names],
 )
 spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2], "workers": 3}]})
-builder = OverrideVariables(Parallax(), (Override("v1.*", UseParameterServer()),))
-print(builder.build(step, spec).SerializeToString(deterministic=True).hex())
+overridden = OverrideVariables(Parallax(), (Override("v1.*", UseParameterServer()),))
+for builder in (overridden, RandomAxisPartitionAR(min_partition_bytes=0)):
+    print(builder.build(step, spec).SerializeToString(deterministic=True).hex())
 """
 
 

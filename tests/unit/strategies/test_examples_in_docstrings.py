@@ -4,7 +4,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["nearest", "table"])
+@pytest.mark.parametrize("name", ["cut", "nearest", "table"])
 def test_examples_show_what_happens(name):
     results = doctest.testmod(importlib.import_module(f"autodist.strategies.{name}"))
     assert results.attempted > 0

@@ -7,12 +7,17 @@ from autodist.proto import strategy_pb2
 from autodist.strategies import (
     PS,
     AllReduce,
+    Compressor,
     Override,
     OverrideVariables,
+    Partition,
+    PartitionedPS,
     PSLoadBalancing,
     StrategyBuilder,
     UseAllReduce,
     UseParameterServer,
+    all_reduce_node,
+    all_reduce_synchronizer,
     check_strategy,
 )
 
@@ -104,6 +109,104 @@ def test_group_and_spec_are_taken_over(step, cluster):
     nodes = build(step, cluster(), PS(), Override("head/.*", UseAllReduce(group=3, all_reduce_spec="SHUFFLE")))
     assert nodes["head/kernel"].all_reduce.group == 3
     assert nodes["head/kernel"].all_reduce.spec == strategy_pb2.AllReduce.SHUFFLE
+
+
+CUT = Partition(axis=0, shards=4)
+
+
+def test_a_partition_is_dealt_to_the_workers_that_own_the_fewest_bytes(step, cluster):
+    overrides = [
+        Override("dense/kernel", UseParameterServer(owner=0)),
+        Override("embedding/table", UseParameterServer(partition=CUT)),
+    ]
+    nodes = build(step, cluster(2), AllReduce(), *overrides)
+    node = nodes["embedding/table"]
+    assert (node.partition.axis, list(node.partition.sizes)) == (0, [25, 25, 25, 25])
+    assert [shard.parameter_server.owner for shard in node.shards] == [1, 0, 1, 0]
+    assert nodes["dense/kernel"].parameter_server.owner == 0
+
+
+@pytest.mark.parametrize(
+    ("owner", "owners"), [(1, [1] * 4), ("10.0.0.2", [1] * 4), ((1, "10.0.0.1", 1, 0), [1, 0, 1, 0])]
+)
+def test_owners_of_shards_are_one_for_all_or_one_for_each(step, cluster, owner, owners):
+    use = UseParameterServer(owner=owner, partition=CUT, staleness=2, local_proxy_variable=True)
+    node = build(step, cluster(2), AllReduce(), Override("embedding/table", use))["embedding/table"]
+    assert [shard.parameter_server.owner for shard in node.shards] == owners
+    assert {(shard.parameter_server.staleness, shard.parameter_server.local_proxy) for shard in node.shards} == {
+        (2, True)
+    }
+
+
+@pytest.mark.parametrize(
+    ("use", "said"),
+    [
+        (
+            UseParameterServer(owner=(0, 1), partition=CUT),
+            "owner names 2 workers for embedding/table, .* has 4 shards",
+        ),
+        (UseParameterServer(owner=(0, 1)), "owner names 2 workers for embedding/table, which is whole; name one"),
+        (UseParameterServer(owner=(0, 1, 2, 0), partition=CUT), "owner is 2, and there is no such worker"),
+        (UseParameterServer(partition=Partition(2, 2)), "axis 2 is out of range of its shape 100 × 8"),
+        (UseAllReduce(partition=Partition(1, 9)), "9 shards are more than the 8 indices of its axis 1"),
+        (UseAllReduce(partition=Partition(sizes=(50, 49))), "add up to 99, and its axis 0 has 100 indices"),
+    ],
+)
+def test_a_partition_that_cannot_be_had_is_refused_at_the_patterns_place(step, cluster, use, said):
+    with pytest.raises(StrategyError, match=said) as caught:
+        build(step, cluster(2), AllReduce(), Override("embedding/table", use, PLACE))
+    assert caught.value.place == PLACE
+
+
+def test_shards_are_all_reduced_like_the_whole_was(step, cluster):
+    own = AllReduce(chunk_size=1, compressor=Compressor("FLOAT16"))
+    node = build(step, cluster(2), own, Override("dense/kernel", UseAllReduce(partition=Partition(1, sizes=(1, 7)))))[
+        "dense/kernel"
+    ]
+    assert [shard.all_reduce for shard in node.shards] == [all_reduce_synchronizer(1, "AUTO", own.compressor)] * 2
+
+
+def test_a_builders_cut_stays_unless_an_override_says_otherwise(step, cluster):
+    own = PartitionedPS(min_partition_bytes=0, staleness=3)
+    before = build(step, cluster(2), own)
+    kept = build(step, cluster(2), own, Override("dense/kernel", UseParameterServer(sync=False)))["dense/kernel"]
+    assert kept.partition == before["dense/kernel"].partition
+    assert [one.parameter_server.owner for one in kept.shards] == [
+        one.parameter_server.owner for one in before["dense/kernel"].shards
+    ]
+    assert all(one.parameter_server.asynchronous and one.parameter_server.staleness == 3 for one in kept.shards)
+    reduced = build(step, cluster(2), own, Override("dense/kernel", UseAllReduce()))["dense/kernel"]
+    assert reduced.partition == before["dense/kernel"].partition
+    assert {one.WhichOneof("synchronizer") for one in reduced.shards} == {"all_reduce"}
+    whole = build(step, cluster(2), own, Override("dense/kernel", UseParameterServer(partition=Partition(shards=1))))
+    assert not whole["dense/kernel"].shards
+    assert whole["dense/kernel"].parameter_server.staleness == 3
+
+
+def test_a_builders_compressor_can_be_taken_away_from_what_cannot_have_it(step, cluster):
+    own = AllReduce(compressor=Compressor("TOP_K"))
+    with pytest.raises(StrategyError, match="embedding/table has the compressor TOP_K"):
+        build(step, cluster(), own, sparse=["embedding/table"])
+    nodes = build(
+        step,
+        cluster(),
+        own,
+        Override("embedding/.*", UseAllReduce(compressor=Compressor("NONE"))),
+        sparse=["embedding/table"],
+    )
+    assert nodes["embedding/table"] == all_reduce_node("embedding/table")
+    assert nodes["dense/kernel"].all_reduce.compressor == own.compressor.to_proto()
+
+
+def test_a_spec_of_auto_can_be_asked_for(step, cluster):
+    auto = Override(".*", UseAllReduce(all_reduce_spec="AUTO"))
+    nodes = build(step, cluster(), AllReduce(all_reduce_spec="RING"), auto)
+    assert {node.all_reduce.spec for node in nodes.values()} == {strategy_pb2.AllReduce.AUTO}
+
+
+def test_where_nodes_run_no_replica_what_is_undecided_goes_there(step, cluster):
+    nodes = build(step, cluster(3, servers=1), AllReduce(), Override("dense/.*", UseParameterServer()))
+    assert {nodes[name].parameter_server.owner for name in ("dense/kernel", "dense/bias")} == {2}
 
 
 def test_a_pattern_that_matches_nothing_is_refused_with_place_and_nearest_variables(step, cluster):

@@ -1,7 +1,8 @@
 import pytest
 
 from autodist.errors import StrategyError
-from autodist.strategies import AllReduce, Parallax, PSLoadBalancing, check_strategy
+from autodist.proto import strategy_pb2
+from autodist.strategies import AllReduce, Compressor, Parallax, PSLoadBalancing, check_strategy
 
 
 def test_without_sparse_gradients_it_is_all_reduce(step, cluster):
@@ -24,6 +25,16 @@ def test_dense_by_all_reduce_and_sparse_by_parameter_server(language_model, clus
         ("dense/bias", "all_reduce"),
     ]
     assert [node.all_reduce.group for node in strategy.nodes[1:]] == [0, 1]
+
+
+def test_the_compressor_is_for_dense_variables_and_staleness_for_sparse_ones(language_model, cluster):
+    machines = cluster()
+    builder = Parallax(compressor=Compressor("FLOAT16"), staleness=2, local_proxy_variable=True)
+    strategy = builder.build(language_model, machines)
+    check_strategy(strategy, language_model, machines)
+    embedding, *dense = strategy.nodes
+    assert (embedding.parameter_server.staleness, embedding.parameter_server.local_proxy) == (2, True)
+    assert {node.all_reduce.compressor.kind for node in dense} == {strategy_pb2.Compressor.FLOAT16}
 
 
 def test_only_sparse_variables_count_as_load(step, cluster):

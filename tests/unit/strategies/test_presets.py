@@ -1,3 +1,4 @@
+import dataclasses
 import pathlib
 
 import pytest
@@ -5,13 +6,10 @@ import pytest
 import autodist.strategies
 from autodist.resources import ResourceSpec
 from autodist.strategies import (
-    PS,
-    AllReduce,
     OverrideVariables,
-    Parallax,
-    PSLoadBalancing,
     builder_from_section,
     check_strategy,
+    find_builder,
     registered_names,
 )
 
@@ -23,12 +21,13 @@ def test_every_builder_has_a_preset():
     assert {path.stem for path in PRESETS} == {*registered_names(), "OverrideVariables"}
 
 
-@pytest.mark.parametrize(
-    ("name", "builder"),
-    [("AllReduce", AllReduce()), ("PS", PS()), ("PSLoadBalancing", PSLoadBalancing()), ("Parallax", Parallax())],
-)
-def test_a_preset_shows_the_defaults(tmp_path, name, builder):
-    assert read(name, tmp_path)[1] == builder
+@pytest.mark.parametrize("name", registered_names())
+def test_a_preset_shows_every_option_with_its_default(tmp_path, name):
+    spec, placed = read(name, tmp_path)
+    assert placed.builder == find_builder(name)()
+    left_out = {option.name for option in dataclasses.fields(placed.builder)} - spec.strategy.options.keys()
+    assert left_out <= {"max_shards"}
+    assert all(f"# {option}:" in preset_of(name).read_text() for option in left_out)
 
 
 @pytest.mark.parametrize("path", PRESETS, ids=lambda path: path.stem)
@@ -41,15 +40,19 @@ def test_a_preset_beside_nodes_makes_a_strategy_that_passes(path, step, tmp_path
 
 
 def test_the_preset_of_overrides_overrides(tmp_path):
-    _, builder = read("OverrideVariables", tmp_path)
-    assert isinstance(builder, OverrideVariables)
-    assert len(builder.overrides) == 3
+    _, placed = read("OverrideVariables", tmp_path)
+    assert isinstance(placed.builder, OverrideVariables)
+    assert len(placed.builder.overrides) == 3
 
 
 def read(name, folder):
     """Reads a preset as a user does who copies it below the nodes."""
-    (preset,) = (path for path in PRESETS if path.stem == name)
     path = folder / "cluster.yml"
-    path.write_text(NODES + preset.read_text())
+    path.write_text(NODES + preset_of(name).read_text())
     spec = ResourceSpec.from_file(path)
     return spec, builder_from_section(spec.strategy)
+
+
+def preset_of(name):
+    (preset,) = (path for path in PRESETS if path.stem == name)
+    return preset

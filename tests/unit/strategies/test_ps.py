@@ -1,6 +1,7 @@
 import pytest
 
 from autodist.errors import StrategyError
+from autodist.proto import strategy_pb2
 from autodist.strategies import PS, check_strategy
 
 
@@ -14,6 +15,22 @@ def test_the_chief_owns_all_unless_told_otherwise(language_model, cluster):
     check_strategy(strategy, language_model, machines)
     assert owners(strategy) == {"embedding": 0, "dense/kernel": 0, "dense/bias": 0}
     assert all(node.HasField("parameter_server") for node in strategy.nodes)
+
+
+def test_the_chief_owns_all_also_where_nodes_run_no_replica(language_model, cluster):
+    machines = cluster(workers=3, servers=1)
+    strategy = PS().build(language_model, machines)
+    assert set(owners(strategy).values()) == {0}
+    assert strategy.graph_config.workers == 3
+    assert len(strategy.graph_config.replicas) == 2
+    assert PS().build(language_model, cluster(workers=3)).graph_config.workers == 0
+    assert set(owners(PS(owner=2).build(language_model, machines)).values()) == {2}
+
+
+def test_options_reach_every_node(language_model, cluster):
+    strategy = PS(sync=False, staleness=2, local_proxy_variable=True).build(language_model, cluster())
+    wanted = strategy_pb2.ParameterServer(owner=0, asynchronous=True, staleness=2, local_proxy=True)
+    assert [node.parameter_server for node in strategy.nodes] == [wanted] * 3
 
 
 @pytest.mark.parametrize("owner", [2, "10.0.0.3"])

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autodist.resources import ResourceSpec
-from autodist.strategies import PSLoadBalancing, check_strategy, worker_bandwidths
+from autodist.strategies import GreedyLoads, PSLoadBalancing, check_strategy, worker_bandwidths
 
 SIZES = st.lists(st.integers(0, 10_000), max_size=20)
 BANDWIDTHS = st.lists(st.sampled_from([1.0, 2.5, 10.0, 25.0, 100.0]), min_size=1, max_size=5)
@@ -63,6 +63,19 @@ def test_a_faster_link_owns_more(step, cluster):
     planned = step({f"v{index}": (100,) for index in range(11)})
     strategy = PSLoadBalancing().build(planned, cluster(workers=2, bandwidths=[10, 100]))
     assert Counter(owners(strategy).values()) == {0: 1, 1: 10}
+
+
+def test_where_nodes_run_no_replica_they_own_everything(step, cluster):
+    planned = step({f"v{index}": (100,) for index in range(6)})
+    strategy = PSLoadBalancing(staleness=2).build(planned, cluster(workers=4, servers=2))
+    assert Counter(owners(strategy).values()) == {2: 3, 3: 3}
+    assert {node.parameter_server.staleness for node in strategy.nodes} == {2}
+
+
+def test_loads_can_be_told_who_may_own(cluster):
+    loads = GreedyLoads(cluster(workers=4), owners=[1, 3])
+    assert [loads.place(10) for _ in range(3)] == [1, 3, 1]
+    assert loads.least_loaded(2) == (3, 1)
 
 
 def test_workers_of_one_node_share_its_link():

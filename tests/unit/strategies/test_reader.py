@@ -7,10 +7,17 @@ from autodist.resources import ResourceSpec
 from autodist.strategies import (
     PS,
     AllReduce,
+    Compressor,
     Override,
     OverrideVariables,
     Parallax,
+    Partition,
+    PartitionedAR,
+    PartitionedPS,
     PSLoadBalancing,
+    RandomAxisPartitionAR,
+    ShardedAllReduce,
+    UnevenPartitionedPS,
     UseAllReduce,
     UseParameterServer,
     builder_from_section,
@@ -26,7 +33,7 @@ def read(tmp_path):
     def read_section(section):
         path = tmp_path / "cluster.yml"
         path.write_text(NODES + textwrap.dedent(section))
-        return builder_from_section(ResourceSpec.from_file(path).strategy)
+        return builder_from_section(ResourceSpec.from_file(path).strategy).builder
 
     return read_section
 
@@ -56,8 +63,29 @@ def test_without_a_section_it_is_all_reduce():
         ("{builder: PS, owner: 'localhost:1'}", PS(owner="localhost:1")),
         ("{builder: PSLoadBalancing}", PSLoadBalancing()),
         ("{builder: Parallax, chunk_size: 64}", Parallax(chunk_size=64)),
-        # What asks for nothing that this version lacks.
-        ("{builder: PS, sync: true, staleness: 0, local_proxy_variable: false, compressor: null}", PS()),
+        ("{builder: PS, sync: true, staleness: 0, local_proxy_variable: false}", PS()),
+        ("{builder: PSLoadBalancing, sync: false, staleness: 3}", PSLoadBalancing(sync=False, staleness=3)),
+        (
+            "{builder: PartitionedPS, local_proxy_variable: true, max_shards: 4, min_partition_bytes: 0}",
+            PartitionedPS(local_proxy_variable=True, max_shards=4, min_partition_bytes=0),
+        ),
+        ("{builder: UnevenPartitionedPS, staleness: 2}", UnevenPartitionedPS(staleness=2)),
+        ("{builder: PartitionedAR, compressor: BFLOAT16}", PartitionedAR(compressor=Compressor("BFLOAT16"))),
+        ("{builder: RandomAxisPartitionAR, seed: 7}", RandomAxisPartitionAR(seed=7)),
+        ("{builder: ShardedAllReduce, min_partition_bytes: 1}", ShardedAllReduce(min_partition_bytes=1)),
+        ("{builder: AllReduce, compressor: NONE}", AllReduce()),
+        (
+            "{builder: AllReduce, compressor: {kind: FLOAT16, error_feedback: true}}",
+            AllReduce(compressor=Compressor("FLOAT16", error_feedback=True)),
+        ),
+        (
+            "{builder: AllReduce, compressor: {kind: POWER_SGD, rank: 4}}",
+            AllReduce(compressor=Compressor("POWER_SGD", rank=4)),
+        ),
+        (
+            "{builder: Parallax, compressor: {kind: TOP_K, fraction: 0.01}, staleness: 1}",
+            Parallax(compressor=Compressor("TOP_K", fraction=0.01), staleness=1),
+        ),
     ],
 )
 def test_builder_and_options_come_from_the_section(read, section, builder):
@@ -77,6 +105,9 @@ def test_variables_become_overrides_in_their_order(read):
             "embedding/.*": {synchronizer: PS, owner: 1}
             ".*/bias": {synchronizer: AllReduce, group: 3, all_reduce_spec: SHUFFLE}
             "head": {synchronizer: PS}
+            "a": {synchronizer: PS, partition: {axis: 0, shards: 4}, staleness: 2, owner: [0, "localhost:1", 0, 1]}
+            "b": {synchronizer: AllReduce, partition: {sizes: [3, 4]}, compressor: NONE}
+            "c": {synchronizer: PS, sync: false, local_proxy_variable: true}
     """)
     assert isinstance(builder, OverrideVariables)
     assert builder.builder == Parallax()
@@ -84,6 +115,13 @@ def test_variables_become_overrides_in_their_order(read):
         ("embedding/.*", UseParameterServer(owner=1), 5),
         (".*/bias", UseAllReduce(group=3, all_reduce_spec="SHUFFLE"), 6),
         ("head", UseParameterServer(), 7),
+        (
+            "a",
+            UseParameterServer(owner=(0, "localhost:1", 0, 1), staleness=2, partition=Partition(axis=0, shards=4)),
+            8,
+        ),
+        ("b", UseAllReduce(partition=Partition(sizes=(3, 4)), compressor=Compressor("NONE")), 9),
+        ("c", UseParameterServer(sync=False, local_proxy_variable=True), 10),
     ]
     assert all(isinstance(override, Override) for override in builder.overrides)
 
@@ -92,7 +130,7 @@ def test_variables_become_overrides_in_their_order(read):
     ("options", "said"),
     [
         ("chunksize: 3", "chunksize: AllReduce has no option chunksize. Did you mean chunk_size? Its options are "
-                         "chunk_size, all_reduce_spec."),
+                         "chunk_size, all_reduce_spec, compressor."),
         ("chunk_size: many", "chunk_size: AllReduce: chunk_size is 'many', which is not allowed: "
                              "input should be a valid integer"),
         ("chunk_size: 0", "chunk_size: AllReduce: chunk_size is 0, which is not allowed: "
@@ -111,35 +149,47 @@ def test_a_misspelt_builder_is_refused_at_its_line(refusal):
     )
 
 
-LATER = [
-    ("compressor", "float16"),
-    ("local_proxy_variable", "true"),
-    ("partition", "{axis: 0, shards: 4}"),
-    ("staleness", "2"),
-    ("sync", "false"),
-]
+@pytest.mark.parametrize(
+    ("builder", "option", "said"),
+    [
+        ("PS", "staleness: -1", "staleness: PS: staleness is -1, which is not allowed: input should be greater"),
+        ("PS", "staleness: 1.5", "staleness: PS: staleness is 1.5"),
+        ("PS", "sync: async", "sync: PS: sync is 'async', which is not allowed: input should be a valid boolean"),
+        ("PS", "local_proxy_variable: 1", "local_proxy_variable: PS: local_proxy_variable is 1"),
+        ("PS", "owner: [0]", "owner: PS: owner is [0]"),
+        ("PartitionedPS", "max_shards: 0", "max_shards: PartitionedPS: max_shards is 0"),
+        ("PartitionedAR", "min_partition_bytes: -1", "min_partition_bytes: PartitionedAR: min_partition_bytes is -1"),
+        ("RandomAxisPartitionAR", "seed: x", "seed: RandomAxisPartitionAR: seed is 'x'"),
+        ("AllReduce", "compressor: float16",
+         "compressor: AllReduce: compressor is 'float16', which is not allowed: input should be 'NONE', "),
+        ("AllReduce", "compressor: {rank: 2}", "compressor: AllReduce: compressor needs kind; add it."),
+        ("AllReduce", "compressor: 16", "compressor: AllReduce: compressor is 16, which is not allowed"),
+        ("AllReduce", "compressor: {kind: POWER_SGD, rnk: 2}",
+         "compressor.rnk: AllReduce: compressor has no option rnk. Did you mean rank?"),
+        ("AllReduce", "compressor: {kind: POWER_SGD, rank: 0}", "compressor.rank: AllReduce: compressor: rank is 0"),
+        ("AllReduce", "compressor: {kind: TOP_K, fraction: 0}", "compressor.fraction: AllReduce: compressor: frac"),
+        ("AllReduce", "compressor: {kind: TOP_K, fraction: 1.1}", "compressor.fraction: AllReduce: compressor: frac"),
+        ("AllReduce", "compressor: {kind: TOP_K, rank: 2}",
+         "compressor: AllReduce: compressor: rank is an option of POWER_SGD, and the kind is TOP_K; remove it."),
+        ("AllReduce", "compressor: {kind: TOP_K, error_feedback: false}",
+         "compressor: AllReduce: compressor: error_feedback is False, and TOP_K does not converge without it"),
+        ("AllReduce", "compressor: {kind: POWER_SGD, error_feedback: false}",
+         "compressor: AllReduce: compressor: error_feedback is False, and POWER_SGD does not converge without it"),
+        ("AllReduce", "staleness: 2",
+         "staleness: AllReduce has no option staleness. It is an option of PS, PSLoadBalancing, Parallax, "),
+        ("PS", "compressor: FLOAT16", "compressor: PS has no option compressor. It is an option of AllReduce, "),
+        ("PS", "partition: {shards: 2}",
+         "partition: PS has no option partition. It is an option of `synchronizer: AllReduce` for a pattern, "
+         "`synchronizer: PS` for a pattern; take one of these, or remove it."),
+    ],
+)  # fmt: skip
+def test_a_faulty_option_of_the_new_builders_is_refused_at_its_line(refusal, builder, option, said):
+    assert refusal(f"strategy:\n  builder: {builder}\n  {option}\n").startswith(f"4: strategy.{said}")
 
 
-@pytest.mark.parametrize(("key", "value"), LATER)
-def test_what_this_version_cannot_do_is_refused_as_an_option(refusal, key, value):
-    text = refusal(f"strategy:\n  builder: PS\n  {key}: {value}\n")
-    assert text.startswith(f"4: strategy.{key}: PS: {key} is ")
-    assert text.endswith("this version of AutoDist cannot do that yet; remove it.")
-
-
-@pytest.mark.parametrize(("key", "value"), LATER)
-def test_what_this_version_cannot_do_is_refused_for_a_pattern(refusal, key, value):
-    text = refusal(f"""\
-        strategy:
-          builder: PS
-          variables:
-            "embedding/.*":
-              synchronizer: PS
-              {key}: {value}
-    """)
-    assert text.startswith(f'7: strategy.variables["embedding/.*"].{key}: ')
-    assert f"PS for the pattern 'embedding/.*': {key} is " in text
-    assert text.endswith("this version of AutoDist cannot do that yet; remove it.")
+def test_an_option_of_a_mapping_is_refused_at_its_own_line(refusal):
+    text = refusal("strategy:\n  builder: AllReduce\n  compressor:\n    kind: POWER_SGD\n    rank: many\n")
+    assert text.startswith("6: strategy.compressor.rank: AllReduce: compressor: rank is 'many'")
 
 
 def test_zero_and_false_are_told_apart(refusal):
@@ -153,10 +203,36 @@ def test_zero_and_false_are_told_apart(refusal):
         ("{owner: 1}", "name no synchronizer; add `synchronizer:` with one of AllReduce, PS."),
         ("{synchronizer: Allreduce}", "is 'Allreduce', which is none of AllReduce, PS. Did you mean AllReduce?"),
         ("{synchronizer: [PS]}", "is ['PS'], which is none of AllReduce, PS."),
-        ("{synchronizer: PS, group: 1}", "PS for the pattern 'x' has no option group. Its options are owner."),
-        ("{synchronizer: AllReduce, ownr: 1}", "has no option ownr. Its options are group, all_reduce_spec."),
+        (
+            "{synchronizer: PS, group: 1}",
+            "PS for the pattern 'x' has no option group. It is an option of `synchronizer: AllReduce` for a pattern; ",
+        ),
+        (
+            "{synchronizer: AllReduce, ownr: 1}",
+            "has no option ownr. Its options are group, all_reduce_spec, compressor, partition.",
+        ),
+        (
+            "{synchronizer: AllReduce, staleness: 2}",
+            "AllReduce for the pattern 'x' has no option staleness. It is an option of PS, PSLoadBalancing, Parallax, "
+            "PartitionedPS, UnevenPartitionedPS, `synchronizer: PS` for a pattern; take one of these, or remove it.",
+        ),
+        ("{synchronizer: AllReduce, sync: false}", "has no option sync. It is an option of PS, "),
+        (
+            "{synchronizer: AllReduce, local_proxy_variable: true}",
+            "has no option local_proxy_variable. It is an option",
+        ),
+        ("{synchronizer: PS, compressor: FLOAT16}", "has no option compressor. It is an option of AllReduce, "),
+        ("{synchronizer: PS, staleness: -1}", "staleness is -1, which is not allowed"),
+        ("{synchronizer: PS, partition: {axis: -1, shards: 2}}", "partition: axis is -1, which is not allowed"),
+        ("{synchronizer: PS, partition: {shards: 0}}", "partition: shards is 0, which is not allowed"),
+        ("{synchronizer: PS, partition: {sizes: [2, 0]}}", "partition: sizes is [2, 0], which is not allowed"),
+        ("{synchronizer: PS, partition: {sizes: []}}", "partition: sizes is empty; give the length of each shard"),
+        ("{synchronizer: PS, partition: {axis: 1}}", "partition: neither shards nor sizes are given; say how many"),
+        ("{synchronizer: PS, partition: {shards: 1, sizes: [7]}}", "partition: both shards and sizes are given"),
+        ("{synchronizer: PS, partition: {shrds: 2}}", "partition has no option shrds. Did you mean shards?"),
+        ("{synchronizer: PS, partition: 3}", "partition is 3, which is not allowed"),
         ("{synchronizer: PS, ownr: 1}", "has no option ownr. Did you mean owner?"),
-        ("{synchronizer: PS, owner: [0]}", "owner is [0], which is not allowed"),
+        ("{synchronizer: PS, owner: [[0]]}", "owner is [[0]], which is not allowed"),
         ("{synchronizer: AllReduce, all_reduce_spec: TREE}", "'AUTO', 'SHUFFLE', 'RING' or 'NCCL'"),
     ],
 )

@@ -23,7 +23,17 @@ def user_module(tmp_path, monkeypatch):
 
 
 def test_our_own_builders_are_known():
-    assert registered_names() == ("AllReduce", "PS", "PSLoadBalancing", "Parallax")
+    assert registered_names() == (
+        "AllReduce",
+        "PS",
+        "PSLoadBalancing",
+        "Parallax",
+        "PartitionedAR",
+        "PartitionedPS",
+        "RandomAxisPartitionAR",
+        "ShardedAllReduce",
+        "UnevenPartitionedPS",
+    )
     assert find_builder("AllReduce") is AllReduce
 
 

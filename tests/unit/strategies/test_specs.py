@@ -1,7 +1,14 @@
 import pytest
 
+from autodist.graph.placement import Cut
 from autodist.proto import strategy_pb2
-from autodist.strategies import all_reduce_node, parameter_server_node, resolve_specs
+from autodist.strategies import (
+    all_reduce_node,
+    all_reduce_synchronizer,
+    parameter_server_node,
+    partitioned_node,
+    resolve_specs,
+)
 
 SERVED = parameter_server_node("served", 0)
 
@@ -42,3 +49,12 @@ def test_auto_is_shuffle_where_others_differ_or_are_served():
         "RING",
         "SHUFFLE",
     ]
+
+
+def test_auto_of_a_shard_is_resolved_too():
+    auto, ring = all_reduce_synchronizer(), all_reduce_synchronizer(spec="RING")
+    cut = partitioned_node("a", Cut(0, (1, 1)), [auto, ring])
+    (node,) = resolve_specs(strategy_pb2.Strategy(nodes=[cut])).nodes
+    assert [shard.all_reduce.spec for shard in node.shards] == [strategy_pb2.AllReduce.RING] * 2
+    beside = resolve_specs(strategy_pb2.Strategy(nodes=[cut, SERVED]))
+    assert beside.nodes[0].shards[0].all_reduce.spec == strategy_pb2.AllReduce.SHUFFLE

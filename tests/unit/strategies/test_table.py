@@ -3,7 +3,22 @@ import io
 import pytest
 from rich.console import Console
 
-from autodist.strategies import PS, AllReduce, Parallax, strategy_table
+from autodist.graph.placement import Cut
+from autodist.strategies import (
+    PS,
+    SYNCHRONOUS,
+    AllReduce,
+    Compressor,
+    Parallax,
+    PartitionedAR,
+    PartitionedPS,
+    PSLoadBalancing,
+    all_reduce_synchronizer,
+    make_strategy,
+    partitioned_node,
+    strategy_table,
+    synced_variables,
+)
 from autodist.strategies.table import readable_bytes
 
 
@@ -75,6 +90,66 @@ def test_one_worker_sends_nothing_and_one_is_singular(step, cluster):
     assert str(table.title) == "AllReduce: 1 replica on 1 worker"
     assert cells(table, 0)[1] == "scalar"
     assert cells(table, 0)[-1] == "0 B"
+
+
+def test_shards_are_shown_with_axis_owners_and_what_they_cost(step, cluster):
+    planned = step({"table": (1000, 8), "kernel": (100, 10), "scalar": ()}, sparse=["table"])
+    machines = cluster(3)
+    names = [worker.name for worker in machines.workers]
+    strategy = PartitionedPS(min_partition_bytes=0, max_shards=4).build(planned, machines)
+    table = strategy_table(strategy, planned, names)
+    where = "4 shards of axis 0: 2 at 10.0.0.1, 1 at 10.0.0.2, 1 at 10.0.0.3"
+    assert cells(table, 0)[4:] == ["PS", where, "52 B to 56 B a row"]
+    assert cells(table, 1)[-1] == "4.00 kB to 6.00 kB"
+    many = strategy_table(PartitionedPS(min_partition_bytes=0).build(planned, cluster(6)), planned)
+    assert cells(many, 0)[5] == "6 shards of axis 0 at 6 workers"
+    one = strategy_table(PartitionedPS(min_partition_bytes=0, max_shards=2).build(planned, cluster(1)), planned)
+    assert cells(one, 0)[5] == "2 shards of axis 0 at worker 0"
+
+
+def test_all_reduced_shards_are_shown_with_their_groups(step, cluster):
+    planned = step({"kernel": (100, 10), "bias": (10,)})
+    builder = PartitionedAR(chunk_size=1, max_shards=4, min_partition_bytes=100)
+    table = strategy_table(builder.build(planned, cluster()), planned)
+    assert cells(table, 0)[4:6] == ["AllReduce SHUFFLE, groups 0 to 3", "4 shards of axis 0 at all workers"]
+    assert cells(table, 1)[4:6] == ["AllReduce SHUFFLE, group 4", "all workers"]
+
+
+def test_shards_in_different_ways_are_shown_with_each(step, cluster):
+    planned = step({"kernel": (4, 10)})
+    shards = [all_reduce_synchronizer(2), SYNCHRONOUS.parameter_server(1)]
+    node = partitioned_node("kernel", Cut(0, (1, 3)), shards)
+    table = strategy_table(make_strategy("Mine", cluster(), synced_variables(planned), [node]), planned)
+    assert cells(table, 0)[4:6] == [
+        "AllReduce SHUFFLE, group 2; PS",
+        "2 shards of axis 0 at all workers, worker 1",
+    ]
+
+
+def test_a_compressor_is_shown_and_counted(step, cluster):
+    planned = step({"kernel": (100, 100), "bias": (100,)})
+    builder = AllReduce(compressor=Compressor("POWER_SGD", rank=2))
+    table = strategy_table(builder.build(planned, cluster()), planned)
+    assert cells(table, 0)[4] == "AllReduce SHUFFLE POWER_SGD rank 2 with error feedback, group 0"
+    assert [cells(table, row)[-1] for row in (0, 1)] == ["1.60 kB", "400 B"]
+    assert str(table.columns[-1].footer) == "2.00 kB"
+
+
+def test_how_a_parameter_server_treats_slow_workers_is_shown(step, cluster):
+    planned = step({"table": (10, 8)}, sparse=["table"])
+    builder = PS(sync=False, staleness=4, local_proxy_variable=True)
+    table = strategy_table(builder.build(planned, cluster()), planned)
+    assert cells(table, 0)[4] == "PS, asynchronous, staleness 4, proxies"
+    assert cells(table, 0)[-1] == "owner 320 B + 40 B a row"
+
+
+def test_workers_without_replicas_count_as_workers(step, cluster):
+    planned = step({"kernel": (10, 10), "bias": (10,)})
+    machines = cluster(3, servers=1)
+    table = strategy_table(PSLoadBalancing().build(planned, machines), planned, [w.name for w in machines.workers])
+    assert str(table.title) == "PSLoadBalancing: 2 replicas on 3 workers"
+    assert cells(table, 0)[5:] == ["10.0.0.3", "400 B, owner 800 B"]
+    assert str(table.columns[5].footer) == "most at 10.0.0.3"
 
 
 def test_names_with_brackets_are_shown_as_they_are(step, cluster):

@@ -1,4 +1,4 @@
-"""Parameter servers: the order in which owners tell that their writes are done."""
+"""Tokens: the order in which owners tell that their writes are done."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from autodist.graph.effects import Effects
 from autodist.graph.item import GraphItem
-from autodist.kernels.parameter_server import rank_writes
+from autodist.kernels.tokens import rank_writes
 
 
 def ranks(build, owners):

@@ -1,4 +1,4 @@
-"""Rows: sparse variables cost what the rows cost that a step touches."""
+"""Gathers of a variable's value become gathers in the variable, which copy the rows asked for alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import QUERIES, READS
-from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
 from autodist.kernels.base import Context, Kernel
@@ -29,12 +28,13 @@ class GatherRows(Kernel):
     name: ClassVar[str] = "gather-rows"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        if not any(node.op in ("GatherV2", "Shape") for node in item.graph_def.node):
+        asked = _reads_asked_for_rows(item)
+        if not asked:
             return item
         editor = GraphEditor(item.graph_def)
         named = {*map(node_of, item.outputs), *item.targets}
         changed = False
-        for read in [node.name for node in editor if node.op == "ReadVariableOp"]:
+        for read in asked:
             done = [name for copy in _copies(editor, read) for name in _ask_variable(editor, copy)]
             if done:
                 _drop_unused_read(editor, read, done, named)
@@ -43,6 +43,20 @@ class GatherRows(Kernel):
             return item
         editor.drop_lost_colocation()
         return replace(item, graph_def=editor.to_graph_def())
+
+
+def _reads_asked_for_rows(item: GraphItem) -> list[str]:
+    """The reads of variables whose rows, or whose shape, something asks for."""
+    nodes = {node.name: node for node in item.graph_def.node}
+    found: dict[str, None] = {}
+    for node in item.graph_def.node:
+        if node.op in ("GatherV2", "Shape"):
+            source = nodes[node_of(node.input[0])]
+            while source.op == "Identity":
+                source = nodes[node_of(source.input[0])]
+            if source.op == "ReadVariableOp":
+                found[source.name] = None
+    return list(found)
 
 
 @dataclass(frozen=True)
@@ -78,7 +92,7 @@ def _ask_variable(editor: GraphEditor, copy: _Copy) -> list[str]:
     done = []
     for name in sorted(editor.consumers(copy.name)):
         node = editor[name]
-        if node.op == "GatherV2" and _gathers_rows_of(editor, node, copy.name):
+        if node.op == "GatherV2" and gathers_rows(editor, node, copy.name):
             late = _writes_after(editor, copy)
             if late & editor.ancestors([name]):
                 continue  # the rows to gather are known only once the variable has another value
@@ -113,8 +127,9 @@ def _drop_unused_read(editor: GraphEditor, read: str, instead: list[str], named:
         editor.remove([name])
 
 
-def _gathers_rows_of(editor: GraphEditor, node: NodeDef, read: str) -> bool:
-    if node_of(node.input[0]) != read or node_of(node.input[1]) == read or node.attr["batch_dims"].i:
+def gathers_rows(editor: GraphEditor, node: NodeDef, table: str) -> bool:
+    """Whether a GatherV2 takes whole rows of what the node `table` makes."""
+    if node_of(node.input[0]) != table or node_of(node.input[1]) == table or node.attr["batch_dims"].i:
         return False
     axis = editor[node_of(node.input[2])]
     return axis.op == "Const" and int(tf.make_ndarray(axis.attr["value"].tensor)) == 0
@@ -137,35 +152,3 @@ def _shape_of_variable(editor: GraphEditor, node: NodeDef, copy: _Copy) -> None:
     node.attr.pop("T", None)
     node.attr.pop("_class", None)
     editor.set_inputs(node.name, inputs)
-
-
-@dataclass(frozen=True)
-class SumRepeatedRows(Kernel):
-    """Rows that come more than once are summed in a fixed order right before they are added to a variable.
-
-    A scatter of repeated rows runs on several threads and differs in its last bits from run to run, hence from worker
-    to worker. A sum of segments does not.
-
-        ResourceScatterAdd(v, ids, rows)    becomes    ResourceScatterAdd(v, unique ids, sum of rows of one id)
-    """
-
-    name: ClassVar[str] = "sum-repeated-rows"
-
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        scatters = [n.name for n in item.graph_def.node if n.op in ("ResourceScatterAdd", "ResourceScatterSub")]
-        if context.is_alone or not scatters:
-            return item
-        editor = GraphEditor(item.graph_def)
-        for name in scatters:
-            _sum_repeats(editor, editor[name])
-        return replace(item, graph_def=editor.to_graph_def())
-
-
-def _sum_repeats(editor: GraphEditor, node: NodeDef) -> None:
-    handle, ids, rows = node.input[:3]
-    dtype = tf.as_dtype(node.attr["dtype"].type)
-    ids_dtype = tf.as_dtype(node.attr["Tindices"].type)
-    with fragment(editor, f"sum_repeated_rows/{node.name}") as f:
-        unique, segment = tf.unique(f.input(ids, ids_dtype, [None]), out_idx=tf.int32)
-        summed = tf.math.unsorted_segment_sum(f.input(rows, dtype), segment, tf.size(unique))
-    editor.set_inputs(node.name, [handle, f.name(unique), f.name(summed), *node.input[3:]])

@@ -1,4 +1,4 @@
-"""GatherRows and SumRepeatedRows: a table costs what its rows cost, and repeated rows add up in one order."""
+"""GatherRows: a gather of a read costs what its rows cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist.graph.item import GraphItem
 from autodist.kernels.base import Context
-from autodist.kernels.rows import GatherRows, SumRepeatedRows
+from autodist.kernels.gather_rows import GatherRows
 from tests.unit.graph.graph_text import assert_imports, from_text, to_text
 from tests.unit.kernels.in_one_process import capture, plan
 
@@ -38,8 +38,8 @@ def ops(item):
     return [n.op for n in item.graph_def.node]
 
 
-def applied(item, workers=1, replicas=1, kernel=GatherRows):
-    return kernel().apply(item, Context(plan(item, workers, replicas), 0))
+def applied(item):
+    return GatherRows().apply(item, Context(plan(item), 0))
 
 
 def test_a_step_without_tables_is_left_as_it_is():
@@ -115,40 +115,3 @@ def test_a_read_that_the_step_returns_stays():
 def test_rows_that_are_chosen_after_a_write_are_gathered_from_what_was_read_before():
     text = ROWS.replace("ids = Placeholder()", "late = ReadVariableOp(v, ^w)\n    ids = Neg(late)")
     assert "g = GatherV2(r, ids, axis)" in to_text(applied(GraphItem(from_text(text))).graph_def)
-
-
-def test_one_device_scatters_as_the_script_says():
-    item = table_step(tf.gather)
-    assert applied(item, kernel=SumRepeatedRows) is item
-
-
-def test_rows_are_summed_right_before_they_are_written():
-    item = table_step(tf.gather)
-    found = applied(item, replicas=2, kernel=SumRepeatedRows)
-    assert ops(found).count("UnsortedSegmentSum") == 1
-    assert_imports(found.graph_def)
-
-
-def test_repeated_rows_sum_to_the_same_bits_every_time():
-    """In a scatter of repeated rows, threads add in any order (40 results in 40 runs)."""
-    rng = np.random.default_rng(0)
-    ids, rows = rng.integers(0, 3, 20_000).astype(np.int32), rng.normal(size=(20_000, 8)).astype(np.float32)
-    with tf.Graph().as_default() as graph:
-        table = tf.Variable(tf.zeros((3, 8)), name="table", use_resource=True)
-        indices = tf.compat.v1.placeholder(tf.int32, [None], name="ids")
-        updates = tf.compat.v1.placeholder(tf.float32, [None, 8], name="rows")
-        tf.raw_ops.ResourceScatterAdd(resource=table.handle, indices=indices, updates=updates, name="scatter")
-    found = applied(GraphItem(graph.as_graph_def()), replicas=2, kernel=SumRepeatedRows)
-    with tf.Graph().as_default() as summed:
-        tf.import_graph_def(found.graph_def, name="")
-    config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=4, inter_op_parallelism_threads=2)
-    with tf.compat.v1.Session(graph=summed, config=config) as session:
-        results = set()
-        for _ in range(20):
-            session.run("table/Assign")
-            session.run("scatter", {"ids:0": ids, "rows:0": rows})
-            results.add(session.run("table/Read/ReadVariableOp:0").tobytes())
-    assert len(results) == 1
-    exact = np.zeros((3, 8))
-    np.add.at(exact, ids, rows.astype(np.float64))
-    np.testing.assert_allclose(np.frombuffer(results.pop(), np.float32).reshape(3, 8), exact, atol=1e-2)

@@ -1,0 +1,84 @@
+"""Timeline: what ran when in one step, in a file that chrome://tracing and ui.perfetto.dev show."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+log = logging.getLogger("autodist")
+
+TRACE_VARIABLE = "AUTODIST_TRACE"
+"""Environment variable that names a folder. There each worker writes what ran when in the tenth run of each of its
+steps, as `step_1.worker_0.json`: on which device, how long, and what was sent to other workers. Set it where the chief
+starts; the other workers have it from there. What stands on another machine is told by that machine's clock. Steps take
+a little longer while it is set, and the tenth much longer."""
+
+TRACED_RUN = 10
+"""By now TensorFlow has placed and optimized the step, and its memory is there."""
+
+
+def trace_file(step: str, worker: int) -> pathlib.Path | None:
+    """Where the trace of a step goes; None if nobody asked for one."""
+    folder = os.environ.get(TRACE_VARIABLE)
+    return pathlib.Path(folder) / f"{step}.worker_{worker}.json" if folder else None
+
+
+@dataclass
+class TracedRuns:
+    """Runs a step, and writes a trace of its tenth run.
+
+    Attributes:
+        run: takes the step's inputs, `options` and `run_metadata`.
+        options: of every run.
+        file: where the trace goes.
+    """
+
+    run: Callable[..., Any]
+    options: tf.compat.v1.RunOptions
+    file: pathlib.Path
+    _count: int = 0
+
+    def __call__(self, *values: Any) -> Any:
+        self._count += 1
+        if self._count != TRACED_RUN:
+            return self.run(*values, options=self.options)
+        options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+        options.MergeFrom(self.options)
+        metadata = tf.compat.v1.RunMetadata()
+        result = self.run(*values, options=options, run_metadata=metadata)
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(json.dumps({"traceEvents": list(_events(metadata.step_stats))}))
+        log.info("%s: what ran when in step %d", self.file, TRACED_RUN)
+        return result
+
+
+def _events(stats: Any) -> Iterator[dict[str, Any]]:
+    """The events of Chrome's trace format: a process for each device, a thread for what ran there at one time."""
+    by_device: dict[str, list[Any]] = {}
+    for device in stats.dev_stats:
+        by_device.setdefault(device.device, []).extend(device.node_stats)
+    for pid, (name, nodes) in enumerate(sorted(by_device.items())):
+        yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
+        free_at: list[float] = []  # by thread
+        for node in sorted(nodes, key=lambda n: n.all_start_micros):
+            start, length = _when(node)
+            tid = next((k for k, end in enumerate(free_at) if end <= start), len(free_at))
+            free_at[tid : tid + 1] = [start + length]
+            yield {
+                "ph": "X", "pid": pid, "tid": tid, "ts": start, "dur": length,
+                "name": node.node_name, "cat": "op", "args": {"label": node.timeline_label},
+            }  # fmt: skip
+
+
+def _when(node: Any) -> tuple[float, float]:
+    """Start and length in microseconds. What moves tensors is noted in these alone, all else in nanoseconds as well."""
+    if node.all_start_nanos:
+        return node.all_start_nanos / 1000, node.all_end_rel_nanos / 1000
+    return float(node.all_start_micros), float(node.all_end_rel_micros)

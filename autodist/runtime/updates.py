@@ -1,0 +1,74 @@
+"""Updates: what an owner runs beside its steps, in a thread of its own."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+
+class Updates:
+    """Runs updates one after the other, in the order in which steps have released them.
+
+    There are never more of them than steps may be ahead, since a step takes a token that an update hands out. An update
+    that waits for a worker which is gone may never return: then its thread is left behind.
+
+    Args:
+        on_failure: called, in the thread, with what an update raises; what it returns is raised where updates are
+            released or waited for. None is run after that.
+    """
+
+    def __init__(self, on_failure: Callable[[BaseException], BaseException]) -> None:
+        self._on_failure = on_failure
+        self._released: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._under_way = 0
+        self._failure: BaseException | None = None
+        self._is_started = False
+
+    def release(self, update: Callable[[], object]) -> None:
+        """Lets `update` be called, after all that were released before it.
+
+        Raises:
+            BaseException: an earlier one failed.
+        """
+        with self._changed:
+            if self._failure is not None:
+                raise self._failure
+            self._under_way += 1
+            if not self._is_started:
+                self._is_started = True
+                threading.Thread(target=self._serve, name="autodist-updates", daemon=True).start()
+        self._released.put(update)
+
+    def wait(self) -> None:
+        """Returns when all that were released are done.
+
+        Raises:
+            BaseException: one of them failed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: not self._under_way or self._failure is not None)
+            if self._failure is not None:
+                raise self._failure
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._under_way
+
+    def _serve(self) -> None:
+        while True:
+            update = self._released.get()
+            try:
+                update()
+            except BaseException as error:  # noqa: BLE001 - all of it belongs to the thread that trains
+                failure = self._on_failure(error)
+                with self._changed:
+                    self._failure = failure
+                    self._under_way = 0
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()

@@ -1,0 +1,103 @@
+"""Elementwise arithmetic on tables: which ops are, and which of their operands have a row for each of the table's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.fragment import Fragment
+from autodist.graph.names import is_control, node_of, tensor
+
+SpecOf = Callable[[str], tf.TensorSpec]
+
+# An op that stops the step where a value is bad (CheckNumerics) is none of these: it looks at every row.
+_UNARY = (
+    "Abs Acos Acosh Asin Asinh Atan Atanh Cast Ceil Cos Cosh Digamma Elu Erf Erfc Exp Expm1 Floor Identity Inv "
+    "IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Neg PreventGradient Reciprocal Relu Relu6 Rint Round "
+    "Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square StopGradient Tan Tanh"
+)
+_MORE_OPERANDS = (
+    "Add AddV2 Atan2 Div DivNoNan Equal FloorDiv FloorMod Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr "
+    "Maximum Minimum Mul MulNoNan NotEqual Pow RealDiv SelectV2 SquaredDifference Sub Xdivy Xlog1py Xlogy"
+)
+ELEMENTWISE = frozenset(f"{_UNARY} {_MORE_OPERANDS}".split())
+"""Ops whose one output has, at each place, a function of what their operands have there, operands being broadcast."""
+
+
+@dataclass(frozen=True)
+class Operands:
+    """The inputs of an elementwise op whose output has a row for each of a table's.
+
+    Attributes:
+        tables: positions of the inputs that have a row for each of the table's, too.
+        has_single_row: whether another input has the table's rank and one row, so that it cannot be taken along to
+            a value of lower rank.
+    """
+
+    tables: tuple[int, ...]
+    has_single_row: bool
+
+
+def operands_of(editor: GraphEditor, node: NodeDef, spec_of: SpecOf) -> Operands | None:
+    """Tells a node's operands apart; None if it is not known to be elementwise along the rows."""
+    if node.op not in ELEMENTWISE:
+        return None
+    inputs = [i for i in node.input if not is_control(i)]
+    if len(inputs) == 1:
+        return Operands((0,), False)
+    shape = _shape(spec_of, node.name)
+    if not shape.rank or shape[0] is None:
+        return None
+    rows, tables, has_single_row = shape[0], [], False
+    for position, name in enumerate(inputs):
+        operand = _shape(spec_of, name)
+        if operand.rank is None:
+            return None
+        if operand.rank == shape.rank:
+            if operand[0] == rows:
+                tables.append(position)
+            elif operand[0] == 1:
+                has_single_row = True
+            else:
+                return None
+    return Operands(tuple(tables), has_single_row)
+
+
+def is_copy_of_variable(editor: GraphEditor, name: str) -> bool:
+    """Whether a tensor is a read of a variable, or passes one on."""
+    node = editor[node_of(name)]
+    while node.op == "Identity":
+        node = editor[node_of(node.input[0])]
+    return node.op == "ReadVariableOp"
+
+
+def constant(editor: GraphEditor, name: str) -> np.ndarray | None:
+    """The array that a tensor always is, if it is a constant."""
+    node = editor[node_of(name)]
+    return tf.make_ndarray(node.attr["value"].tensor) if node.op == "Const" else None
+
+
+def with_specs(known: SpecOf, more: Mapping[str, tf.TensorSpec]) -> SpecOf:
+    """What is known of tensors, `more` among them."""
+    return lambda name: more[name] if name in more else known(name)
+
+
+def specs_in(fragment: Fragment) -> dict[str, tf.TensorSpec]:
+    """What is known of the tensors that a fragment made."""
+    return {
+        fragment.name(made): tf.TensorSpec(made.shape, made.dtype)
+        for operation in fragment.graph.get_operations()
+        for made in operation.outputs
+        if made.dtype != tf.resource
+    }
+
+
+def _shape(spec_of: SpecOf, name: str) -> tf.TensorShape:
+    try:
+        return spec_of(tensor(name)).shape
+    except KeyError:
+        return tf.TensorShape(None)

@@ -1,0 +1,74 @@
+"""Leave out compute: a worker without replicas runs what runs once, and nothing that a batch reaches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.item import EXAMPLES, GraphItem
+from autodist.graph.names import is_control, node_of
+from autodist.graph.waiting import wait_past
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.varying import RANDOM
+
+
+@dataclass(frozen=True)
+class LeaveOutCompute(Kernel):
+    """On a worker without replicas, nothing runs that a batch, a random draw or a gradient of its own reaches.
+
+    By now the sums of the other workers' parts have taken the place of its own. What waited for a node that is left
+    out waits for what that node waited for.
+
+        x → f → update,  g (received) → update'       becomes       g (received) → update'
+    """
+
+    name: ClassVar[str] = "leave-out-compute"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if context.computes:
+            return item
+        editor = GraphEditor(item.graph_def)
+        computed = _reached(editor, _sources(item))
+        targets = tuple(name for name in item.targets if name not in computed)
+        roots = [*map(node_of, item.outputs), *targets, *item.served, *item.landed, *item.initializers.values()]
+        wait_past(editor, _needed(editor, roots, computed))
+        return replace(item, graph_def=editor.to_graph_def(), targets=targets)
+
+
+def _sources(item: GraphItem) -> list[str]:
+    """Nodes whose outputs differ between replicas."""
+    named = {node_of(name) for name, axis in item.inputs.items() if axis is not None or name == EXAMPLES}
+    named |= {call.seed for call in item.gradient_calls}
+    return [node.name for node in item.graph_def.node if node.name in named or node.op in RANDOM]
+
+
+def _reached(editor: GraphEditor, sources: Iterable[str]) -> set[str]:
+    """The sources, and all that they reach by data."""
+    found: set[str] = set()
+    front = list(sources)
+    while front:
+        name = front.pop()
+        if name not in found:
+            found.add(name)
+            front += [c for c in editor.consumers(name) if name in _given(editor, c)]
+    return found
+
+
+def _needed(editor: GraphEditor, roots: Iterable[str], computed: Set[str]) -> set[str]:
+    """The roots and all that they need, waiting for what is `computed` left aside."""
+    found: set[str] = set()
+    front = list(roots)
+    while front:
+        name = front.pop()
+        if name not in found:
+            found.add(name)
+            front += _given(editor, name)
+            front += [node_of(i) for i in editor[name].input if is_control(i) and node_of(i) not in computed]
+    return found
+
+
+def _given(editor: GraphEditor, name: str) -> list[str]:
+    """The nodes that a node has data from."""
+    return [node_of(i) for i in editor[name].input if not is_control(i)]

@@ -1,0 +1,138 @@
+"""Rows that come more than once in a worker's part of a sparse gradient are summed before they travel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.fragment import fragment
+from autodist.graph.item import GraphItem, Join, JoinKind
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.elementwise import SpecOf
+
+# Their second input is the indices.
+_ADDING = frozenset(
+    ["ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterNdAdd", "ResourceScatterNdSub", "UnsortedSegmentSum"]
+)
+_PASS_INDICES = frozenset(["ExpandDims", "Identity", "Reshape"])
+
+
+@dataclass(frozen=True)
+class MergeRows(Kernel):
+    """Each worker sends a row once, however often its batch has it.
+
+    Only where all that reads the joined rows adds them up by their indices in the end and scales them alike before:
+    a norm over rows, a clipping by value or a square of each is another number for two rows than for their sum.
+
+        (ids, rows) → send    becomes    (unique ids, sum of the rows of each) → send
+    """
+
+    name: ClassVar[str] = "merge-rows"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        joins = [j for j in item.joins if j.is_sparse and j.kind is JoinKind.GRADIENT]
+        if context.workers == 1 or not joins:
+            return item
+        editor = GraphEditor(item.graph_def)
+        returned = frozenset(map(tensor, item.outputs))
+        merged = {
+            join.name: _merge(editor, join) for join in joins
+            if returned.isdisjoint(join.result) and is_added_up(editor, item.spec_of, *join.result)
+        }  # fmt: skip
+        if not merged:
+            return item
+        return replace(
+            item,
+            graph_def=editor.to_graph_def(),
+            joins=tuple(replace(j, local=merged[j.name]) if j.name in merged else j for j in item.joins),
+        )
+
+
+def _merge(editor: GraphEditor, join: Join) -> tuple[str, str]:
+    ids, rows = join.local
+    with fragment(editor, f"merge_rows/{join.name}") as f:
+        unique, segment = tf.unique(f.input(ids, join.index_dtype, [None]), out_idx=tf.int32)
+        summed = tf.math.unsorted_segment_sum(f.input(rows, join.dtype, join.shape), segment, tf.size(unique))
+    return f.name(unique), f.name(summed)
+
+
+def is_added_up(editor: GraphEditor, spec_of: SpecOf, indices: str, rows: str) -> bool:
+    """Whether all that reads `rows` adds them up by `indices`, scaled at most, and nothing else counts the indices."""
+    paths = _Paths(editor, spec_of)
+    return paths.follow_rows(rows) and paths.follow_indices(indices) and paths.meet()
+
+
+@dataclass
+class _Paths:
+    """How rows and indices get to the ops that add rows up."""
+
+    editor: GraphEditor
+    spec_of: SpecOf
+    _rows: set[str] = field(default_factory=set)
+    _indices: set[str] = field(default_factory=set)
+    _added: set[str] = field(default_factory=set)
+
+    def follow_rows(self, rows: str) -> bool:
+        """Notes the ops that add the rows up; False if there is another reader."""
+        front = [tensor(rows)]
+        while front:
+            made = front.pop()
+            self._rows.add(made)
+            for node in self._readers(made):
+                if self._is_scaling(node, made):
+                    front.append(tensor(node.name))
+                elif node.op in _ADDING and tensor(node.input[1]) != made:
+                    self._added.add(node.name)
+                else:
+                    return False
+        return True
+
+    def follow_indices(self, indices: str) -> bool:
+        """Notes what is the indices in another form; False if there is a reader that would see how many there are."""
+        front = [tensor(indices)]
+        while front:
+            made = front.pop()
+            self._indices.add(made)
+            for node in self._readers(made):
+                if node.op in _PASS_INDICES and tensor(node.input[0]) == made:
+                    front.append(tensor(node.name))
+                elif node.op in ("Unique", "UniqueV2") and tensor(node.input[0]) == made:
+                    # The unique indices themselves stay as they are; where each one stands does not.
+                    front.append(f"{node.name}:1")
+                elif node.name not in self._added:
+                    return False
+        return True
+
+    def meet(self) -> bool:
+        """Whether rows are added up by these indices alone."""
+        return bool(self._added) and all(tensor(self.editor[name].input[1]) in self._indices for name in self._added)
+
+    def _readers(self, made: str) -> Iterable[NodeDef]:
+        for name in sorted(self.editor.consumers(node_of(made))):
+            node = self.editor[name]
+            if any(tensor(i) == made for i in node.input if not is_control(i)):
+                yield node
+
+    def _is_scaling(self, node: NodeDef, made: str) -> bool:
+        """Whether a node multiplies every row by the same number."""
+        inputs = [tensor(i) for i in node.input if not is_control(i)]
+        if node.op in ("Identity", "Neg"):
+            return True
+        if node.op == "Mul":
+            other = inputs[1] if inputs[0] == made else inputs[0]
+        elif node.op == "RealDiv" and inputs[0] == made:
+            other = inputs[1]
+        else:
+            return False
+        return other not in self._rows and self._is_scalar(other)
+
+    def _is_scalar(self, name: str) -> bool:
+        try:
+            return self.spec_of(name).shape.rank == 0
+        except KeyError:
+            return False

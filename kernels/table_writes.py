@@ -1,0 +1,126 @@
+"""What an update writes of a sparse variable and its slots that is not rows alone, and why."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.item import GraphItem, Variable
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.stages import Stages, find_stages
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.elementwise import ELEMENTWISE
+
+log = logging.getLogger("autodist")
+
+_WHOLE = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+
+
+@dataclass(frozen=True)
+class TableWrite:
+    """A write of every row of a variable, which follows from the sparse gradient of a variable of the same shape.
+
+    Attributes:
+        variable: that is written.
+        node: that writes it.
+        op: of that node.
+        read: variables whose rows the new rows are computed from, beside the gradient.
+    """
+
+    variable: str
+    node: str
+    op: str
+    read: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class TellTableWrites(Kernel):
+    """Says once for each sparse variable what in its update costs the whole table; changes nothing."""
+
+    name: ClassVar[str] = "tell-table-writes"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if context.worker == 0 and any(gradient.is_sparse for gradient in item.gradients):
+            for table, writes in find_table_writes(item).items():
+                log.info(_told(item.by_name[table], writes))
+        return item
+
+
+def _told(table: Variable, writes: Iterable[TableWrite]) -> str:
+    lines = [
+        f"  {w.variable}: {w.op} ({w.node}) " + (
+            f"computes every row anew from those of {', '.join(w.read)}" if w.read
+            else "is given a value for every row"
+        )
+        for w in writes
+    ]  # fmt: skip
+    return (
+        f"{table.name} has {table.shape[0]} rows and a sparse gradient, and its update writes all rows in every step, "
+        "because its optimizer changes rows that a batch does not touch; SGD without momentum and Adagrad do not:\n"
+    ) + "\n".join(lines)
+
+
+def find_table_writes(item: GraphItem) -> dict[str, list[TableWrite]]:
+    """For each variable with a sparse gradient, the writes of tables of its shape that follow from it, or decay it."""
+    tables = {g.variable: item.by_name[g.variable] for g in item.gradients if g.is_sparse}
+    shapes = {variable.shape for variable in tables.values()}
+    editor, stages = GraphEditor(item.graph_def), find_stages(item)
+    found: dict[str, list[TableWrite]] = {}
+    for name in stages.writes:
+        if editor[name].op not in _WHOLE:
+            continue
+        (handle,) = stages.effects[name].writes
+        variable = item.by_handle[handle]
+        if variable.shape not in shapes:
+            continue
+        behind = _gradients_behind(item, editor, stages, name) if name in stages.update else [variable.name]
+        for table in behind:
+            if table in tables and tables[table].shape == variable.shape:
+                read = _read_by(item, editor, stages, name, variable.shape)
+                found.setdefault(table, []).append(TableWrite(variable.name, name, editor[name].op, read))
+    return found
+
+
+def _gradients_behind(item: GraphItem, editor: GraphEditor, stages: Stages, write: str) -> list[str]:
+    """The variables whose gradients a write is made from, by data or through what was written before."""
+    gradient_of = {t: g.variable for g in stages.gradients for t in g.tensors}
+    found: dict[str, None] = {}
+    front = [write]
+    seen = {write}
+    while front:
+        name = front.pop()
+        effect = stages.effects.get(name)
+        sources = [w for handle in (effect.reads if effect else ()) for w in stages.writes_before(name, handle)]
+        for i in filter(lambda i: not is_control(i), editor[name].input):
+            if tensor(i) in gradient_of:
+                found[gradient_of[tensor(i)]] = None
+            else:
+                sources.append(node_of(i))
+        new = [s for s in sources if s in stages.update and s not in seen]
+        seen.update(new)
+        front += new
+    return list(found)
+
+
+def _read_by(
+    item: GraphItem, editor: GraphEditor, stages: Stages, write: str, shape: tuple[int, ...]
+) -> tuple[str, ...]:
+    """The variables of a shape from which arithmetic leads to a write, row by row."""
+    handles: Mapping[str, Variable] = item.by_handle
+    found: dict[str, None] = {}
+    front = [node_of(editor[write].input[1])]
+    seen = set(front)
+    while front:
+        name = front.pop()
+        if editor[name].op == "ReadVariableOp":
+            read = next(iter(stages.effects[name].reads), None)
+            if read is not None and handles[read].shape == shape:
+                found[handles[read].name] = None
+        elif editor[name].op in ELEMENTWISE:
+            new = {node_of(i) for i in editor[name].input if not is_control(i)} - seen
+            seen |= new
+            front += sorted(new)
+    return tuple(sorted(found))

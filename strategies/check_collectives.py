@@ -1,0 +1,80 @@
+"""Whether RING and NCCL, TensorFlow's collectives, stand by themselves and have what they need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autodist.errors import StrategyError
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.strategies.base import workers_with_replicas
+from autodist.strategies.check_nodes import PlaceOf
+from autodist.strategies.compressor import compresses, compressor_text
+from autodist.strategies.nodes import Synchronized, synchronized_parts
+from autodist.strategies.specs import effective_spec
+
+Spec = strategy_pb2.AllReduce.Spec
+
+COLLECTIVES = ("RING", "NCCL")
+
+
+def check_collectives(strategy: strategy_pb2.Strategy, resource_spec: ResourceSpec, place_of: PlaceOf) -> None:
+    """Passes a strategy in which no variable is reduced by a collective, or all are, in a way that can be carried out.
+
+    Raises:
+        StrategyError: names the variable, the reason and the mend.
+    """
+    ways = list(_ways(strategy))
+    for variable, way, part in ways:
+        if way not in COLLECTIVES:
+            continue
+        place = place_of(variable, "all_reduce_spec")
+        other = next(((name, its_way) for name, its_way, _ in ways if its_way != way), None)
+        if other is not None:
+            raise StrategyError(_beside(variable, way, *other), place)
+        if compresses(part.all_reduce):
+            raise StrategyError(
+                f"{variable} is reduced by {way} and has the compressor {compressor_text(part.all_reduce.compressor)}: "
+                "only SHUFFLE carries compressors out. Take all_reduce_spec SHUFFLE for all variables, or leave the "
+                "compressor out.",
+                place,
+            )
+        problem = _lacking(variable, way, resource_spec)
+        if problem is not None:
+            raise StrategyError(problem, place)
+
+
+def _ways(strategy: strategy_pb2.Strategy) -> Iterator[tuple[str, str, Synchronized]]:
+    """How each variable, or each shard, crosses workers."""
+    default = effective_spec(strategy)
+    for node in strategy.nodes:
+        for part in synchronized_parts(node):
+            way = "PS" if part.HasField("parameter_server") else Spec.Name(part.all_reduce.spec or default)
+            yield node.variable, way, part
+
+
+def _beside(variable: str, way: str, other: str, others_way: str) -> str:
+    """Collectives need step ids that agree on all workers, and hang beside what crosses workers by queues or
+    accumulators in the same session."""
+    return (
+        f"{variable} is reduced by {way} and {other} by {others_way}: TensorFlow's collectives hang in one session "
+        f"with any other way between workers. Take all_reduce_spec SHUFFLE in place of {way}, which mixes with "
+        f"everything, or {way} for every variable."
+    )
+
+
+def _lacking(variable: str, way: str, resource_spec: ResourceSpec) -> str | None:
+    """What of the machines a collective lacks; None if nothing."""
+    servers = [worker for worker in resource_spec.workers if worker.index not in workers_with_replicas(resource_spec)]
+    if servers:
+        return (
+            f"{variable} is reduced by {way}, in which every worker takes part, and {servers[0].name} has no replica; "
+            "take all_reduce_spec SHUFFLE."
+        )
+    others = [replica for replica in resource_spec.replicas if not replica.device.startswith("gpu:")]
+    if way == "NCCL" and others:
+        return (
+            f"{variable} is reduced by NCCL, which needs a GPU for every replica, and {others[0].worker.name} has "
+            f"one on {others[0].device}; take all_reduce_spec SHUFFLE, or give it a GPU."
+        )
+    return None

@@ -1,0 +1,62 @@
+"""Variables divided along one axis: pure arithmetic of lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+from autodist.graph.placement import Cut
+from autodist.strategies.variables import SyncedVariable
+
+
+def shards_of(variable: SyncedVariable, cut: Cut | None) -> tuple[SyncedVariable, ...]:
+    """The shards, each seen as a variable of its own; a variable that is not cut is its only one."""
+    if cut is None:
+        return (variable,)
+    return tuple(variable.shard(index, cut.axis, length) for index, length in enumerate(cut.sizes))
+
+
+def even_sizes(length: int, shards: int) -> tuple[int, ...]:
+    """Lengths of at most so many shards, no two differing by more than one; no more shards than indices.
+
+    >>> even_sizes(7, 3)
+    (3, 2, 2)
+    >>> even_sizes(2, 3)
+    (1, 1)
+    """
+    count = min(length, shards)
+    return tuple(length // count + (index < length % count) for index in range(count))
+
+
+def proportional_sizes(length: int, weights: Sequence[Fraction]) -> tuple[int, ...]:
+    """Lengths of one shard for each weight, in proportion to them as nearly as whole numbers of at least 1 can be.
+
+    Each gets its share rounded down, and what is left goes to the largest remainders (A. Hamilton's method), the
+    lower index first; a share below 1 becomes 1 at the cost of those that exceed their share most.
+
+    >>> proportional_sizes(11, [Fraction(10), Fraction(100)])
+    (1, 10)
+    >>> proportional_sizes(7, [Fraction(1)] * 3)
+    (3, 2, 2)
+
+    Raises:
+        ValueError: there are more weights than indices.
+    """
+    if not 0 < len(weights) <= length:
+        raise ValueError(f"{length} indices cannot make {len(weights)} shards of at least one")
+    total = sum(weights)
+    shares = [length * weight / total for weight in weights]
+    sizes = [max(1, int(share)) for share in shares]
+    while sum(sizes) < length:
+        sizes[max(range(len(sizes)), key=lambda index: (shares[index] - sizes[index], -index))] += 1
+    while sum(sizes) > length:
+        longer = [index for index, size in enumerate(sizes) if size > 1]
+        sizes[max(longer, key=lambda index: (sizes[index] - shares[index], index))] -= 1
+    return tuple(sizes)
+
+
+def axes_to_cut(variable: SyncedVariable) -> tuple[int, ...]:
+    """The axes along which a variable can be divided in two shards or more."""
+    if variable.elements == 0:
+        return ()
+    return tuple(axis for axis, length in enumerate(variable.shape) if length > 1)

@@ -1,0 +1,54 @@
+"""PartitionedPS: large variables are cut, and the shards have owners that share the bytes evenly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.strategies.base import StrategyBuilder, make_strategy
+from autodist.strategies.cut import shards_of
+from autodist.strategies.loads import GreedyLoads
+from autodist.strategies.nodes import node_of
+from autodist.strategies.partition_options import PartitionOptions
+from autodist.strategies.registry import register
+from autodist.strategies.server_options import ServerOptions
+from autodist.strategies.variables import GraphLike, synced_variables
+
+
+@register
+@dataclass(frozen=True)
+class PartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
+    """Parameter servers of shards: large variables are cut along axis 0, and all pieces are dealt out by bytes.
+
+    For models with one variable, an embedding mostly, that is larger than a worker's fair share or than its memory:
+    PSLoadBalancing would give it to one worker, whose link all others would wait for.
+
+    Cost: with W workers alike and b bytes of dense gradients, each worker owns b/W up to one piece, so it sends about
+    2·b·(W-1)/W bytes a step, half as a worker and half as an owner, and receives as many. A row of a sparse variable
+    travels between the worker that touches it and the owner of its shard alone.
+
+    Source: M. Li et al., "Scaling Distributed Machine Learning with the Parameter Server", OSDI 2014 (ranges of keys
+    for servers); the owners by the greedy rule of R. L. Graham, see PSLoadBalancing.
+
+    Attributes:
+        max_shards, min_partition_bytes: see PartitionOptions.
+        sync, staleness, local_proxy_variable: see ServerOptions.
+    """
+
+    def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
+        variables = synced_variables(graph_item)
+        loads = GreedyLoads(resource_spec)
+        cuts = {variable.name: self.cut(variable, 0, len(loads.owners)) for variable in variables}
+        owners = loads.place_pieces(
+            {
+                (variable.name, index): shard.byte_size
+                for variable in variables
+                for index, shard in enumerate(shards_of(variable, cuts[variable.name]))
+            }
+        )
+        servers: dict[str, list[strategy_pb2.ParameterServer]] = {variable.name: [] for variable in variables}
+        for (name, _), owner in sorted(owners.items()):
+            servers[name].append(self.parameter_server(owner))
+        nodes = [node_of(name, cuts[name], servers[name]) for name in servers]
+        return make_strategy("PartitionedPS", resource_spec, variables, nodes)

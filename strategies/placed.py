@@ -1,0 +1,50 @@
+"""PlacedBuilder: a builder whose faults are told with the place in the file that asked for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autodist.errors import Place, StrategyError
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec, StrategySection
+from autodist.strategies.base import BuildsStrategy
+from autodist.strategies.check import check_strategy
+from autodist.strategies.options import OptionError
+from autodist.strategies.override_variables import OverrideVariables
+from autodist.strategies.variables import GraphLike
+
+
+@dataclass(frozen=True)
+class PlacedBuilder:
+    """Builds what another builder does, and checks it at once, while it is known who asked for what.
+
+    Attributes:
+        builder: decides.
+        section: the YAML's, that named the builder.
+    """
+
+    builder: BuildsStrategy
+    section: StrategySection
+
+    def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
+        """The builder's strategy.
+
+        Raises:
+            StrategyError: it cannot be carried out on this step and these machines; names file and line.
+        """
+        try:
+            strategy = self.builder.build(graph_item, resource_spec)
+            check_strategy(strategy, graph_item, resource_spec, self._place_of)
+        except StrategyError as error:
+            if error.place is not None:
+                raise
+            path = (error.option,) if isinstance(error, OptionError) else ()
+            raise StrategyError(error.problem, self.section.place(*path)) from error
+        return strategy
+
+    def _place_of(self, variable: str, option: str) -> Place | None:
+        """Where an option of a variable stands, or the nearest around it: in the pattern that the variable uses, if
+        one matches it, else among the builder's own."""
+        overrides = self.builder.overrides if isinstance(self.builder, OverrideVariables) else ()
+        used = next((override for override in overrides if override.matches(variable)), None)
+        return self.section.place(option) if used is None else self.section.place("variables", used.pattern, option)

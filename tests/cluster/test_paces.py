@@ -1,0 +1,219 @@
+"""Workers that are not equally fast: who waits for whom under parameter servers, and what is trained all the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cluster.trainings import Training
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+START, STEPS, STALENESS = 60.0, 5, 2
+
+# The last worker goes on only as the test lets it. The loss is linear, so that gradients do not depend on who is ahead.
+TRAIN = f"""
+STEPS, STALENESS = {STEPS}, {STALENESS}
+slow = ad.num_workers - 1
+
+with ad.scope():
+    kernel = tf.Variable(np.zeros(3), name="kernel")
+
+    @ad.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(x * kernel, 1))
+        kernel.assign_sub(0.5 * tape.gradient(loss, kernel))
+        return loss
+
+# All prepare the step together; the first one changes nothing.
+for number in range(STEPS + 1):
+    if me == slow and number:
+        wait_for(f"may{{number}}")
+        note(f"slow_starts{{number}}")
+    step(np.full([2 + me, 3], number * (me + 1.0)))
+    if me != slow and is_bounded and number > STALENESS:  # a note is left before the step that it tells of
+        assert has_note(f"slow_starts{{number - STALENESS}}"), f"{{number}} steps are too far ahead"
+    note(f"worker{{me}}_ended{{number}}")
+"""
+KEEP = """
+keep(kernel=kernel.numpy())
+"""
+
+
+def local(strategy: dict[str, object], workers: int = 2) -> dict[str, object]:
+    node = {"address": "localhost", "cpus": list(range(workers)), "workers": workers}
+    return {"nodes": [node], "strategy": strategy}
+
+
+def mean_of_all(workers: int = 2) -> np.ndarray:
+    """What synchronous updates make of the kernel: each worker's gradient is `number · (me + 1)`."""
+    sizes = np.array([2 + w for w in range(workers)])
+    mean = (sizes * np.arange(1, workers + 1)).sum() / sizes.sum()
+    return np.full(3, -0.5 * mean * sum(range(1, STEPS + 1)))
+
+
+def each_by_itself(workers: int = 2) -> np.ndarray:
+    """What asynchronous updates make of it."""
+    return np.full(3, -0.5 * sum(range(1, workers + 1)) * sum(range(1, STEPS + 1)))
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+@pytest.mark.parametrize("sync", [True, False])
+def test_workers_get_ahead_of_a_slow_one_by_the_staleness_and_no_more(tmp_path: Path, sync: bool, owner: int) -> None:
+    script = "is_bounded = True\n" + TRAIN + KEEP
+    options = {"builder": "PS", "owner": owner, "sync": sync, "staleness": STALENESS}
+    with Training(tmp_path, script, local(options)) as run:
+        run.wait_for_note(f"worker0_ended{STALENESS}", START)
+        assert not run.has_note("slow_starts1")
+        for number in range(1, STEPS + 1):
+            run.wait_for_note(f"worker0_ended{min(number - 1 + STALENESS, STEPS)}")
+            run.note(f"may{number}")
+        assert run.wait(30) == 0, run.stderr
+        run.assert_gone()
+    expected = mean_of_all() if sync else each_by_itself()
+    np.testing.assert_allclose(run.kept(1)["kernel"], expected, rtol=1e-12)
+    if sync:  # the last update is there before a value is read
+        np.testing.assert_allclose(run.kept(0)["kernel"], expected, rtol=1e-12)
+
+
+def test_nobody_waits_for_a_slow_worker_under_asynchronous_servers(tmp_path: Path) -> None:
+    options = {"builder": "PS", "owner": 1, "sync": False, "local_proxy_variable": True}
+    with Training(tmp_path, "is_bounded = False\n" + TRAIN + KEEP, local(options, 3)) as run:
+        for worker in (0, 1):
+            run.wait_for_note(f"worker{worker}_ended{STEPS}", START)
+        assert not run.has_note("slow_starts1")
+        for number in range(1, STEPS + 1):
+            run.note(f"may{number}")
+        assert run.wait(30) == 0, run.stderr
+        run.assert_gone()
+    np.testing.assert_allclose(run.kept(2)["kernel"], each_by_itself(3), rtol=1e-12)
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_a_worker_killed_while_updates_wait_for_it_ends_the_run(tmp_path: Path, owner: int) -> None:
+    options = {"builder": "PS", "owner": owner, "staleness": STALENESS}
+    with Training(tmp_path, "is_bounded = True\n" + TRAIN + KEEP, local(options)) as run:
+        run.wait_for_note(f"worker0_ended{STALENESS}", START)
+        began = time.monotonic()
+        os.kill(run.wait_for_note("worker1"), signal.SIGKILL)
+        assert run.wait(10) != 0
+        run.assert_gone(10 - (time.monotonic() - began))
+    assert "localhost:1 was ended by SIGKILL" in run.stderr
+
+
+FAILS = """
+with ad.scope():
+    kernel = tf.Variable(np.zeros(3), name="kernel")
+
+    @ad.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x * kernel)
+        kernel.assign_sub(tf.debugging.check_numerics(tape.gradient(loss, kernel), "the update is no number"))
+
+for number in range(20):
+    step(np.full([2, 3], np.nan if number == 2 else 1.0))
+"""
+
+
+@pytest.mark.parametrize("owner", [0, 1])
+def test_an_update_that_fails_beside_the_steps_ends_the_run(tmp_path: Path, owner: int) -> None:
+    options = {"builder": "PS", "owner": owner, "staleness": STALENESS}
+    with Training(tmp_path, FAILS, local(options)) as run:
+        assert run.wait(START) != 0
+        run.assert_gone()
+    assert "an update of what this worker owns failed: InvalidArgumentError" in run.stderr
+    assert "the update is no number" in run.stderr
+
+
+LOOKS = f"""
+STEPS = {STEPS}
+with tf.Graph().as_default(), ad.scope():
+    x = tf.compat.v1.placeholder(tf.float64, [None, 3])
+    rate = tf.compat.v1.placeholder(tf.float64, [])
+    kernel = tf.compat.v1.get_variable("kernel", [3], tf.float64, tf.compat.v1.zeros_initializer())
+    train = tf.compat.v1.train.GradientDescentOptimizer(rate).minimize(tf.reduce_mean(tf.reduce_sum(x * kernel, 1)))
+    session = ad.create_distributed_session()
+    session.run(tf.compat.v1.global_variables_initializer())
+    for number in range(1, STEPS + 1):
+        session.run(train, {{x: np.full([2 + me, 3], number * (me + 1.0)), rate: 0.5}})
+    keep(kernel=session.run(kernel))
+"""
+
+
+def test_what_a_session_fetches_between_steps_has_all_updates(tmp_path: Path) -> None:
+    options = {"builder": "PS", "owner": 1, "staleness": STALENESS, "local_proxy_variable": True}
+    with Training(tmp_path, LOOKS, local(options)) as run:
+        assert run.wait(START) == 0, run.stderr
+        run.assert_gone()
+    for worker in (0, 1):
+        np.testing.assert_allclose(run.kept(worker)["kernel"], mean_of_all(), rtol=1e-12)
+
+
+SERVED = """
+import keras
+
+def batches():
+    rng = np.random.default_rng(1)
+    return [(rng.normal(size=(8, 4)), rng.normal(size=(8, 1))) for _ in range(3)]
+
+keras.utils.set_random_seed(3)
+keras.config.set_floatx("float64")
+with ad.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.BatchNormalization(),
+                              keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+history = model.fit(*map(np.concatenate, zip(*batches())), batch_size=8, epochs=2, shuffle=False, verbose=0)
+
+with ad.scope():
+    kernel = tf.Variable(np.ones([4, 1]), name="kernel")
+
+    @ad.function(batch="global")
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ kernel - y))
+        kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
+        return loss
+
+losses = [float(step(x, y)) for x, y in batches()]
+
+with tf.Graph().as_default(), ad.scope():
+    x, y = (tf.compat.v1.placeholder(tf.float64, [None, n]) for n in (4, 1))
+    v = tf.compat.v1.get_variable("v", [4, 1], tf.float64, tf.compat.v1.ones_initializer())
+    loss = tf.reduce_mean(tf.square(x @ v - y))
+    train = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+    session = ad.create_distributed_session()
+    session.run(tf.compat.v1.global_variables_initializer())
+    for batch in batches():
+        part = [np.array_split(rows, 2)[me] if me < 2 else rows for rows in batch]  # the last one's is not used
+        session.run([loss, train], dict(zip((x, y), part)))
+    trained = session.run(v)
+
+keep(kernel=kernel.numpy(), losses=losses, session=trained, logs=history.history["loss"] + history.history["mae"],
+     **{f"model{k}": value for k, value in enumerate(model.get_weights()) if k not in (4, 5)})
+"""
+
+
+def test_a_node_without_replicas_owns_what_the_others_train(tmp_path: Path) -> None:
+    nodes = [
+        {"address": "127.0.0.1", "chief": True, "cpus": [0, 1], "workers": 2},
+        {"address": "127.0.0.2", "cpus": []},
+    ]
+    strategy = {"builder": "PS", "owner": 2}
+    with Training(tmp_path / "served", SERVED, {"nodes": nodes, "strategy": strategy}) as run:
+        assert run.wait(90) == 0, run.stderr
+        run.assert_gone()
+    with Training(tmp_path / "alone", SERVED, local({"builder": "AllReduce"})) as alone:
+        assert alone.wait(90) == 0, alone.stderr
+    expected = alone.kept(0)
+    for worker in range(3):
+        found = run.kept(worker)
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=f"{name} of {worker}")

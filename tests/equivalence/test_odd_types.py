@@ -1,0 +1,30 @@
+"""Real workers train variables of many types, scalars, empty ones and unused ones as one device does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.equivalence.harness import Cluster, Trainings
+from tests.unit.kernels.odd_variables import CLOSE
+
+PROGRAM = "step_odd_types"
+CASES = [
+    pytest.param(cluster, id=cluster.strategy, marks=pytest.mark.trains(cluster, PROGRAM))
+    for cluster in (Cluster("shuffle"), Cluster("ring"))
+]
+
+pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.mark.trains(None, PROGRAM)
+@pytest.mark.parametrize("cluster", CASES)
+def test_every_type_and_shape_trains_as_on_one_device(cluster: Cluster, trainings: Trainings) -> None:
+    expected, found = trainings.alone(PROGRAM).shared, trainings.on(cluster, PROGRAM).shared
+    assert set(found) == set(expected) and len(found) == 10
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype and found[name].shape == value.shape, name
+        margin = CLOSE[tf.bfloat16 if name.startswith("brain") else tf.as_dtype(value.dtype)]
+        mine, theirs = found[name].astype("float64"), value.astype("float64")
+        np.testing.assert_allclose(mine, theirs, rtol=margin, atol=margin, err_msg=name)

@@ -1,0 +1,197 @@
+"""Graphs of TensorFlow 1 whose variables are cut: what a session runs, as every worker rewrites it, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.capture.gradients import noting_gradients
+from autodist.capture.graph_mode import CapturedGraph
+from autodist.errors import StrategyError
+from autodist.graph.item import EXAMPLES, GraphItem, place_variables
+from autodist.graph.names import node_of
+from autodist.graph.placement import Cut
+from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Kernel, find_placements, only_sets, rewrite
+from tests.unit.kernels.in_one_process import in_one_session
+from tests.unit.kernels.partition.shards import numbers, sharded_plan
+
+v1 = tf.compat.v1
+WORKERS = 2
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one worker runs."""
+
+    outputs: list[str]
+    targets: list[tf.Operation]
+    feeds: dict[str, np.ndarray]
+
+
+class Cluster:
+    """What all workers of a graph's session run, side by side in one session."""
+
+    def __init__(self, graph: tf.Graph, notes: Sequence, cuts: Mapping[str, Cut]) -> None:
+        self.captured = CapturedGraph.of(graph, notes)
+        whole = self.captured.whole()
+        self.strategy = sharded_plan(whole, cuts, WORKERS)
+        self.placements = find_placements(whole, self.strategy)
+        self.graph = tf.Graph()
+        self.session = v1.Session(graph=self.graph)
+        self._count = 0
+
+    def run(self, outputs: Sequence[str] = (), targets: Sequence[str] = (), **feeds: np.ndarray) -> list[list]:
+        """What each worker gets; what only sets variables runs at the chief first."""
+        fed = {f"{name}:0": value for name, value in feeds.items()}
+        inputs = {name: self._axis(name) for name in fed}
+        item = place_variables(self.captured.step(outputs, targets, inputs), self.placements)
+        sets = only_sets(item)
+        runs = [self._add(item, worker, SETTING_KERNELS if sets else KERNELS, fed) for worker in range(WORKERS)]
+        return [self._run([one])[0] for one in runs] if sets else self._run(runs)
+
+    def _axis(self, name: str) -> int | None:
+        """As a session has it: along the first axis if the placeholder leaves it open."""
+        shape = self.captured.graph.get_tensor_by_name(name).shape
+        return 0 if shape.rank and shape[0] is None else None
+
+    def _add(self, item: GraphItem, worker: int, kernels: Sequence[Kernel], fed: Mapping[str, np.ndarray]) -> Run:
+        made = rewrite(item, Context(self.strategy, worker, joins_outputs=False), kernels=kernels)
+        self._count += 1
+        prefix = f"run_{self._count}/"
+        definition = in_one_session(made.graph_def)
+        for node in definition.node:
+            if node.op == "Enter":  # frames of two workers are two
+                node.attr["frame_name"].s = prefix.encode() + node.attr["frame_name"].s
+        with self.graph.as_default():
+            tf.import_graph_def(definition, name=prefix.rstrip("/"))
+        part = {
+            prefix + name: value if self._axis(name) is None else np.split(value, WORKERS)[worker]
+            for name, value in fed.items()
+        }
+        if node_of(EXAMPLES) in {node.name for node in made.graph_def.node}:
+            part[prefix + EXAMPLES] = len(next(iter(part.values())))
+        targets = [self.graph.get_operation_by_name(prefix + name) for name in made.targets]
+        return Run([prefix + name for name in made.outputs], targets, part)
+
+    def _run(self, runs: Sequence[Run]) -> list[list]:
+        feeds = {name: value for run in runs for name, value in run.feeds.items()}
+        fetches = [[run.outputs, run.targets] for run in runs]
+        options = v1.RunOptions(timeout_in_ms=30_000)
+        return [outputs for outputs, _ in self.session.run(fetches, feeds, options=options)]
+
+
+CUTS = {"v": Cut(0, (1, 3)), "table": Cut(0, (3, 4))}
+
+
+def build(uses_loop: bool = False) -> None:
+    """A graph that trains a matrix and an embedding by momentum."""
+    x, ids = v1.placeholder(tf.float64, [None, 4], "x"), v1.placeholder(tf.int32, [None, 2], "ids")
+    v = v1.get_variable("v", initializer=numbers(0, 4, 3), use_resource=True)
+    table = v1.get_variable("table", initializer=numbers(1, 7, 3), use_resource=True)
+    hidden = tf.tanh(x @ v) * tf.reduce_mean(tf.nn.embedding_lookup(table, ids), 1)
+    if uses_loop:
+        turn = lambda k, y: (k + 1, tf.tanh(y * tf.reduce_sum(v, 0)))  # noqa: E731
+        hidden += tf.while_loop(lambda k, _: k < 3, turn, (0, hidden))[1]
+    loss = tf.reduce_mean(tf.square(hidden - 1.0), name="loss")
+    v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, v1.train.get_or_create_global_step(), name="train")
+    v.assign(2.0 * v, name="double")
+    v.assign(v1.placeholder(tf.float64, [4, 3], "value"), name="load")
+    value = v1.cond(v1.is_variable_initialized(v), v.read_value, lambda: v.initial_value)
+    v1.get_variable("copy", initializer=value, use_resource=True)
+    v1.get_variable("mean", initializer=np.zeros(3), use_resource=True).assign(tf.reduce_mean(v, 0), name="average")
+    tf.identity(v, name="read")
+    tf.reduce_all([v1.is_variable_initialized(one) for one in v1.global_variables()], name="ready")
+    v1.global_variables_initializer()
+
+
+@contextmanager
+def built(**options: bool) -> Iterator[tuple[Cluster, v1.Session]]:
+    """The workers of a graph, and one device that runs the same."""
+    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+        build(**options)
+        cluster = Cluster(graph, notes.calls, CUTS)
+        with v1.Session(graph=graph) as alone, cluster.session:
+            yield cluster, alone
+
+
+def batches(count: int) -> list[dict[str, np.ndarray]]:
+    ids = [np.random.default_rng(k).integers(0, 7, (6, 2)).astype(np.int32) for k in range(count)]
+    return [{"x": numbers(k, 6, 4), "ids": one} for k, one in enumerate(ids)]
+
+
+def assert_same_variables(cluster: Cluster, alone: v1.Session) -> None:
+    for name in [variable.handle for variable in cluster.captured.variables]:
+        read = f"{name}/Read/ReadVariableOp:0"
+        expected = alone.run(read)
+        for (found,) in cluster.run([read]):
+            np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=name)
+
+
+def test_initialisers_set_the_shards_and_a_fetch_gives_the_whole():
+    with built() as (cluster, alone):
+        assert cluster.run(["ready:0"]) == [[False], [False]]
+        cluster.run(targets=["init"])
+        alone.run("init")
+        assert cluster.run(["ready:0"]) == [[True], [True]]
+        assert_same_variables(cluster, alone)
+
+
+@pytest.mark.parametrize("uses_loop", [False, True])
+def test_a_graph_trains_what_one_device_does(uses_loop):
+    with built(uses_loop=uses_loop) as (cluster, alone):
+        cluster.run(targets=["init"])
+        alone.run("init")
+        for batch in batches(3):
+            cluster.run(["loss:0"], ["train"], **batch)
+            alone.run("train", {f"{name}:0": value for name, value in batch.items()})
+        assert_same_variables(cluster, alone)
+
+
+def test_assignments_reach_the_shards():
+    with built() as (cluster, alone):
+        cluster.run(targets=["init"])
+        alone.run("init")
+        cluster.run(targets=["double"])
+        alone.run("double")
+        cluster.run(targets=["average"])
+        alone.run("average")
+        assert_same_variables(cluster, alone)
+        value = numbers(5, 4, 3)
+        cluster.run(targets=["load"], value=value)
+        np.testing.assert_array_equal(cluster.run(["read:0"])[1][0], value)
+
+
+@pytest.fixture
+def first_control_flow() -> Iterator[None]:
+    v1.disable_control_flow_v2()
+    yield
+    v1.enable_control_flow_v2()
+
+
+def test_a_loop_of_tensorflow_1_reads_the_whole(first_control_flow):
+    with built(uses_loop=True) as (cluster, alone):
+        assert "Enter" in {op.type for op in alone.graph.get_operations()}
+        cluster.run(targets=["init"])
+        alone.run("init")
+        for batch in batches(3):
+            cluster.run(["loss:0"], ["train"], **batch)
+            alone.run("train", {f"{name}:0": value for name, value in batch.items()})
+        assert_same_variables(cluster, alone)
+
+
+def test_a_branch_of_tensorflow_1_that_writes_is_refused(first_control_flow):
+    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+        x = v1.placeholder(tf.float64, [None, 4], "x")
+        v = v1.get_variable("v", initializer=numbers(0, 4, 3), use_resource=True)
+        (gradient,) = tf.gradients(tf.reduce_mean(x @ v), [v])
+        train = v1.cond(
+            tf.reduce_sum(gradient) > 0.0, lambda: v.assign_sub(gradient), lambda: v.assign(gradient)
+        ).op.name
+    cluster = Cluster(graph, notes.calls, {"v": Cut(0, (1, 3))})
+    with pytest.raises(StrategyError, match=r"v is partitioned, and \w+ \(.*\) writes it inside a loop or a branch"):
+        cluster.run(targets=[train], x=numbers(0, 6, 4))

@@ -1,0 +1,139 @@
+"""Keras's optimizers on shards: equal to one device, and done shard by shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.capture.function import CapturedFunction
+from autodist.graph.placement import shard_name
+from autodist.graph.stages import find_stages
+from tests.unit.kernels.in_one_process import capture
+from tests.unit.kernels.partition.shards import assert_trains_alike, every_cut, partitioned, sharded_plan
+
+optimizers = keras.optimizers
+
+EVERY: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": lambda: optimizers.Adam(0.01),
+    "amsgrad": lambda: optimizers.Adam(0.01, amsgrad=True),
+    "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.1),
+    "adagrad": lambda: optimizers.Adagrad(0.1),
+    "adadelta": lambda: optimizers.Adadelta(0.1),
+    "adamax": lambda: optimizers.Adamax(0.01),
+    "nadam": lambda: optimizers.Nadam(0.01),
+    "ftrl": lambda: optimizers.Ftrl(0.1),
+    "rmsprop": lambda: optimizers.RMSprop(0.01),
+    "rmsprop, centered": lambda: optimizers.RMSprop(0.01, momentum=0.5, centered=True),
+    "lion": lambda: optimizers.Lion(0.01),
+    "lamb": lambda: optimizers.Lamb(0.01),
+    "adafactor": lambda: optimizers.Adafactor(0.01),
+    "muon": lambda: optimizers.Muon(0.01),
+    "clipped by global norm": lambda: optimizers.Adam(0.01, global_clipnorm=0.1),
+    "clipped by norm": lambda: optimizers.SGD(0.1, clipnorm=0.05),
+    "clipped by value": lambda: optimizers.SGD(0.1, clipvalue=0.01),
+    "weight decay": lambda: optimizers.SGD(0.1, weight_decay=0.1),
+    "average": lambda: optimizers.SGD(0.1, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2),
+    "loss scale": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=8.0, dynamic_growth_steps=2),
+    "accumulation": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=2),
+}
+
+
+IN_PART = {
+    "adafactor": "AssignVariableOp",  # of a slot that holds one number for each row
+    "muon": "Transpose",
+    "average": "If",
+    "loss scale": "If",
+    "accumulation": "If",
+}
+"""What is not done in pieces alone, and the op for which the whole is put together."""
+
+
+pytestmark = pytest.mark.usefixtures("keras_in_float64")
+
+
+def dense_step(optimizer: keras.optimizers.Optimizer) -> tuple[CapturedFunction, Callable[..., object], list]:
+    model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
+    rng = np.random.default_rng(0)
+    return _made(model, optimizer, [rng.normal(size=(6, 5)) for _ in range(3)])
+
+
+def embedding_step(optimizer: keras.optimizers.Optimizer) -> tuple[CapturedFunction, Callable[..., object], list]:
+    layers = keras.layers
+    model = keras.Sequential(
+        [keras.Input((3,), dtype="int32"), layers.Embedding(7, 4), layers.GlobalAveragePooling1D(), layers.Dense(1)]
+    )
+    rng = np.random.default_rng(0)
+    return _made(model, optimizer, [rng.integers(0, 7, (6, 3)).astype(np.int32) for _ in range(3)])
+
+
+def _made(
+    model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: list[np.ndarray]
+) -> tuple[CapturedFunction, Callable[..., object], list]:
+    rng = np.random.default_rng(1)
+    batches = [(x, rng.normal(size=(6, 1))) for x in inputs]
+    optimizer.build(model.trainable_variables)
+    scale = getattr(optimizer, "scale_loss", lambda loss: loss)
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+            scaled = scale(loss)
+        optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    return capture(step, *batches[0]), step, batches
+
+
+STEPS = {"dense": dense_step, "embedding": embedding_step}
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("name", EVERY)
+def test_rows_at_servers_train_what_one_device_does(name, kind):
+    captured, step, batches = STEPS[kind](EVERY[name]())
+    assert_trains_alike(captured, step, sharded_plan(captured.item, every_cut(captured.item)), batches)
+
+
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("name", ["adam", "lamb", "adafactor", "clipped by global norm", "average", "accumulation"])
+def test_columns_that_are_reduced_train_what_one_device_does(name, kind):
+    captured, step, batches = STEPS[kind](EVERY[name]())
+    strategy = sharded_plan(captured.item, every_cut(captured.item, axis=1), by_server=False)
+    assert_trains_alike(captured, step, strategy, batches)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("kind", STEPS)
+@pytest.mark.parametrize("name", [name for name in EVERY if name not in IN_PART])
+def test_the_update_is_done_shard_by_shard(name, kind, axis):
+    captured, _, _ = STEPS[kind](EVERY[name]())
+    item, told = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item, axis)))
+    is_divided_in_a_branch = (name, kind) == ("rmsprop, centered", "embedding")  # so does Keras, with sparse rows
+    assert any("StatelessIf" in line for line in told) if is_divided_in_a_branch else told == ()
+    cut = every_cut(captured.item, axis)
+    assert cut.keys().isdisjoint(item.by_name)
+    assert {shard_name(variable, k) for variable, one in cut.items() for k in range(len(one.sizes))} <= set(
+        item.by_name
+    )
+
+
+@pytest.mark.parametrize("name", ["clipped by global norm", "clipped by norm", "lamb"])
+def test_of_a_norm_numbers_travel_and_not_gradients(name):
+    captured, _, _ = dense_step(EVERY[name]())
+    item, _ = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item)))
+    once = find_stages(item).once
+    assert not [node.name for node in item.graph_def.node if node.name in once and node.op == "ConcatV2"]
+
+
+@pytest.mark.parametrize("name", IN_PART)
+def test_it_is_told_what_is_put_together(name):
+    captured, _, _ = dense_step(EVERY[name]())
+    _, told = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item)))
+    assert any(f"is put together for {IN_PART[name]} (" in line for line in told), told

@@ -1,0 +1,101 @@
+"""Training under a compressor comes to the loss of the uncompressed run; without error feedback it would not."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.kernels.compressors import Reduction
+from autodist.proto import strategy_pb2
+from tests.unit.kernels.in_one_process import capture, plan, train
+
+Compressor = strategy_pb2.Compressor
+COMPRESSORS = {
+    "float16": Compressor(kind=Compressor.FLOAT16),
+    "bfloat16": Compressor(kind=Compressor.BFLOAT16),
+    "float16 with feedback": Compressor(kind=Compressor.FLOAT16, error_feedback=True),
+    "bfloat16 with feedback": Compressor(kind=Compressor.BFLOAT16, error_feedback=True),
+    "power_sgd": Compressor(kind=Compressor.POWER_SGD, rank=2),
+    "top_k": Compressor(kind=Compressor.TOP_K, fraction=0.05),
+}
+
+STEPS, BATCH, RATE = 400, 30, 0.5
+
+MARGIN = {
+    "float16": 0.01,
+    "bfloat16": 0.01,
+    "float16 with feedback": 0.01,
+    "bfloat16 with feedback": 0.01,
+    "power_sgd": 0.1,
+    "top_k": 0.1,
+}
+"""By how much of the uncompressed run's loss a compressor's may be the larger."""
+
+RNG = np.random.default_rng(5)
+INPUTS = RNG.normal(size=(600, 16)).astype("float32")
+LABELS = np.argmax(np.tanh(INPUTS @ RNG.normal(size=(16, 24))) @ RNG.normal(size=(24, 5)), 1)
+"""What another network of one hidden layer says of random inputs."""
+
+BATCHES = [
+    (INPUTS[chosen], LABELS[chosen]) for chosen in (RNG.choice(len(INPUTS), BATCH, replace=False) for _ in range(STEPS))
+]
+
+
+def classifier():
+    """16 inputs, 32 hidden units, 5 classes; and the loss that its weights have on all inputs."""
+    rng = np.random.default_rng(0)
+    weights = [
+        tf.Variable(value.astype("float32"), name=name)
+        for name, value in {
+            "hidden": rng.normal(size=(16, 32)) / 4,
+            "hidden_bias": np.zeros(32),
+            "output": rng.normal(size=(32, 5)) / 6,
+            "output_bias": np.zeros(5),
+        }.items()
+    ]
+
+    def loss_of(values, x, y):
+        hidden, hidden_bias, output, output_bias = values
+        scores = tf.tanh(x @ hidden + hidden_bias) @ output + output_bias
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, scores))
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = loss_of(weights, x, y)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(RATE * gradient)
+
+    return capture(step, *BATCHES[0]), loss_of
+
+
+def final_loss(compressor):
+    captured, loss_of = classifier()
+    trained = train(captured, plan(captured.item, 2, compressor=compressor), BATCHES)
+    weights = [trained.variable(name) for name in ("hidden", "hidden_bias", "output", "output_bias")]
+    return float(loss_of(weights, INPUTS, LABELS))
+
+
+@functools.cache
+def uncompressed():
+    return final_loss(None)
+
+
+@pytest.mark.parametrize("name", COMPRESSORS)
+def test_training_comes_to_the_loss_of_the_uncompressed_run(name):
+    assert uncompressed() < 0.25  # it has learned: 1.6 is a guess
+    assert final_loss(COMPRESSORS[name]) <= uncompressed() * (1 + MARGIN[name])
+
+
+@pytest.mark.parametrize("name", ["power_sgd", "top_k"])
+def test_the_margin_is_missed_without_error_feedback(name, monkeypatch):
+    remember = Reduction.remember
+
+    def forget_residuals(self, memory, value):
+        if not memory.name.endswith("/residual"):
+            remember(self, memory, value)
+
+    monkeypatch.setattr(Reduction, "remember", forget_residuals)
+    assert final_loss(COMPRESSORS[name]) > uncompressed() * (1 + 2 * MARGIN[name])

@@ -1,0 +1,115 @@
+"""Keras's optimizers on an embedding: equal to one device, at the cost of rows wherever their maths allows it."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+
+from autodist.proto import strategy_pb2
+from tests.unit.kernels.in_one_process import assert_same, one_device, plan, rewritten, train
+from tests.unit.kernels.table_steps import ROWS, nodes_with_rows, repeated_ids, table_step
+
+optimizers = keras.optimizers
+
+COSTS_ROWS = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "sgd, clipped by value": lambda: optimizers.SGD(0.1, clipvalue=0.01),
+    "sgd, clipped by norm": lambda: optimizers.SGD(0.1, clipnorm=0.1),
+    "sgd, clipped by global norm": lambda: optimizers.SGD(0.1, global_clipnorm=0.1),
+    "adagrad": lambda: optimizers.Adagrad(0.1),
+    "adagrad, clipped by value": lambda: optimizers.Adagrad(0.1, clipvalue=0.01),
+    "adagrad, clipped by global norm": lambda: optimizers.Adagrad(0.1, global_clipnorm=0.1),
+}
+
+COSTS_TABLE = {
+    "momentum": (lambda: optimizers.SGD(0.1, momentum=0.9), ["table", "momentum"]),
+    "nesterov": (lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True), ["table", "momentum"]),
+    "rmsprop": (lambda: optimizers.RMSprop(0.01), ["velocity"]),
+    "rmsprop, centered": (lambda: optimizers.RMSprop(0.01, centered=True), ["velocity", "average_gradient"]),
+    "rmsprop, momentum": (lambda: optimizers.RMSprop(0.01, momentum=0.5), ["table", "velocity", "momentum"]),
+    "adadelta": (lambda: optimizers.Adadelta(0.1), ["accumulated_grad", "accumulated_delta_var"]),
+    "adam": (lambda: optimizers.Adam(0.01), ["table", "momentum", "velocity"]),
+    "adamw": (lambda: optimizers.AdamW(0.01, weight_decay=0.1), ["table", "momentum", "velocity"]),
+    "amsgrad": (lambda: optimizers.Adam(0.01, amsgrad=True), ["table", "momentum", "velocity", "velocity_hat"]),
+    "nadam": (lambda: optimizers.Nadam(0.01), ["table", "momentum", "velocity"]),
+    "adamax": (lambda: optimizers.Adamax(0.01), ["table", "momentum", "norm"]),
+    "ftrl": (lambda: optimizers.Ftrl(0.1), ["table", "accumulator", "linear"]),
+    "lion": (lambda: optimizers.Lion(0.01), ["table", "momentum"]),
+    "adafactor": (lambda: optimizers.Adafactor(0.01), ["velocity"]),
+}
+
+EVERY = {**COSTS_ROWS, **{name: make for name, (make, _) in COSTS_TABLE.items()}}
+
+
+def cut_over_servers(item):
+    """The table in two uneven shards, each at a worker of its own."""
+    strategy = plan(item, 2, 1)
+    (node,) = strategy.nodes
+    node.ClearField("all_reduce")
+    node.partition.axis = 0
+    node.partition.sizes.extend([2, ROWS - 2])
+    for owner in (0, 1):
+        node.shards.add(parameter_server=strategy_pb2.ParameterServer(owner=owner))
+    return strategy
+
+
+LAYOUTS = {
+    "2 replicas": lambda item: plan(item, 1, 2),
+    "2 workers of 2": lambda item: plan(item, 2, 2),
+    "2 workers, server": lambda item: plan(item, 2, 1, {"table": 1}),
+    "2 workers, cut over both": cut_over_servers,
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", EVERY)
+def test_training_equals_one_device_where_rows_repeat(name, layout):
+    captured, step = table_step(EVERY[name]())
+    batches = repeated_ids(3, 4)
+    found = train(captured, LAYOUTS[layout](captured.item), batches)
+    assert_same(found, one_device(captured, step, batches))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", COSTS_ROWS)
+def test_nothing_in_the_step_has_as_many_rows_as_the_table(name, layout):
+    captured, _ = table_step(COSTS_ROWS[name]())
+    items = rewritten(captured, LAYOUTS[layout](captured.item))
+    assert [node for item in items for node in nodes_with_rows(item, ROWS)] == []
+
+
+@pytest.mark.parametrize("name", ["adagrad", "sgd, clipped by global norm"])
+def test_that_is_so_because_the_step_was_rewritten(name):
+    captured, _ = table_step(COSTS_ROWS[name]())
+    assert len(nodes_with_rows(captured.item, ROWS)) > 3
+
+
+@pytest.mark.parametrize("name", ["rmsprop", "adadelta"])
+def test_the_table_itself_is_updated_by_rows_where_only_the_slots_decay(name):
+    captured, _ = table_step(EVERY[name]())
+    (item,) = rewritten(captured, plan(captured.item, 1, 2))
+    divided = [node.name for node in item.graph_def.node if node.op == "RealDiv" and "divide_rows" in node.name]
+    assert len(divided) == 1
+    assert not [node for node in nodes_with_rows(item, ROWS) if node.split()[0] in ("Sqrt", "IsNan", "Equal", "Any")]
+
+
+@pytest.mark.parametrize("name", COSTS_TABLE)
+def test_it_is_said_which_variables_are_written_whole(name, caplog):
+    make, slots = COSTS_TABLE[name]
+    captured, _ = table_step(make())
+    with caplog.at_level("INFO", "autodist"):
+        rewritten(captured, plan(captured.item, 2, 1))
+    said = [record.getMessage() for record in caplog.records if "writes all rows" in record.getMessage()]
+    assert len(said) == 1
+    lines = said[0].splitlines()
+    assert lines[0].startswith(f"table has {ROWS} rows")
+    named = {line.strip().partition(":")[0].rpartition("/table_")[2] for line in lines[1:]}
+    assert named == set(slots)
+
+
+@pytest.mark.parametrize("name", COSTS_ROWS)
+def test_nothing_is_said_of_updates_of_rows(name, caplog):
+    captured, _ = table_step(COSTS_ROWS[name]())
+    with caplog.at_level("INFO", "autodist"):
+        rewritten(captured, plan(captured.item, 1, 2))
+    assert "writes all rows" not in caplog.text

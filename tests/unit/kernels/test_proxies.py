@@ -1,0 +1,91 @@
+"""Proxies change where replicas read, and nothing that is trained."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.effects import Effects
+from autodist.graph.item import GraphItem, Variable
+from autodist.graph.names import node_of
+from autodist.kernels import SETTING_KERNELS, Context, rewrite
+from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, task_of_device, train
+from tests.unit.kernels.test_asynchronous import expected, linear_batches
+from tests.unit.kernels.test_asynchronous import linear_step as plain_linear_step
+from tests.unit.kernels.test_stale import assert_trains_as_one_device
+
+OWNED = ("table", "kernel", "gain")
+OWNERS = {
+    "one owner": dict.fromkeys(OWNED, 1),
+    "three owners": {"table": 0, "kernel": 1, "gain": 2},
+    "mixed": {"table": 0, "gain": 1},
+}
+
+
+@pytest.mark.parametrize("owners", OWNERS)
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_training_is_that_of_one_device(optimizer, owners):
+    choices = Choices("mean", optimizer, is_tied=True, is_frozen=False, counts_steps=True)
+    batches = make_batches(7, [5, 2, 4])
+    step = make_step(choices)
+    captured = capture(step, *batches[0])
+    strategy = plan(captured.item, 2, 2, OWNERS[owners], servers=1, local_proxy=True)
+    assert_same(train(captured, strategy, batches), one_device(captured, step, batches), rtol=1e-9)
+
+
+def test_every_gradient_counts_under_asynchronous_servers():
+    batches = linear_batches([7, 4, 1, 9])
+    captured = capture(plain_linear_step(), *batches[0])
+    strategy = plan(captured.item, 3, 1, {"table": 0, "kernel": 1}, asynchronous=True, local_proxy=True)
+    trained = train(captured, strategy, batches)
+    for name, value in expected(batches, 3).items():
+        np.testing.assert_allclose(trained.variable(name), value, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "global norm"])
+def test_updates_are_those_of_one_device_under_staleness(optimizer):
+    assert_trains_as_one_device(
+        optimizer, lambda item: plan(item, 2, 1, OWNERS["one owner"], staleness=2, local_proxy=True)
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"asynchronous": True}, {"staleness": 1}])
+def test_gradients_wait_for_no_read_from_another_worker(options):
+    captured = capture(make_step(Choices("mean", "adam", True, False, False)), *make_batches(1, [2])[0])
+    strategy = plan(captured.item, 2, 1, dict.fromkeys(OWNED, 1), local_proxy=True, **options)
+    item = rewritten(captured, strategy)[0]
+    editor = GraphEditor(item.graph_def)
+    loss = editor.ancestors(map(node_of, item.outputs))
+    far = {name for name in loss if editor[name].device and task_of_device(editor[name].device) != 0}
+    assert not {name for name in far if editor[name].op in ("ReadVariableOp", "ResourceGather")}
+    assert any(name.endswith("/refresh") for name in item.targets)
+    assert set(item.copies) == set(OWNED)
+
+
+def test_the_owner_of_synchronous_variables_reads_these_themselves():
+    captured = capture(make_step(Choices("mean", "sgd", False, False, False)), *make_batches(1, [2])[0])
+    strategy = plan(captured.item, 2, 1, dict.fromkeys(OWNED, 1), local_proxy=True)
+    assert not any("proxy" in node.name for node in rewrite(captured.item, Context(strategy, 1)).graph_def.node)
+
+
+@pytest.mark.parametrize("local_proxy", [False, True])
+def test_what_a_session_sets_reaches_the_proxies(local_proxy):
+    captured = capture(make_step(Choices("mean", "sgd", False, False, False)), *make_batches(1, [2])[0])
+    strategy = plan(captured.item, 3, 1, dict.fromkeys(OWNED, 1), local_proxy=local_proxy)
+    with tf.Graph().as_default() as graph:
+        handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=[], shared_name="session/gain", name="gain")
+        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(2.0, tf.float64), name="set")
+    variable = Variable("gain", "gain", (), tf.float64, trainable=True)
+    setting = GraphItem(graph.as_graph_def(), (variable,), targets=("set",), owners={"gain": 1})
+    item = rewrite(setting, Context(strategy, 0, joins_outputs=False), kernels=SETTING_KERNELS)
+    effects = Effects(item.graph_def)
+    written = {h for node in item.graph_def.node for h in effects.of(node).writes}
+    places = {
+        (task_of_device(node.device), node.attr["shared_name"].s) for node in item.graph_def.node
+        if node.name in written
+    }  # fmt: skip
+    proxies = {(worker, b"session/gain/proxy") for worker in range(3)} if local_proxy else set()
+    assert places == {(1, b"session/gain")} | proxies

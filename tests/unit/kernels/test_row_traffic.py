@@ -1,0 +1,99 @@
+"""Bytes between workers: of an embedding, rows travel and never the table."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.unit.kernels.in_one_process import Session, capture, plan
+from tests.unit.kernels.table_steps import WIDTH, table_step
+from tests.unit.kernels.traffic import bytes_sent
+
+ROWS = 10_000
+ROW = 8 * WIDTH
+TABLE = ROWS * ROW
+ID = 4
+
+PLANS = {"by server": {"table": 1}, "by all-reduce": None}
+OPTIMIZERS = {"sgd": lambda: keras.optimizers.SGD(0.1), "adagrad": lambda: keras.optimizers.Adagrad(0.1)}
+
+
+def different_ids(count):
+    """`count` examples of two ids that are all different."""
+    return np.random.default_rng(0).permutation(ROWS)[: 2 * count].reshape(count, 2).astype(np.int32)
+
+
+def sent(ids, owners, optimizer=OPTIMIZERS["sgd"], gather=tf.gather):
+    captured, _ = table_step(optimizer(), gather, ROWS)
+    session = Session(captured, plan(captured.item, 2, 1, owners))
+    return bytes_sent(session, (ids,))
+
+
+def total(*arguments, **named):
+    return sum(sent(*arguments, **named).values())
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("owners", PLANS.values(), ids=PLANS)
+def test_bytes_are_in_proportion_to_the_ids(owners, optimizer):
+    few, many = (total(different_ids(n), owners, OPTIMIZERS[optimizer]) for n in (8, 80))
+    assert many < TABLE / 10
+    constant = many - 10 * few  # what does not depend on the ids: losses, learning rates, tokens
+    assert abs(constant) < 10 * 200
+
+
+def test_a_worker_without_the_table_fetches_rows_and_sends_rows():
+    """With 20 ids on each worker: the other one's go to the owner, their rows come, their gradients go."""
+    found = total(different_ids(20), PLANS["by server"])
+    asked = 20
+    rows = asked * (ID + ROW + ID + ROW)
+    assert rows <= found < rows + 200
+
+
+def test_each_worker_gets_the_rows_of_the_other_by_all_reduce():
+    found = total(different_ids(20), PLANS["by all-reduce"])
+    rows = 2 * 20 * (ID + ROW)
+    assert rows <= found < rows + 200
+
+
+@pytest.mark.parametrize("owners", PLANS.values(), ids=PLANS)
+def test_a_row_that_repeats_is_sent_once(owners):
+    ids = np.zeros((40, 2), np.int32)
+    repeated, different = total(ids, owners), total(different_ids(40), owners)
+    travelling = (1 if owners else 2) * 40 * (ID + ROW)
+    assert different - repeated == pytest.approx(travelling, abs=2 * (ID + ROW))
+
+
+def test_rows_are_sent_one_by_one_where_the_update_squares_each():
+    ids = np.zeros((40, 2), np.int32)
+    owners = PLANS["by all-reduce"]
+    assert total(ids, owners, OPTIMIZERS["adagrad"]) == total(different_ids(40), owners, OPTIMIZERS["adagrad"])
+
+
+def test_a_table_that_is_cast_before_rows_are_gathered_stays_where_it_is():
+    """As Keras's Embedding does it in mixed precision."""
+
+    def gather(table, ids):
+        return tf.cast(tf.gather(tf.cast(table, tf.float32), ids), tf.float64)
+
+    assert total(different_ids(20), PLANS["by server"], gather=gather) < TABLE / 10
+
+
+def test_a_dense_variable_travels_whole():
+    """The count sees what is sent, or the tests above would prove nothing."""
+    kernel = tf.Variable(np.ones((100, 7)), name="kernel")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ kernel))
+        kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
+        return loss
+
+    captured = capture(step, np.zeros((4, 100)))
+    found = bytes_sent(Session(captured, plan(captured.item, 2, 1, {"kernel": 1})), (np.ones((4, 100)),))
+    whole = 100 * 7 * 8
+    largest = sorted(found.values(), reverse=True)[:2]  # the gradient goes, the value comes
+    assert largest[1] == whole and whole <= largest[0] < whole + 100  # a bucket is padded
+    assert 2 * whole <= sum(found.values()) < 2 * whole + 200

@@ -1,0 +1,57 @@
+"""What travels between the workers of a run, counted on their rewritten graphs while they run in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+from tests.unit.kernels.in_one_process import Session, task_of_device
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A tensor that one worker's step sends to another worker.
+
+    Attributes:
+        worker: whose step it is.
+        tensor: its name there.
+        source: the worker on which it is made.
+        to: the worker on which it is read.
+    """
+
+    worker: int
+    tensor: str
+    source: int
+    to: int
+
+
+def crossings(items: Sequence[GraphItem]) -> list[Sent]:
+    """The tensors that TensorFlow moves between workers: each once, however many ops read it there.
+
+    Handles of variables and queues say where something is, and are left out. What goes through a queue is an input of
+    the op that puts it there, which stands where the queue is.
+    """
+    found: dict[Sent, None] = {}
+    for worker, item in enumerate(items):
+        nodes = {node.name: node for node in item.graph_def.node}
+        with tf.Graph().as_default() as graph:
+            tf.import_graph_def(item.graph_def, name="")
+        for node in item.graph_def.node:
+            to = task_of_device(node.device)
+            for name in (tensor(i) for i in node.input if not is_control(i)):
+                source = task_of_device(nodes[node_of(name)].device)
+                if source != to and graph.get_tensor_by_name(name).dtype != tf.resource:
+                    found[Sent(worker, name, source, to)] = None
+    return list(found)
+
+
+def bytes_sent(session: Session, batch: Sequence[np.ndarray]) -> Mapping[Sent, int]:
+    """The size of each crossing in one step on a global batch, from the script's values of all variables."""
+    sent = crossings(session.items)
+    values = session.fetch_once(batch, [f"worker_{one.worker}/{one.tensor}" for one in sent])
+    return {one: np.asarray(value).nbytes for one, value in zip(sent, values, strict=True)}

@@ -1,0 +1,34 @@
+"""What a rewritten step sends to other workers, counted from its graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from autodist.graph.item import GraphItem
+from autodist.graph.names import node_of
+
+
+def sent_bytes(item: GraphItem) -> Mapping[str, int]:
+    """Bytes that a worker puts into other workers' queues in one step, by what they are for.
+
+    Args:
+        item: whose queues all have tensors of fixed shapes.
+    """
+    queues = {n.name: n for n in item.graph_def.node if n.op == "FIFOQueueV2"}
+    sent: Counter[str] = Counter()
+    for node in item.graph_def.node:
+        if node.op == "QueueEnqueueV2":
+            queue = queues[node_of(node.input[0])]
+            _, what, _, _ = queue.attr["shared_name"].s.decode().rsplit("/", 3)
+            sent[what] += _bytes_of(queue)
+    return sent
+
+
+def _bytes_of(queue: tf.compat.v1.NodeDef) -> int:
+    shapes = [tf.TensorShape(s) for s in queue.attr["shapes"].list.shape]
+    types = [tf.as_dtype(t) for t in queue.attr["component_types"].list.type]
+    assert len(shapes) == len(types), f"{queue.name} has no fixed shapes"
+    return sum(s.num_elements() * t.size for s, t in zip(shapes, types, strict=True))

@@ -1,0 +1,85 @@
+"""Pieces: a variable's value reaches the shards in which the session keeps it, and comes back whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.graph.placement import EVERY_WORKER, Cut, Placement
+from autodist.runtime.host import Host
+from autodist.runtime.messages import Messages
+from autodist.runtime.pieces import Pieces
+from autodist.runtime.variables import Tracked
+
+VALUE = np.arange(24.0).reshape(4, 6)
+
+PLACEMENTS = {
+    "whole": Placement(),
+    "whole, at a worker": Placement(None, (1,)),
+    "rows at owners": Placement(Cut(0, (1, 3)), (1, 0), ((), ())),
+    "rows everywhere": Placement(Cut(0, (1, 3)), (EVERY_WORKER, EVERY_WORKER), ((), ())),
+    "columns, mixed": Placement(Cut(1, (2, 1, 3)), (0, EVERY_WORKER, 1), ((), (), ())),
+    "rows with copies": Placement(Cut(0, (2, 2)), (1, 0), (("/proxy",), ())),
+}
+
+
+@dataclass(frozen=True)
+class Chief:
+    """The chief of two workers whose variables stand in one process."""
+
+    host: Host
+    pieces: Pieces
+
+    def value(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
+        """What the session has under a name."""
+        with self.host.graph.as_default():
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
+            read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
+        return self.host.session.run(read)
+
+
+@pytest.fixture
+def chief() -> Iterator[Chief]:
+    host = Host("", tf.compat.v1.ConfigProto())
+    yield Chief(host, Pieces(host, Messages(host, 0, 1), 0, 2, lambda worker, dtype: ""))
+    host.close()
+
+
+def tracked(placement: Placement) -> Tracked:
+    return Tracked(tf.Variable(VALUE), "v", placement)
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+def test_what_was_pushed_is_pulled(chief: Chief, name: str):
+    one = tracked(PLACEMENTS[name])
+    chief.pieces.push([one])
+    assert not one.is_ahead
+    one.write(np.zeros_like(VALUE))
+    one.is_behind = True
+    chief.pieces.pull([one])
+    assert not one.is_behind
+    np.testing.assert_array_equal(one.source, VALUE)
+
+
+def test_each_shard_gets_its_part_and_so_do_copies_of_it(chief: Chief):
+    chief.pieces.push([tracked(PLACEMENTS["rows with copies"])])
+    for name in ("v/shard_0", "v/shard_0/proxy"):
+        np.testing.assert_array_equal(chief.value(name, (2, 6)), VALUE[:2])
+    np.testing.assert_array_equal(chief.value("v/shard_1", (2, 6)), VALUE[2:])
+
+
+def test_a_variable_that_is_moved_is_pushed_to_where_it_is_now(chief: Chief):
+    one = tracked(Placement())
+    chief.pieces.push([one])
+    one.source.assign(2.0 * VALUE)
+    one.placement = PLACEMENTS["columns, mixed"]
+    chief.pieces.push([one])
+    np.testing.assert_array_equal(chief.value("v/shard_1", (4, 1)), 2.0 * VALUE[:, 2:3])
+    np.testing.assert_array_equal(chief.value("v", (4, 6)), VALUE)
+    one.placement = replace(one.placement, owners=(1, 1, 1))
+    chief.pieces.pull([one])
+    np.testing.assert_array_equal(one.source, 2.0 * VALUE)

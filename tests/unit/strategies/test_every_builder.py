@@ -1,0 +1,102 @@
+"""Whatever the model and the machines: what our builders build passes the check, and equal input gives equal bytes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autodist.graph.placement import Cut
+from autodist.strategies import (
+    PS,
+    AllReduce,
+    Compressor,
+    Override,
+    OverrideVariables,
+    Parallax,
+    Partition,
+    PartitionedAR,
+    PartitionedPS,
+    PSLoadBalancing,
+    RandomAxisPartitionAR,
+    ShardedAllReduce,
+    UnevenPartitionedPS,
+    UseParameterServer,
+    bytes_sent,
+    check_strategy,
+    registered_names,
+    strategy_table,
+    synced_variables,
+    worker_count,
+)
+from autodist.strategies.nodes import pieces
+
+NO_MINIMUM = {"min_partition_bytes": 0}
+
+BUILDERS = [
+    AllReduce(chunk_size=2),
+    PS(sync=False, staleness=2),
+    PSLoadBalancing(local_proxy_variable=True),
+    Parallax(compressor=Compressor("POWER_SGD", rank=2), staleness=1),
+    PartitionedPS(**NO_MINIMUM),
+    PartitionedPS(max_shards=5, min_partition_bytes=40, sync=False),
+    UnevenPartitionedPS(**NO_MINIMUM),
+    UnevenPartitionedPS(max_shards=2, **NO_MINIMUM),
+    PartitionedAR(chunk_size=3, **NO_MINIMUM),
+    RandomAxisPartitionAR(max_shards=3, seed=5, **NO_MINIMUM),
+    ShardedAllReduce(**NO_MINIMUM),
+    ShardedAllReduce(min_partition_bytes=100),
+    OverrideVariables(PartitionedPS(**NO_MINIMUM), (Override("v0", UseParameterServer(partition=Partition(0, 1))),)),
+]
+
+SHAPES = st.lists(st.lists(st.integers(0, 9), max_size=3).map(tuple), min_size=1, max_size=6)
+MACHINES = st.lists(st.sampled_from([1.0, 2.5, 10.0, 100.0]), min_size=1, max_size=5)
+
+
+def test_every_builder_is_here():
+    assert {type(builder).__name__ for builder in BUILDERS} == {*registered_names(), "OverrideVariables"}
+
+
+@pytest.mark.parametrize("builder", BUILDERS, ids=str)
+@given(shapes=SHAPES, sparse=st.sets(st.integers(0, 5)), bandwidths=MACHINES, servers=st.integers(0, 2))
+def test_what_is_built_passes_and_is_the_same_again(step, cluster, builder, shapes, sparse, bandwidths, servers):
+    names = {f"v{index}": shape for index, shape in enumerate(shapes)}
+    planned = step(names, sparse=[f"v{index}" for index in sparse if index < len(shapes) and shapes[index]])
+    machines = cluster(len(bandwidths), bandwidths=bandwidths, servers=min(servers, len(bandwidths) - 1))
+    strategy = builder.build(planned, machines)
+    check_strategy(strategy, planned, machines)
+
+    again = builder.build(planned, machines)
+    assert strategy.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
+    variables = {variable.name: variable for variable in synced_variables(planned)}
+    for node in strategy.nodes:
+        whole = variables[node.variable]
+        parts = [piece for piece, _ in pieces(whole, node)]
+        assert sum(part.byte_size for part in parts) == whole.byte_size
+        if node.HasField("partition"):
+            assert len(node.shards) > 1
+            assert node.WhichOneof("synchronizer") is None
+            assert node.partition.axis == 0 or not whole.is_sparse
+            assert min(node.partition.sizes) >= 1
+    assert worker_count(strategy.graph_config) == len(bandwidths)
+    assert len(bytes_sent(variables.values(), strategy.nodes, strategy.graph_config)) == len(bandwidths)
+    assert strategy_table(strategy, planned).row_count == len(shapes)
+
+
+@given(sizes=st.lists(st.integers(1, 6), min_size=1, max_size=6), axis=st.integers(0, 2))
+def test_any_boundaries_that_a_user_gives_pass(step, cluster, sizes, axis):
+    shape = [3, 3, 3]
+    shape[axis] = sum(sizes)
+    planned, machines = step({"v": tuple(shape)}, sparse=["v"]), cluster(3)
+    use = UseParameterServer(partition=Partition(axis, sizes=tuple(sizes)))
+    strategy = OverrideVariables(AllReduce(), (Override("v", use),)).build(planned, machines)
+    check_strategy(strategy, planned, machines)
+    (node,) = strategy.nodes
+    assert Cut(node.partition.axis, tuple(node.partition.sizes)) == Cut(axis, tuple(sizes))
+
+
+@pytest.mark.parametrize("builder", BUILDERS[4:-1], ids=str)
+def test_small_variables_stay_whole_and_large_ones_are_cut(step, cluster, builder):
+    planned = step({"large": (512, 512), "small": (8, 8)})
+    options = {} if isinstance(builder, ShardedAllReduce) else {"max_shards": 2}
+    nodes = {node.variable: node for node in type(builder)(**options).build(planned, cluster(2)).nodes}
+    assert len(nodes["large"].shards) == 2
+    assert not nodes["small"].shards
