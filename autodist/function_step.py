@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.errors import CaptureError, UnevenBatchError
-from autodist.run import Run, RunningStep
+from autodist.run import Run
+from autodist.running_step import RunningStep, prepare
 from autodist.runtime.batches import count_examples, share_of, take, with_a_row
 
 
@@ -116,7 +117,7 @@ class DistributedFunction:
         axes = [leaf.axis for leaf in leaves]
         captured = capture_function(step, tuple(leaf.spec for leaf in leaves), axes, self._needs_gradients)
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
-        return _Traced(captured, self._run.prepare(captured.item, sources))
+        return _Traced(captured, prepare(self._run, captured.item, sources))
 
     def _run_step(self, traced: _Traced, leaves: Sequence[Leaf]) -> Any:
         examples = count_examples([(x.parameter, x.value, x.axis) for x in leaves if x.axis is not None])

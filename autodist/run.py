@@ -20,9 +20,8 @@ from autodist.cluster.servers import start_server, wait_until_listening
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.devices import home_of
-from autodist.graph.item import GraphItem, place_variables
+from autodist.graph.item import GraphItem
 from autodist.graph.placement import Placement
-from autodist.graph.stages import written_handles
 from autodist.kernels import KERNELS, Context, Kernel, rewrite
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
@@ -35,7 +34,7 @@ from autodist.runtime.program import Program
 from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Tracked, VariableTracker
-from autodist.strategies import BuildsStrategy, check_strategy, resolve_specs, strategy_table
+from autodist.strategies import BuildsStrategy, check_strategy, graph_config, resolve_specs, strategy_table
 
 log = logging.getLogger("autodist")
 
@@ -86,6 +85,7 @@ class Run:
     _coordinator: Coordinator | None = None
     _caller: Caller | None = None
     _steps: int = 0
+    _rehearsed: tuple[tf.compat.v1.GraphDef, GraphItem] | None = None
     _decided: dict[str, strategy_pb2.VariableNode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -117,23 +117,6 @@ class Run:
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
-    def prepare(self, item: GraphItem, sources: Mapping[str, tf.Variable]) -> RunningStep:
-        """Plans, rewrites and imports a captured step of eager variables; the first one starts the other workers.
-
-        Args:
-            item: the step.
-            sources: the script's variable, by name.
-
-        Raises:
-            StrategyError: the strategy asks for what cannot be done; before any process is started.
-            CaptureMismatchError: this worker captured another step than the chief.
-        """
-        tracked = {v.name: self.tracker.track(sources[v.name], v.name) for v in item.variables}
-        names = {name: one.shared_name for name, one in tracked.items()}
-        step = RunningStep(self, item, self.plan(_as_settled(item, tracked), names), tracked)
-        step.rewrite()
-        return step
-
     def settle(self, tracked: Tracked, placement: Placement) -> None:
         """Moves a variable to where a step that trains it, or that keeps something for one that does, wants it."""
         tracked.is_settled = True
@@ -143,18 +126,22 @@ class Run:
                 self.pull()
             tracked.placement, tracked.is_ahead = placement, True
 
-    def plan(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
-        """The strategy for a step, the chief's on every worker.
+    def plan(self, item: GraphItem, names: Mapping[str, str], rehearses: bool = True) -> strategy_pb2.Strategy:
+        """The strategy for a step, the chief's on every worker; the first plan starts the other workers.
 
         Args:
             item: the step.
             names: under which the session knows each variable.
+            rehearses: whether the item is what will run, so that the chief may rewrite it before it starts the others.
 
         Raises:
-            StrategyError, CaptureMismatchError: as in `prepare`.
+            StrategyError: the strategy asks for what cannot be done; before any process is started.
+            CaptureMismatchError: this worker captured another step than the chief.
         """
         strategy = self._build(item, names) if self.index == 0 else None
         if self._host is None:
+            if strategy is not None and rehearses and self.workers > 1:
+                self._rehearse(item, strategy, names)
             self._start()
         strategy = self._agree(item, strategy)
         self._decided.update({names[node.variable]: node for node in strategy.nodes})
@@ -172,13 +159,32 @@ class Run:
         kernels: Sequence[Kernel] = KERNELS,
     ) -> tuple[Program, GraphItem]:
         """A step rewritten for this worker and ready to run, and the rewritten item."""
-        context = Context(strategy, self.index, joins_outputs)
-        rewritten = rewrite(_share_names(item, names), context, f"step_{self._steps}", kernels)
-        self._steps += 1
+        rehearsed, self._rehearsed = self._rehearsed, None
+        if rehearsed is not None and rehearsed[0] is item.graph_def:
+            rewritten = rehearsed[1]
+        else:
+            rewritten = self._rewrite(item, strategy, names, joins_outputs, kernels)
         program = Program(self.host, rewritten, list(item.inputs), self._updates)
         if program.land is not None:
             self._landings.append(program.land)
         return program, rewritten
+
+    def _rewrite(
+        self,
+        item: GraphItem,
+        strategy: strategy_pb2.Strategy,
+        names: Mapping[str, str],
+        joins_outputs: bool,
+        kernels: Sequence[Kernel],
+    ) -> GraphItem:
+        context = Context(strategy, self.index, joins_outputs)
+        rewritten = rewrite(_share_names(item, names), context, f"step_{self._steps}", kernels)
+        self._steps += 1
+        return rewritten
+
+    def _rehearse(self, item: GraphItem, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
+        """Rewrites the first step before any process is started, so that what a kernel refuses is told by then."""
+        self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names, True, KERNELS))
 
     def _show(self, strategy: strategy_pb2.Strategy, item: GraphItem) -> None:
         if self.index == 0 and log.isEnabledFor(logging.INFO):
@@ -189,7 +195,7 @@ class Run:
 
     def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         if not item.gradients:
-            return strategy_pb2.Strategy(builder="none", graph_config=self._replicas())
+            return strategy_pb2.Strategy(builder="none", graph_config=graph_config(self.spec))
         strategy = self.builder.build(item, self.spec)
         for node in strategy.nodes:
             earlier = self._decided.get(names.get(node.variable, ""))
@@ -199,12 +205,6 @@ class Run:
                 node.variable = variable
         check_strategy(strategy, item, self.spec)
         return resolve_specs(strategy)
-
-    def _replicas(self) -> strategy_pb2.GraphConfig:
-        return strategy_pb2.GraphConfig(
-            replicas=[strategy_pb2.Replica(worker=r.worker.index, device=r.device) for r in self.spec.replicas],
-            workers=self.workers,
-        )
 
     def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> strategy_pb2.Strategy:
         """The chief's strategy, on every worker, for a step that all have captured alike."""
@@ -361,61 +361,6 @@ class Run:
         """Waits until all is written that this worker's steps have asked for: updates may come some steps later."""
         for land in self._landings:
             self.guard(land)
-
-
-@dataclass
-class RunningStep:
-    """A step that can be run.
-
-    Attributes:
-        run: to which it belongs.
-        item: the step as it was captured.
-        strategy: the plan for it.
-        variables: what it reads or writes, by the names in `item`.
-    """
-
-    run: Run
-    item: GraphItem
-    strategy: strategy_pb2.Strategy
-    variables: Mapping[str, Tracked]
-    _program: Program | None = None
-    _rewritten_for: tuple[Placement, ...] = ()
-
-    def __post_init__(self) -> None:
-        self._written = [self.variables[self.item.by_handle[h].name] for h in sorted(written_handles(self.item))]
-
-    def __call__(self, values: Sequence[Any], examples: int) -> list[np.ndarray]:
-        """Runs one step on this worker's part of a batch; see `Program.run`."""
-        if self._rewritten_for != self._placements:  # another step, which trains a variable, has moved it since
-            self.rewrite()
-        assert self._program is not None, "it is there once the step was rewritten"
-        self.run.push(tuple(self.variables.values()))
-        outputs = self.run.guard(self._program.run, values, examples)
-        for tracked in self._written:
-            tracked.fall_behind()
-        return outputs
-
-    def rewrite(self) -> None:
-        """Makes the program for where the variables lie, and moves those that nothing has placed yet."""
-        item = _as_settled(self.item, self.variables)
-        names = {name: one.shared_name for name, one in self.variables.items()}
-        self._program, rewritten = self.run.program(item, self.strategy, names, joins_outputs=True)
-        planned = {node.variable for node in self.strategy.nodes}
-        for name, tracked in self.variables.items():
-            placement = rewritten.placement(name)
-            if name in planned or placement != Placement():
-                self.run.settle(tracked, placement)
-        self._rewritten_for = self._placements
-
-    @property
-    def _placements(self) -> tuple[Placement, ...]:
-        return tuple(tracked.placement for tracked in self.variables.values())
-
-
-def _as_settled(item: GraphItem, variables: Mapping[str, Tracked]) -> GraphItem:
-    """The item with what earlier steps have decided of its variables."""
-    settled = {name: one.placement for name, one in variables.items() if one.is_settled}
-    return place_variables(item, settled)
 
 
 def _share_names(item: GraphItem, names: Mapping[str, str]) -> GraphItem:

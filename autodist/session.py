@@ -78,7 +78,7 @@ class DistributedSession:
                 "the graph makes no gradient that is written to its variable, so there is nothing to synchronise. "
                 "Build the optimizer's train operation within the scope, before the session."
             )
-        self._strategy: strategy_pb2.Strategy = run.plan(whole, self._names)
+        self._strategy: strategy_pb2.Strategy = run.plan(whole, self._names, rehearses=False)
         self._placements = find_placements(whole, self._strategy) if run.workers > 1 else {}
         self._fetched: dict[Any, _Fetched] = {}
         self._default: AbstractContextManager[Any] | None = None

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from autodist.graph.item import Aggregation, GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.stages import Stages, find_stages
+from autodist.graph.walks import reach
 from autodist.kernels.varying import RANDOM
 
 Nodes = Mapping[str, list[tuple[str, str]]]
@@ -53,12 +54,5 @@ def _written_alike(item: GraphItem, stages: Stages, nodes: Nodes) -> set[str]:
 
 def _data_ancestors(nodes: Nodes, roots: Iterable[str], without: Iterable[str] = ()) -> set[str]:
     """The roots and all that they are computed from, the tensors `without` left aside."""
-    without = set(without)
-    found: set[str] = set()
-    front = list(roots)
-    while front:
-        name = front.pop()
-        if name not in found:
-            found.add(name)
-            front += [source for source, made in nodes[name] if made not in without]
-    return found
+    left = set(without)
+    return reach(roots, lambda name: [source for source, made in nodes[name] if made not in left])

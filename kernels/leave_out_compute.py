@@ -10,6 +10,7 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.item import EXAMPLES, GraphItem
 from autodist.graph.names import is_control, node_of
 from autodist.graph.waiting import wait_past
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.varying import RANDOM
 
@@ -46,27 +47,16 @@ def _sources(item: GraphItem) -> list[str]:
 
 def _reached(editor: GraphEditor, sources: Iterable[str]) -> set[str]:
     """The sources, and all that they reach by data."""
-    found: set[str] = set()
-    front = list(sources)
-    while front:
-        name = front.pop()
-        if name not in found:
-            found.add(name)
-            front += [c for c in editor.consumers(name) if name in _given(editor, c)]
-    return found
+    return reach(sources, lambda name: [c for c in editor.consumers(name) if name in _given(editor, c)])
 
 
 def _needed(editor: GraphEditor, roots: Iterable[str], computed: Set[str]) -> set[str]:
     """The roots and all that they need, waiting for what is `computed` left aside."""
-    found: set[str] = set()
-    front = list(roots)
-    while front:
-        name = front.pop()
-        if name not in found:
-            found.add(name)
-            front += _given(editor, name)
-            front += [node_of(i) for i in editor[name].input if is_control(i) and node_of(i) not in computed]
-    return found
+
+    def waits(name: str) -> list[str]:
+        return [node_of(i) for i in editor[name].input if is_control(i) and node_of(i) not in computed]
+
+    return reach(roots, lambda name: [*_given(editor, name), *waits(name)])
 
 
 def _given(editor: GraphEditor, name: str) -> list[str]:

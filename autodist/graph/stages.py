@@ -19,6 +19,7 @@ from autodist.graph.effects import Effect, Effects
 from autodist.graph.item import Gradient, GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.order import topological
+from autodist.graph.walks import reach
 
 
 @dataclass(frozen=True)
@@ -171,14 +172,7 @@ class _Walk:
             bits ^= low
 
     def _data_ancestors(self, roots: Iterable[str]) -> set[str]:
-        found: set[str] = set()
-        front = list(roots)
-        while front:
-            name = front.pop()
-            if name not in found:
-                found.add(name)
-                front += [source for source, _ in self.data[name]]
-        return found
+        return reach(roots, lambda name: [source for source, _ in self.data[name]])
 
     def _reached_by_data(self, tensors: Mapping[str, int]) -> set[str]:
         found: set[str] = set()

@@ -1,0 +1,92 @@
+"""RunningStep: a captured step of eager variables that runs, wherever the variables lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.graph.item import GraphItem, place_variables
+from autodist.graph.placement import Placement
+from autodist.graph.stages import written_handles
+from autodist.proto import strategy_pb2
+from autodist.run import Run
+from autodist.runtime.program import Program
+from autodist.runtime.variables import Tracked
+
+
+def prepare(run: Run, item: GraphItem, sources: Mapping[str, tf.Variable]) -> RunningStep:
+    """Plans, rewrites and imports a captured step; the first one starts the other workers.
+
+    Args:
+        run: in which it is to run.
+        item: the step.
+        sources: the script's variable, by name.
+
+    Raises:
+        StrategyError: the strategy asks for what cannot be done; before any process is started.
+        CaptureMismatchError: this worker captured another step than the chief.
+    """
+    tracked = {v.name: run.tracker.track(sources[v.name], v.name) for v in item.variables}
+    names = {name: one.shared_name for name, one in tracked.items()}
+    step = RunningStep(run, item, run.plan(_as_settled(item, tracked), names), tracked)
+    step.rewrite()
+    return step
+
+
+@dataclass
+class RunningStep:
+    """A step that can be run.
+
+    Attributes:
+        run: to which it belongs.
+        item: the step as it was captured.
+        strategy: the plan for it.
+        variables: what it reads or writes, by the names in `item`.
+    """
+
+    run: Run
+    item: GraphItem
+    strategy: strategy_pb2.Strategy
+    variables: Mapping[str, Tracked]
+    _program: Program | None = None
+    _rewritten_for: tuple[Placement, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._written = [self.variables[self.item.by_handle[h].name] for h in sorted(written_handles(self.item))]
+
+    def __call__(self, values: Sequence[Any], examples: int) -> list[np.ndarray]:
+        """Runs one step on this worker's part of a batch; see `Program.run`."""
+        if self._rewritten_for != self._placements:  # another step, which trains a variable, has moved it since
+            self.rewrite()
+        assert self._program is not None, "it is there once the step was rewritten"
+        self.run.push(tuple(self.variables.values()))
+        outputs = self.run.guard(self._program.run, values, examples)
+        for tracked in self._written:
+            tracked.fall_behind()
+        return outputs
+
+    def rewrite(self) -> None:
+        """Makes the program for where the variables lie, and moves those that nothing has placed yet."""
+        item = _as_settled(self.item, self.variables)
+        names = {name: one.shared_name for name, one in self.variables.items()}
+        self._program, rewritten = self.run.program(item, self.strategy, names, joins_outputs=True)
+        planned = {node.variable for node in self.strategy.nodes}
+        for name, tracked in self.variables.items():
+            placement = rewritten.placement(name)
+            if name in planned or placement != Placement():
+                self.run.settle(tracked, placement)
+        self._rewritten_for = self._placements
+
+    @property
+    def _placements(self) -> tuple[Placement, ...]:
+        return tuple(tracked.placement for tracked in self.variables.values())
+
+
+def _as_settled(item: GraphItem, variables: Mapping[str, Tracked]) -> GraphItem:
+    """The item with what earlier steps have decided of its variables."""
+    settled = {name: one.placement for name, one in variables.items() if one.is_settled}
+    return place_variables(item, settled)
