@@ -62,10 +62,11 @@ class Pieces:
                 made = [self._write(t) for t in some]
                 values = {given: t.read().numpy() for t, (given, _) in zip(some, made, strict=True)}
                 self._host.session.run([op for _, ops in made for op in ops], values)
+                for tracked in some:
+                    tracked.hand_over(is_same=True)
         self._messages.exchange(b"pushed")
-        for tracked in variables:
-            tracked.is_ahead = False
-            tracked.is_behind = self._worker != 0
+        for tracked in variables if self._worker else ():
+            tracked.hand_over(is_same=False)
 
     def pull(self, variables: Sequence[Tracked]) -> None:
         """Gives the script's objects the values that the session has."""

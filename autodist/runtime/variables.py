@@ -67,6 +67,16 @@ class Tracked:
             tf.raw_ops.AssignVariableOp(resource=self.source.handle, value=empty)
         self.is_behind = True
 
+    def hand_over(self, *, is_same: bool) -> None:
+        """Notes that the session has a value, and lets go of a large one of the script's object.
+
+        Args:
+            is_same: whether it is the object's own, which then is up to date where it is kept.
+        """
+        self.is_ahead = False
+        if not is_same or self.byte_size >= LARGE:
+            self.fall_behind()
+
 
 class VariableTracker:
     """Notices when Python reads or assigns variables that steps work on.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.runtime.variables import VariableTracker
+from autodist.runtime.variables import LARGE, VariableTracker
 
 
 class Session:
@@ -148,3 +148,14 @@ def test_forgotten_variables_are_plain_again(session, variable):
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
     np.testing.assert_array_equal(tf.function(lambda: variable * 1.0)(), [1.0, 2.0])
     assert session.pulls == 0 and list(session.tracker) == []
+
+
+@pytest.mark.parametrize("is_same", [True, False])
+def test_of_a_large_value_the_session_alone_keeps_a_copy(session, is_same):
+    large, small = tf.Variable(np.ones(LARGE // 4, np.float32)), tf.Variable([1.0])
+    for variable in (large, small):
+        session.track(variable, np.full(variable.shape, 2.0, np.float32)).hand_over(is_same=is_same)
+    assert tf.raw_ops.VariableShape(input=large.handle).numpy() == [0]
+    assert tf.raw_ops.VariableShape(input=small.handle).numpy() == [1]
+    np.testing.assert_array_equal(small.numpy(), [1.0 if is_same else 2.0])
+    np.testing.assert_array_equal(large.numpy(), np.full(LARGE // 4, 2.0))
