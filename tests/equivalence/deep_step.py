@@ -12,6 +12,9 @@ from autodist.runtime.timeline import TRACED_RUN
 
 LAYERS, WIDTH, BATCH = 8, 512, 512
 
+TRACES = 3
+"""Of each worker, each of a step of its own."""
+
 
 def main(cluster: str) -> None:
     ad = AutoDist(cluster)
@@ -22,7 +25,6 @@ def main(cluster: str) -> None:
             for k in range(LAYERS)
         ]
 
-        @ad.function
         def step(x: tf.Tensor) -> None:
             with tf.GradientTape() as tape:
                 hidden = x
@@ -32,9 +34,12 @@ def main(cluster: str) -> None:
             for layer, gradient in zip(layers, tape.gradient(loss, layers), strict=True):
                 layer.assign_sub(0.1 * gradient)
 
+        traced = [ad.function(step) for _ in range(TRACES)]
+
     batch = rng.normal(size=(BATCH, WIDTH)).astype("float32")
-    for _ in range(TRACED_RUN):
-        step(batch)
+    for run in traced:
+        for _ in range(TRACED_RUN):
+            run(batch)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autodist.runtime.timeline import TRACE_VARIABLE
-from tests.equivalence.deep_step import LAYERS
+from tests.equivalence.deep_step import LAYERS, TRACES
 from tests.equivalence.harness import ROOT, run_to_its_end
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -46,14 +46,21 @@ def test_overlap_of_communication_and_backward_pass(tmp_path: Path, monkeypatch:
     ended = run_to_its_end([sys.executable, "-m", "tests.equivalence.deep_step", str(cluster)], ROOT, 90)
     assert ended.problem is None, f"{ended.problem}\n{ended.output}"
     for worker in (0, 1):
-        (file,) = (tmp_path / "traces").glob(f"*.worker_{worker}.json")
-        ran = events(file)
-        here, there = f"/task:{worker}/", f"/task:{1 - worker}/"
-        products = [e for e in ran if here in e.device and "MatMul" in e.op]
-        assert len(products) == 3 * LAYERS - 1  # the first layer's inputs need no gradient
-        backward_end = max(e.end for e in products)
-        arrived = sorted(e.start for e in ran if there in e.device and "Enqueue" in e.op)
-        assert len(arrived) == 2 * LAYERS  # a piece to the other worker, and the sum of this one's piece
-        early = sum(start < backward_end for start in arrived)
-        print(f"worker {worker}: {early} of {len(arrived)} sent before the backward pass ended")
-        assert early >= 2, f"the backward pass ended at {backward_end}, gradients arrived at {arrived}"
+        files = sorted((tmp_path / "traces").glob(f"*.worker_{worker}.json"))
+        assert len(files) == TRACES
+        early = [sent_early(events(file), worker) for file in files]
+        print(f"worker {worker}: {early} of {2 * LAYERS} messages arrived before the backward pass ended")
+        # How many there are in one step is up to the machine's scheduler, which may keep a process waiting; what is
+        # sent only after the backward pass is early in none.
+        assert max(early) >= 2
+
+
+def sent_early(ran: list[Event], worker: int) -> int:
+    """How many messages to the other worker arrived there before this one's backward pass ended."""
+    here, there = f"/task:{worker}/", f"/task:{1 - worker}/"
+    products = [e for e in ran if here in e.device and "MatMul" in e.op]
+    assert len(products) == 3 * LAYERS - 1  # the first layer's inputs need no gradient
+    backward_end = max(e.end for e in products)
+    arrived = [e.start for e in ran if there in e.device and "Enqueue" in e.op]
+    assert len(arrived) == 2 * LAYERS  # a piece to the other worker, and the sum of this one's piece
+    return sum(start < backward_end for start in arrived)
