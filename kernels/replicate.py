@@ -11,7 +11,7 @@ from autodist.graph.names import is_control, node_of
 from autodist.graph.propagation import Propagation, propagate
 from autodist.graph.stages import Stages, find_stages
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.joins import Joiner
+from autodist.kernels.joins import GradientJoins, Joiner, OutputJoins, StateJoins
 from autodist.kernels.random_draws import STRIDE, draw_apart, reads_to_offset
 from autodist.kernels.split_batch import split_batch
 from autodist.kernels.state_writes import take_state_writes
@@ -67,11 +67,12 @@ class _Replication:
         parts = split_batch(self.editor, self.item, clones)
         self._order_after_all(clones)
         joiner = Joiner(self.editor, self.item, self.context, self.stages, self.flows, parts, frozenset(varying))
-        joiner.weigh_losses()
-        joiner.join_gradients()
-        joiner.join_boundary()
-        joiner.join_state(changes)
-        outputs = joiner.join_outputs()
+        gradients = GradientJoins(joiner)
+        gradients.weigh_losses()
+        gradients.join_gradients()
+        gradients.join_boundary()
+        StateJoins(joiner).join_state(changes)
+        outputs = OutputJoins(joiner).join_outputs()
         written = {w for w in self.stages.state_writes if w in varying}
         targets = [*self._targets(clones, written), *(c.write for c in changes), *joiner.checks]
         return replace(

@@ -1,0 +1,8 @@
+"""Joins: what a worker's replicas make is put together; what is to be joined over the workers is noted."""
+
+from autodist.kernels.joins.gradients import GradientJoins
+from autodist.kernels.joins.joiner import EVEN_PARTS, Joiner
+from autodist.kernels.joins.outputs import OutputJoins
+from autodist.kernels.joins.state import StateJoins
+
+__all__ = ["EVEN_PARTS", "GradientJoins", "Joiner", "OutputJoins", "StateJoins"]

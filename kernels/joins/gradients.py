@@ -1,0 +1,185 @@
+"""Gradients: each loss is weighed, so that the replicas' gradients need only be added."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.graph.fragment import Fragment, Template, fragment
+from autodist.graph.item import Gradient, Join, JoinKind
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
+from autodist.kernels.joins.joiner import Joiner
+from autodist.kernels.sums import ordered_sum
+
+log = logging.getLogger("autodist")
+
+_ADDING = ("Add", "AddV2", "AddN", "Identity")
+"""Ops through which a loss is the sum of its terms."""
+
+
+class GradientJoins:
+    """Joins the gradients of one replicated graph, and whatever else an update asks of the compute part."""
+
+    def __init__(self, joiner: Joiner) -> None:
+        self._joiner = joiner
+        self._divisors: dict[int, tuple[str, tf.DType] | None] = {}
+
+    def weigh_losses(self) -> None:
+        """Seeds each gradient with the weight of its replica's part, so that the gradients need only be added.
+
+        The seed of a mean is the number of examples, and the sum over all replicas is divided by the sum of the seeds;
+        on a single worker that sum is known, and the seeds are divided instead.
+        """
+        calls = sorted({g.call for g in self._joiner.stages.gradients})
+        for k in calls:
+            self._weigh(k, self._loss_kind(k))
+
+    def _loss_kind(self, call: int) -> Weight | None:
+        """The weight of a mean, or None for a sum."""
+        targets = self._joiner.item.gradient_calls[call].targets
+        kinds = [self._joiner.flows.kind(t) for t in targets]
+        weights = {k.weight for k in kinds if isinstance(k, Mean)}
+        if all(isinstance(k, Sum | PerExample) for k in kinds):
+            return None
+        if len(weights) == 1 and all(isinstance(k, Mean | Replicated) for k in kinds):
+            return weights.pop()
+        if all(isinstance(k, Replicated) for k in kinds):
+            return Examples()
+        for target, kind in zip(targets, kinds, strict=True):
+            self._require_no_mixed_sum(target)
+            reason = kind.reason if isinstance(kind, Unknown) else "its targets are means with different weights"
+            log.warning(
+                "%s: it is not known how the loss depends on the batch (%s); it is taken for a mean over examples, and "
+                "batches that do not divide evenly are refused.", target, reason,
+            )  # fmt: skip
+        self._joiner.require_even_parts()
+        return Examples()
+
+    def _require_no_mixed_sum(self, target: str) -> None:
+        """A sum over the batch counts once, a penalty once in all: no weight of the replicas suits both.
+
+        Raises:
+            RewriteError: the loss adds a sum over the batch and something else.
+        """
+        terms = self._terms(target)
+        sums = [t for t in terms if isinstance(self._joiner.flows.kind(t), Sum)]
+        if sums and len(sums) < len(terms):
+            other = next(t for t in terms if t not in sums)
+            raise RewriteError(
+                f"the loss {target} adds {sums[0]}, a sum over the batch, and {other}, which is none: replicas would "
+                "count the second as often as there are of them. Make the loss a mean over the batch (divide the sum "
+                "by the number of examples, or leave Keras's reduction at 'sum_over_batch_size') and weigh the other "
+                "term to suit."
+            )
+
+    def _terms(self, target: str) -> list[str]:
+        """The tensors that are added up to a target."""
+        found: list[str] = []
+        front = [tensor(target)]
+        while front:
+            name = front.pop()
+            node = self._joiner.editor[node_of(name)]
+            if node.op in _ADDING:
+                front += [tensor(i) for i in node.input if not is_control(i)]
+            else:
+                found.append(name)
+        return sorted(found)
+
+    def _weigh(self, call: int, weight: Weight | None) -> None:
+        seed = self._joiner.item.gradient_calls[call].seed
+        dtype = self._joiner.item.spec_of(tensor(seed)).dtype
+        readers = {k: self._readers(seed, k) for k in range(self._joiner.count)}
+        with fragment(self._joiner.editor, f"loss_weight/{call}") as f:
+            weights = [self._seed(f, weight, k, dtype) for k in range(self._joiner.count)]
+            total = ordered_sum(weights)
+            if weight is not None and self._joiner.context.workers == 1:
+                weights = [tf.math.divide_no_nan(w, total) for w in weights]
+        for k, made in enumerate(weights):
+            self._joiner.editor.rewire(self._joiner.parts.named(tensor(seed), k), f.name(made), readers[k])
+        alone = weight is None or self._joiner.context.workers == 1
+        self._divisors[call] = None if alone else (f.name(total), dtype)
+
+    def _seed(self, f: Fragment, weight: Weight | None, k: int, dtype: tf.DType) -> tf.Tensor:
+        if weight is None:
+            return tf.cast(self._joiner.parts.is_used(f, k), dtype)
+        return self._joiner.parts.weight(f, weight, k, dtype)
+
+    def _readers(self, seed: str, k: int) -> list[str]:
+        return sorted(self._joiner.editor.consumers(node_of(self._joiner.parts.named(tensor(seed), k))))
+
+    def join_gradients(self) -> None:
+        """Adds up each gradient over the local replicas."""
+        joins = [
+            self._join_gradient(position, gradient) for position, gradient in enumerate(self._joiner.stages.gradients)
+        ]
+        for gradient, join in zip(self._joiner.stages.gradients, joins, strict=True):
+            for old, new in zip(gradient.tensors, join.result, strict=True):
+                self._joiner.editor.rewire(old, new, self._joiner.late_readers(old))
+            self._joiner.note(join)
+
+    def _join_gradient(self, position: int, gradient: Gradient) -> Join:
+        specs = [self._joiner.item.spec_of(t) for t in gradient.tensors]
+        named = [self._joiner.parts.named(t, k) for k in range(self._joiner.count) for t in gradient.tensors]
+        made = self._sum_of(tuple(spec.dtype for spec in specs)).splice(
+            self._joiner.editor, f"gradient/{position}", named
+        )
+        shape = tf.TensorShape(self._joiner.item.by_name[gradient.variable].shape)
+        divisor = self._divisors[gradient.call]
+        return Join(
+            name=f"{gradient.variable}/{position}",
+            kind=JoinKind.GRADIENT,
+            local=tuple(made[: len(specs)]),
+            result=tuple(made[len(specs) :]),
+            weight=divisor[0] if divisor else None,
+            level=self._joiner.stages.level[position],
+            dtype=specs[-1].dtype,
+            shape=specs[-1].shape if gradient.is_sparse else shape,
+            variable=gradient.variable,
+            index_dtype=specs[0].dtype if gradient.is_sparse else None,
+            weight_dtype=divisor[1] if divisor else None,
+        )
+
+    def _sum_of(self, dtypes: tuple[tf.DType, ...]) -> Template:
+        """Adds up the local replicas' tensors of a gradient: the sums, and what is to be read in their place."""
+
+        def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            by_tensor = [tensors[at :: len(dtypes)] for at in range(len(dtypes))]
+            local = [_together(parts, is_sparse=len(dtypes) == 2) for parts in by_tensor]
+            return [*local, *([tf.identity(t) for t in local] if self._joiner.context.workers > 1 else local)]
+
+        return self._joiner.template(("sum", dtypes), [*dtypes] * self._joiner.count, add)
+
+    def join_boundary(self) -> None:
+        """Joins what an update asks of the compute part besides gradients: a loss that scales it, say."""
+        joined = {t for g in self._joiner.stages.gradients for t in g.tensors}
+        asked: dict[str, None] = {}
+        for name in sorted(self._joiner.stages.once, key=self._joiner.stages.order.__getitem__):
+            if name in self._joiner.editor:
+                asked.update(
+                    dict.fromkeys(
+                        tensor(i) for i in self._joiner.editor[name].input
+                        if not is_control(i) and node_of(i) in self._joiner.varying and tensor(i) not in joined
+                    )
+                )  # fmt: skip
+        for position, name in enumerate(asked):
+            kind = self._joiner.flows.kind(name)
+            if not isinstance(kind, Mean | Sum):
+                why = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
+                raise RewriteError(
+                    f"an optimizer's update reads {name}, which differs between replicas and cannot be combined "
+                    f"({why}). Give the update a mean or a sum over the batch instead."
+                )
+            readers = self._joiner.late_readers(name)
+            result = self._joiner.join_value(f"boundary/{position}", JoinKind.BOUNDARY, name, kind)
+            self._joiner.editor.rewire(name, result, readers)
+
+
+def _together(parts: Sequence[tf.Tensor], *, is_sparse: bool) -> tf.Tensor:
+    """What replicas have of a gradient: dense ones are added, rows stand one after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    return tf.concat(parts, 0) if is_sparse else ordered_sum(parts)

@@ -1,0 +1,144 @@
+"""Joiner: sums over a worker's replicas, and notes what is still to be summed over the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.fragment import Fragment, Template, fragment
+from autodist.graph.item import GraphItem, Join, JoinKind
+from autodist.graph.names import node_of
+from autodist.graph.propagation import Kind, Mean, Propagation, Weight
+from autodist.graph.stages import Stages
+from autodist.kernels.base import Context
+from autodist.kernels.sums import ordered_sum
+from autodist.kernels.weights import Parts
+
+EVEN_PARTS = "even_parts"
+"""Name of the join that checks whether all replicas have equal parts: the number of examples, and of its squares."""
+
+
+class Joiner:
+    """Joins tensors of one replicated graph.
+
+    Attributes:
+        joins: what has to be summed over the workers; empty where there is one.
+        checks: nodes that stop a step whose parts cannot be joined.
+    """
+
+    def __init__(
+        self,
+        editor: GraphEditor,
+        item: GraphItem,
+        context: Context,
+        stages: Stages,
+        flows: Propagation,
+        parts: Parts,
+        varying: frozenset[str],
+    ) -> None:
+        self.editor, self.item, self.context = editor, item, context
+        self.stages, self.flows, self.parts, self.varying = stages, flows, parts, varying
+        self.count = len(context.copied_replicas)
+        self.joins: list[Join] = []
+        self.checks: list[str] = []
+        self._templates: dict[Hashable, Template] = {}
+        self._weights: dict[tuple[Weight, tf.DType], tuple[list[str], str]] = {}
+
+    def template(
+        self, key: Hashable, dtypes: Sequence[tf.DType], build: Callable[..., Sequence[tf.Tensor]]
+    ) -> Template:
+        """One for each kind of arithmetic that many variables need."""
+        if key not in self._templates:
+            self._templates[key] = Template(dtypes, build)
+        return self._templates[key]
+
+    def late_readers(self, name: str) -> list[str]:
+        """What reads a captured tensor and runs once."""
+        return sorted(c for c in self.editor.consumers(node_of(name)) if c in self.stages.once)
+
+    def note(self, join: Join) -> None:
+        """Notes a join that other workers have a part in."""
+        if self.context.workers > 1:
+            self.joins.append(join)
+
+    def join_value(self, name: str, purpose: JoinKind, captured: str, kind: Kind) -> str:
+        """A mean or sum of one tensor over all replicas; returns the tensor that holds it."""
+        weight = kind.weight if isinstance(kind, Mean) else None
+        with fragment(self.editor, name) as f:
+            values = [self.parts.tensor(f, captured, k) for k in range(self.count)]
+            local, total = self.weighted_sum(f, values, weight)
+            result = tf.identity(local) if total is None else tf.math.divide_no_nan(local, total)
+        return self.noted(f, name, purpose, local, total, result, self.level(captured))
+
+    def weighted_sum(
+        self, f: Fragment, values: Sequence[tf.Tensor], weight: Weight | None
+    ) -> tuple[tf.Tensor, tf.Tensor | None]:
+        """Σ w·v over the local replicas that have examples, and Σ w."""
+        if weight is None:
+            kept = [self.kept(f, v, k) for k, v in enumerate(values)]
+            return ordered_sum(kept), None
+        return self._weighed(f, values, weight)
+
+    def _weighed(self, f: Fragment, values: Sequence[tf.Tensor], weight: Weight) -> tuple[tf.Tensor, tf.Tensor]:
+        dtype = values[0].dtype
+        names, total = self.weights_of(weight, dtype)
+        weights = [f.input(name, dtype, []) for name in names]
+        terms = [tf.math.multiply_no_nan(v, w) for v, w in zip(values, weights, strict=True)]
+        return ordered_sum(terms), f.input(total, dtype, [])
+
+    def weights_of(self, weight: Weight, dtype: tf.DType) -> tuple[list[str], str]:
+        """The weight of each local replica and their sum, made once: joins that share a weight can share a bucket."""
+        key = (weight, dtype)
+        if key not in self._weights:
+            with fragment(self.editor, f"weight/{len(self._weights)}") as f:
+                weights = [self.parts.weight(f, weight, k, dtype) for k in range(self.count)]
+                total = ordered_sum(weights)
+            self._weights[key] = ([f.name(w) for w in weights], f.name(total))
+        return self._weights[key]
+
+    def level(self, name: str) -> int:
+        """The stage in which a captured tensor is made."""
+        return self.stages.levels.get(node_of(name), 1)
+
+    def kept(self, f: Fragment, value: tf.Tensor, k: int) -> tf.Tensor:
+        """A local replica's value, or zeros if it has no examples."""
+        return tf.where(self.parts.is_used(f, k), value, tf.zeros_like(value)) if self.parts.sizes else value
+
+    def noted(
+        self,
+        f: Fragment,
+        name: str,
+        kind: JoinKind,
+        local: tf.Tensor,
+        total: tf.Tensor | None,
+        result: tf.Tensor,
+        level: int = 1,
+    ) -> str:
+        """Notes a join of what a fragment made; returns the tensor that is to be read."""
+        self.note(
+            Join(
+                name=name, kind=kind, local=(f.name(local),), result=(f.name(result),),
+                weight=None if total is None else f.name(total), level=level, dtype=local.dtype, shape=local.shape,
+                weight_dtype=None if total is None else total.dtype,
+            )
+        )  # fmt: skip
+        return f.name(result)
+
+    def require_even_parts(self) -> None:
+        """Stops a step whose replicas have different numbers of examples."""
+        if self.checks or self.parts.sizes is None:
+            return
+        with fragment(self.editor, "even_parts") as f:
+            sizes = [self.parts.size(f, k, tf.float64) for k in range(self.count)]
+            moments = tf.stack([ordered_sum(sizes), ordered_sum([s * s for s in sizes])])
+            result = tf.identity(moments)
+        joined = self.noted(f, EVEN_PARTS, JoinKind.STATE, moments, None, result)
+        with fragment(self.editor, "even_parts/check") as g:
+            total = g.input(joined, tf.float64, [2])
+            check = tf.debugging.Assert(
+                tf.equal(len(self.context.replicas) * total[1], total[0] * total[0]),
+                ["the replicas have different numbers of examples, and it is not known how the loss depends on them"],
+            )
+        self.checks.append(g.name(check))

@@ -1,0 +1,78 @@
+"""Outputs: what a step returns is joined as the script expects it."""
+
+from __future__ import annotations
+
+import logging
+
+import tensorflow as tf
+
+from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.item import JoinKind
+from autodist.graph.names import node_of
+from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown
+from autodist.kernels.joins.joiner import Joiner
+
+log = logging.getLogger("autodist")
+
+
+class OutputJoins:
+    """Joins the outputs of one replicated graph."""
+
+    def __init__(self, joiner: Joiner) -> None:
+        self._joiner = joiner
+
+    def join_outputs(self) -> list[str]:
+        """The step's outputs as the script expects them: joined over the local replicas, scalars over all workers."""
+        return [
+            self._join_output(position, name) if node_of(name) in self._joiner.varying else name
+            for position, name in enumerate(self._joiner.item.outputs)
+        ]
+
+    def _join_output(self, position: int, name: str) -> str:
+        kind, spec = self._joiner.flows.kind(name), self._joiner.item.spec_of(name)
+        if isinstance(kind, Unknown):
+            kind = self._guess(name, kind)
+        if isinstance(kind, Mean | Sum) and self._joiner.context.joins_outputs and spec.shape.rank == 0:
+            return self._joiner.join_value(f"output/{position}", JoinKind.STATE, name, kind)
+        if not self._joiner.context.computes:
+            return self._nothing(position, spec)
+        if isinstance(kind, PerExample):
+            return self._concatenated(position, name, kind.axis)
+        if not isinstance(kind, Mean | Sum):
+            return name
+        if self._joiner.count == 1:
+            return name
+        with fragment(self._joiner.editor, f"output/{position}") as f:
+            values = [self._joiner.parts.tensor(f, name, k) for k in range(self._joiner.count)]
+            local, total = self._joiner.weighted_sum(f, values, kind.weight if isinstance(kind, Mean) else None)
+            result = local if total is None else tf.math.divide_no_nan(local, total)
+        return f.name(result)
+
+    def _nothing(self, position: int, spec: tf.TensorSpec) -> str:
+        """What a worker without replicas has of them: no rows, a mean or sum of 0."""
+        shape = [length or 0 for length in spec.shape.as_list()] if spec.shape.rank is not None else []
+        with fragment(self._joiner.editor, f"output/{position}") as f:
+            nothing = tf.zeros(shape, spec.dtype)
+        return f.name(nothing)
+
+    def _guess(self, name: str, kind: Unknown) -> Kind:
+        """What is done with an output of unknown kind: float scalars are averaged, the rest is the first replica's."""
+        spec = self._joiner.item.spec_of(name)
+        averaged = spec.dtype.is_floating and spec.shape.rank == 0
+        how = "averaged over the replicas" if averaged else "taken from the first replica"
+        log.warning("output %s is %s: it is not known how it depends on the batch (%s).", name, how, kind.reason)
+        return Mean(Examples()) if averaged else Replicated()
+
+    def _concatenated(self, position: int, name: str, axis: int) -> str:
+        with fragment(self._joiner.editor, f"output/{position}") as f:
+            values = [self._joiner.parts.tensor(f, name, k) for k in range(self._joiner.count)]
+            if self._joiner.parts.sizes is not None:
+                values = [self._true_rows(f, v, axis, k) for k, v in enumerate(values)]
+            whole = tf.concat(values, axis) if len(values) > 1 else values[0]
+        return f.name(whole)
+
+    def _true_rows(self, f: Fragment, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
+        """No rows, where the replica has no examples and computed on a row that is not its own."""
+        rows = tf.shape(value, out_type=tf.int64)[axis] * tf.cast(self._joiner.parts.is_used(f, k), tf.int64)
+        length = [rows if a == axis else tf.constant(-1, tf.int64) for a in range(value.shape.rank)]
+        return tf.slice(value, tf.zeros([value.shape.rank], tf.int64), tf.stack(length))
