@@ -31,19 +31,13 @@ class SplitBundles(Kernel):
         for t in given:
             while (node := editor[node_of(given[t])]).op == "IdentityN":
                 given[t] = tensor(node.input[output_index(given[t])])
-        editor.prune([*(node_of(t) for t in given.values()), *item.targets, *map(node_of, item.inputs), *_fixed(item)])
-        return replace(
+        split = replace(
             item,
-            graph_def=editor.to_graph_def(),
             outputs=tuple(given[t] for t in item.outputs),
             gradients=tuple(replace(g, tensors=tuple(given[t] for t in g.tensors)) for g in item.gradients),
         )
-
-
-def _fixed(item: GraphItem) -> list[str]:
-    """Nodes that an item names and that must therefore stay."""
-    named = [v.handle for v in item.variables]
-    return named + [c.seed for c in item.gradient_calls] + [node_of(t) for c in item.gradient_calls for t in c.targets]
+        editor.prune(split.named)
+        return split.with_graph(editor.to_graph_def())
 
 
 def _unbundle(editor: GraphEditor, name: str) -> None:

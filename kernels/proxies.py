@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
-
-import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import Effect, Effects
 from autodist.graph.item import GraphItem, Variable
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.stages import Stages
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.copies import add_copy
 from autodist.kernels.plan import Plan
 
 PROXY = "/proxy"
@@ -71,32 +71,15 @@ class _Proxies:
         writes = [name for name, effect in self._effects.items() if handle in effect.writes]
         if not writes:
             return
-        late = self._after(writes)
+        late = reach(writes, self.editor.consumers)
         reads = [
             name for name, effect in self._effects.items()
             if handle in effect.reads and not effect.writes and name in self._compute and name not in late
         ]  # fmt: skip
-        proxy = self._add_handle(variable)
+        device = self._context.home(self._context.worker, variable.dtype)
+        proxy = add_copy(self.editor, variable, f"autodist/proxy/{handle}", PROXY, device)
         reading = [made for name in reads for made in self._read_instead(name, variable, proxy)]
         self._refresh(variable, proxy, writes, reading)
-
-    def _after(self, names: Iterable[str]) -> set[str]:
-        found: set[str] = set()
-        front = list(names)
-        while front:
-            for consumer in self.editor.consumers(front.pop()):
-                if consumer not in found:
-                    found.add(consumer)
-                    front.append(consumer)
-        return found
-
-    def _add_handle(self, variable: Variable) -> str:
-        node = NodeDef(name=f"autodist/proxy/{variable.handle}", op="VarHandleOp")
-        node.device = self._context.home(self._context.worker, variable.dtype)
-        node.attr["dtype"].type = variable.dtype.as_datatype_enum
-        node.attr["shape"].shape.CopyFrom(tf.TensorShape(variable.shape).as_proto())
-        node.attr["shared_name"].s = self.editor[variable.handle].attr["shared_name"].s + PROXY.encode()
-        return self.editor.add(node)
 
     def _read_instead(self, name: str, variable: Variable, proxy: str) -> list[str]:
         """Returns the node that reads the proxy in the place of `name`, for the compute part."""

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.graph.keeper import Keeper
+from autodist.graph.names import node_of
 from autodist.graph.placement import EVERY_WORKER, Cut, Placement, shard_name
 
 if TYPE_CHECKING:
@@ -204,6 +205,15 @@ class GraphItem:
         names = [variable] if cut is None else [shard_name(variable, k) for k in range(len(cut.sizes))]
         owners = tuple(self.owners.get(name, EVERY_WORKER) for name in names)
         return Placement(cut, owners, tuple(tuple(sorted(self.copies.get(name, ()))) for name in names))
+
+    @cached_property
+    def named(self) -> frozenset[str]:
+        """The nodes that the item names: a rewrite keeps them, and all that they need."""
+        gradients = [t for gradient in self.gradients for t in gradient.tensors]
+        calls = [name for call in self.gradient_calls for name in (call.seed, *call.targets)]
+        tensors = [*self.outputs, *self.inputs, *gradients, *calls]
+        nodes = [*self.targets, *self.initializers.values(), *(v.handle for v in self.variables)]
+        return frozenset([*map(node_of, tensors), *nodes])
 
     @cached_property
     def by_name(self) -> dict[str, Variable]:

@@ -13,7 +13,6 @@ from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem, Variable
 from autodist.graph.keeper import Pace
-from autodist.graph.names import node_of
 from autodist.graph.placement import shard_name
 from autodist.graph.propagation import Kind, Propagation, Unknown
 from autodist.graph.stages import find_stages
@@ -100,7 +99,7 @@ def partition(item: GraphItem) -> Partitioned:
         item, gradients=gradients, variables=_variables(work), targets=work.targets(), spec_of=work.spec,
         flows=CutFlows(flows, work),
     )  # fmt: skip
-    work.editor.prune(_roots(made))
+    work.editor.prune(made.named)
     told = tuple(work.put_together(stages.once))
     return Partitioned(made.with_graph(work.editor.to_graph_def()), told, dict(work.written_whole))
 
@@ -151,10 +150,3 @@ def _variables(work: Work) -> tuple[Variable, ...]:
         cut = work.variables.get(variable.handle)
         found += [variable] if cut is None else cut.shards
     return (*found, *work.copies)
-
-
-def _roots(item: GraphItem) -> list[str]:
-    """What the step still needs."""
-    named = [t for g in item.gradients for t in g.tensors] + [t for c in item.gradient_calls for t in c.targets]
-    named += [*item.outputs, *item.targets, *item.inputs, *item.initializers.values()]
-    return [*map(node_of, named), *(c.seed for c in item.gradient_calls), *(v.handle for v in item.variables)]

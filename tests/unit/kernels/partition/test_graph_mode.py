@@ -132,6 +132,15 @@ def assert_same_variables(cluster: Cluster, alone: v1.Session) -> None:
             np.testing.assert_allclose(found, expected, rtol=1e-12, err_msg=name)
 
 
+def assert_trains_alike(cluster: Cluster, alone: v1.Session) -> None:
+    cluster.run(targets=["init"])
+    alone.run("init")
+    for batch in batches(3):
+        cluster.run(["loss:0"], ["train"], **batch)
+        alone.run("train", {f"{name}:0": value for name, value in batch.items()})
+    assert_same_variables(cluster, alone)
+
+
 def test_initialisers_set_the_shards_and_a_fetch_gives_the_whole():
     with built() as (cluster, alone):
         assert cluster.run(["ready:0"]) == [[False], [False]]
@@ -144,12 +153,7 @@ def test_initialisers_set_the_shards_and_a_fetch_gives_the_whole():
 @pytest.mark.parametrize("uses_loop", [False, True])
 def test_a_graph_trains_what_one_device_does(uses_loop):
     with built(uses_loop=uses_loop) as (cluster, alone):
-        cluster.run(targets=["init"])
-        alone.run("init")
-        for batch in batches(3):
-            cluster.run(["loss:0"], ["train"], **batch)
-            alone.run("train", {f"{name}:0": value for name, value in batch.items()})
-        assert_same_variables(cluster, alone)
+        assert_trains_alike(cluster, alone)
 
 
 def test_assignments_reach_the_shards():
@@ -176,12 +180,7 @@ def first_control_flow() -> Iterator[None]:
 def test_a_loop_of_tensorflow_1_reads_the_whole(first_control_flow):
     with built(uses_loop=True) as (cluster, alone):
         assert "Enter" in {op.type for op in alone.graph.get_operations()}
-        cluster.run(targets=["init"])
-        alone.run("init")
-        for batch in batches(3):
-            cluster.run(["loss:0"], ["train"], **batch)
-            alone.run("train", {f"{name}:0": value for name, value in batch.items()})
-        assert_same_variables(cluster, alone)
+        assert_trains_alike(cluster, alone)
 
 
 def test_a_branch_of_tensorflow_1_that_writes_is_refused(first_control_flow):
