@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import hypothesis
+import pytest
 
 # Before anything imports TensorFlow, and for the processes that tests start: errors and warnings only.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -13,3 +14,13 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # of a fixed seed; elsewhere every run draws others.
 hypothesis.settings.register_profile("autodist", deadline=None, print_blob=True, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("autodist")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that run side by side are dealt out in groups: a file's stay in one process, which keeps what it has made.
+
+    Of those that look at what a cluster has trained, each cluster's do, whichever their file.
+    """
+    for item in items:
+        clusters = [repr(mark.args[0]) for mark in item.iter_markers("trains") if mark.args[0] is not None]
+        item.add_marker(pytest.mark.xdist_group(clusters[0] if clusters else str(item.path)))

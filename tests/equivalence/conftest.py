@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.equivalence.harness import Trainings
@@ -21,4 +23,9 @@ def trainings(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
         for mark in item.iter_markers("trains")
         for program in mark.args[1:]
     ]
-    return Trainings(tmp_path_factory.mktemp("trainings"), wanted)
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    directory = shared / "trainings"
+    directory.mkdir(exist_ok=True)
+    return Trainings(directory, wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -10,7 +11,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ class Trainings:
     """Runs what a session's tests need, the programs of one cluster in as few runs as can be.
 
     Args:
-        directory: empty.
+        directory: what is trained is left there, for other processes that run tests of the same session too.
         wanted: every program that is going to be asked for, with its cluster; None: one device without AutoDist.
     """
 
@@ -146,11 +147,27 @@ class Trainings:
 
     def _of(self, cluster: Cluster | None, name: str) -> Trained:
         if (cluster, name) not in self._made:
-            others = [n for n in self._wanted.get(cluster, {}) if n != name and (cluster, n) not in self._made]
-            self._train(cluster, [name, *others][:MOST_PROGRAMS])
+            with self._alone_on(cluster):
+                self._find_or_train(cluster, name)
         made = self._made[cluster, name]
         assert isinstance(made, Trained), made
         return made
+
+    @contextlib.contextmanager
+    def _alone_on(self, cluster: Cluster | None) -> Iterator[None]:
+        """Waits until no other process trains on that cluster."""
+        self._place(cluster).mkdir(exist_ok=True)
+        with open(self._place(cluster) / "lock", "w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _find_or_train(self, cluster: Cluster | None, name: str) -> None:
+        for wanted in {name: None, **self._wanted.get(cluster, {})}:
+            if (cluster, wanted) not in self._made and (found := self._load(cluster, wanted)) is not None:
+                self._made[cluster, wanted] = found
+        if (cluster, name) not in self._made:
+            others = [n for n in self._wanted.get(cluster, {}) if n != name and (cluster, n) not in self._made]
+            self._train(cluster, [name, *others][:MOST_PROGRAMS])
 
     def _train(self, cluster: Cluster | None, names: Sequence[str]) -> None:
         """One run; where a program fails, those after it are left for another."""
@@ -164,7 +181,6 @@ class Trainings:
 
     def _run(self, cluster: Cluster | None, names: Sequence[str]) -> str | None:
         """One run; returns what went wrong."""
-        self._place(cluster).mkdir(exist_ok=True)
         where = ["--alone"]
         if cluster is not None:
             file = self._place(cluster) / "cluster.yml"
