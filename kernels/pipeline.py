@@ -20,6 +20,7 @@ from autodist.kernels.asynchronous import AsynchronousServers
 from autodist.kernels.base import Context, Kernel, run_pipeline
 from autodist.kernels.bundles import SplitBundles
 from autodist.kernels.collectives import ReduceByCollective
+from autodist.kernels.compile_updates import CompileUpdates
 from autodist.kernels.divide_rows import DivideRows
 from autodist.kernels.far_reads import ReadFarVariables
 from autodist.kernels.gather_rows import GatherRows
@@ -76,6 +77,7 @@ KERNELS: tuple[Kernel, ...] = (
     Prune(),
     ReadFarVariables(),
     Place(),
+    CompileUpdates(),
 )
 
 

@@ -19,6 +19,8 @@ from autodist.graph.item import EXAMPLES, GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.placement import Cut, shard_name
 from autodist.kernels import Context, rewrite
+from autodist.kernels.base import Kernel
+from autodist.kernels.pipeline import KERNELS
 from autodist.proto import strategy_pb2
 from autodist.runtime.batches import share_of, take
 
@@ -62,10 +64,12 @@ def plan(
     return strategy_pb2.Strategy(nodes=nodes, graph_config=config)
 
 
-def rewritten(captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> list[GraphItem]:
+def rewritten(
+    captured: CapturedFunction, strategy: strategy_pb2.Strategy, kernels: Sequence[Kernel] = KERNELS
+) -> list[GraphItem]:
     """The step of every worker."""
     workers = Context(strategy, 0).workers
-    return [rewrite(captured.item, Context(strategy, worker)) for worker in range(workers)]
+    return [rewrite(captured.item, Context(strategy, worker), kernels=kernels) for worker in range(workers)]
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,11 @@ def train(captured: CapturedFunction, strategy: strategy_pb2.Strategy, batches: 
 class Session:
     """All workers of a run in one session."""
 
-    def __init__(self, captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> None:
+    def __init__(
+        self, captured: CapturedFunction, strategy: strategy_pb2.Strategy, kernels: Sequence[Kernel] = KERNELS
+    ) -> None:
         self.captured, self.strategy = captured, strategy
-        self.items = rewritten(captured, strategy)
+        self.items = rewritten(captured, strategy, kernels)
         names = [v.name for v in captured.item.variables]
         whole = {name: source.numpy() for name, source in zip(names, captured.sources, strict=True)}
         initial = in_shards(whole, self.items[0].cuts)

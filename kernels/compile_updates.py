@@ -1,0 +1,86 @@
+"""CompileUpdates: the arithmetic that updates a large variable becomes one pass over memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.compiled_function import CompiledFunction, compiled_function
+from autodist.kernels.update_regions import find_regions
+
+
+@dataclass(frozen=True)
+class CompileUpdates(Kernel):
+    """Lets XLA compile the update of each large variable that is on a CPU and that one worker alone computes.
+
+    An optimizer's update is some dozen elementwise ops, each of which takes a variable's worth of memory in and out;
+    compiled together they read each operand once and write each variable once. Adam on 16 MB of weights takes 4.4 ms in
+    place of 8.5, on two cores.
+
+    Not so where several workers make the same update side by side: what XLA compiles depends on the processor (whether
+    it multiplies and adds in one rounding), and workers on unlike machines would drift apart in their last bits.
+
+    Attributes:
+        min_bytes: of a variable; smaller ones stay in a processor's cache from one op to the next.
+    """
+
+    min_bytes: int = 1 << 20
+    name: ClassVar[str] = "compile-updates"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        handles = {n.name for n in item.graph_def.node if n.op == "VarHandleOp" and self._is_taken(n, item, context)}
+        if not handles:
+            return item
+        editor = GraphEditor(item.graph_def)
+        kept = {*map(node_of, (*item.outputs, *item.inputs)), *item.initializers.values()}
+        calls: dict[str, str] = {}
+        for region in find_regions(editor, handles, kept):
+            calls.update(dict.fromkeys(region, _compile(editor, region)))
+
+        def called(names: Iterable[str]) -> tuple[str, ...]:
+            return tuple(dict.fromkeys(calls.get(name, name) for name in names))
+
+        return replace(
+            item, graph_def=editor.to_graph_def(),
+            targets=called(item.targets), served=called(item.served), landed=called(item.landed),
+        )  # fmt: skip
+
+    def _is_taken(self, handle: NodeDef, item: GraphItem, context: Context) -> bool:
+        variable = item.by_handle.get(handle.name)
+        return (
+            variable is not None
+            and variable.dtype in (tf.float32, tf.float64)
+            and variable.byte_size >= self.min_bytes
+            and handle.device == context.cpu(context.worker)
+            and (context.workers == 1 or item.owners.get(variable.name) == context.worker)
+        )
+
+
+def _compile(editor: GraphEditor, region: Sequence[str]) -> str:
+    """Puts a call of a function in the place of the nodes `region`; returns its name."""
+    function = compiled_function([editor[name] for name in region])
+    if function.name not in {known.signature.name for known in editor.library.function}:
+        editor.library.function.append(function.definition)
+    before = [i for name in region for i in editor[name].input if is_control(i) and node_of(i) not in region]
+    call = editor.add(_call(f"autodist/compiled/{region[-1]}", editor[region[-1]].device, function, before))
+    for name in region:
+        editor.replace_control(name, [call], editor.consumers(name).difference(region))
+    editor.remove(reversed(region))
+    return call
+
+
+def _call(name: str, device: str, function: CompiledFunction, before: Iterable[str]) -> NodeDef:
+    node = NodeDef(name=name, op="StatefulPartitionedCall", device=device)
+    node.input[:] = [*function.arguments, *dict.fromkeys(before)]
+    node.attr["f"].func.name = function.name
+    node.attr["Tin"].list.type[:] = [argument.type for argument in function.definition.signature.input_arg]
+    node.attr["Tout"].list.SetInParent()
+    node.attr["_XlaMustCompile"].b = True
+    return node
