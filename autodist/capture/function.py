@@ -16,7 +16,8 @@ from autodist.capture.assemble import (
     describe_variables,
     warn_of_variables_without_gradient,
 )
-from autodist.capture.gradients import NotedCall, noting_gradients
+from autodist.capture.batch_norm import FusedNorms, fusing_batch_norms
+from autodist.capture.gradients import GradientNotes, NotedCall, noting_gradients
 from autodist.capture.inline import inlining_functions
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
@@ -57,13 +58,17 @@ def capture_function(
         CaptureError: no gradient of a variable is made in the step, or it is made in a loop; or the step uses something
             that lives outside of it and cannot be brought along.
     """
-    with noting_gradients() as noted, inlining_functions():
-        concrete = tf.function(function).get_concrete_function(*arguments)
+    with fusing_batch_norms() as norms:
+        concrete, noted = _trace(function, arguments)
+    if norms.are_differentiated_twice:
+        norms = FusedNorms()  # none: what is trained is what the script's own arithmetic trains
+        concrete, noted = _trace(function, arguments)
     graph = concrete.graph
     calls = [c for c in noted.calls if c.graph is graph]
     if needs_gradients:
         _require_gradients(noted.calls, calls)
     editor = GraphEditor(graph.as_graph_def())
+    norms.share_moments(editor, graph)
     found = _bind_captures(editor, graph)
     variables = describe_variables(found)
     handles = {id(one.source.handle): one.handle for one in found}
@@ -83,6 +88,12 @@ def capture_function(
         raise CaptureError(_UNUSED)
     warn_of_variables_without_gradient(item, notes)
     return CapturedFunction(item, tuple(one.source for one in found), tuple(inputs), concrete.structured_outputs)
+
+
+def _trace(function: Callable[..., Any], arguments: Any) -> tuple[Any, GradientNotes]:
+    """The concrete function, and the gradients that were made in it."""
+    with noting_gradients() as noted, inlining_functions():
+        return tf.function(function).get_concrete_function(*arguments), noted
 
 
 _NONE = (

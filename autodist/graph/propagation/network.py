@@ -107,8 +107,9 @@ def batch_norm(site: Site) -> Fact | list[Fact]:
         reason = form.reason if isinstance(form, Opaque) else site.opaque("its parameters are not the same").reason
         keeps = isinstance(form, Opaque) and form.recovery is Recovery.BATCH_SHAPED
         return [Opaque(reason, Recovery.BATCH_SHAPED if keeps else Recovery.NEVER), *[Opaque(reason)] * 5]
-    if form.rows is None or form.rows.axis != 0 or form.factors:
-        return site.opaque("the examples are not along its first axis")
+    channels = 1 if site.text("data_format").startswith("NC") else (site.rank(0) or 1) - 1
+    if form.rows is None or form.rows.axis == channels or form.factors:
+        return site.opaque("the examples lie along its channels, or its input is scaled by sums over the batch")
     if not site.flag("is_training"):
         return [form, *[SAME] * 5]
     rows = replace(form, mixed_at=site.node.name)

@@ -70,6 +70,15 @@ def register(name: str, function: Program) -> Program:
     return function
 
 
+def in_float32(train: Program, ad: Trainer) -> Results:
+    """What a program trains whose numbers are all in float32."""
+    keras.config.set_floatx("float32")
+    try:
+        return train(ad)
+    finally:
+        keras.config.set_floatx("float64")
+
+
 def own(ad: Trainer, batch: Array) -> Array:
     """This worker's part of a global batch, where a program feeds each worker its own."""
     return np.array_split(batch, ad.num_workers)[ad.worker_index]

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
-from tests.equivalence.cases.base import Array, Results, Trainer, register, values_of
+from tests.equivalence.cases.base import Array, Results, Trainer, in_float32, register, values_of
 from tests.equivalence.cases.models import OPTIMIZERS, make_batches, make_loss, make_model, make_optimizer
+from tests.equivalence.cases.permutations import PERMUTATIONS
 
 SHAPES = ((1, 2), (2, 1), (2, 2))
 """Workers × replicas of each."""
@@ -35,7 +36,9 @@ def weighted_mean(values: Sequence[Array], weights: Sequence[int]) -> Array:
     return np.asarray(np.average(np.stack(values), axis=0, weights=weights))
 
 
-def train_in_parts(_: Trainer, optimizer: str, cut: Cut, loss_name: str) -> Results:
+def train_in_parts(_: Trainer, optimizer: str, cut: Cut, loss_name: str, permutation: int | None = None) -> Results:
+    """Trains; a permutation puts the examples of each part into another order."""
+    rng = None if permutation is None else np.random.default_rng(permutation)
     batches = make_batches("convolution")
     net, opt, loss_of = make_model("convolution"), make_optimizer(optimizer), make_loss()
     opt.build(net.trainable_variables)
@@ -53,7 +56,8 @@ def train_in_parts(_: Trainer, optimizer: str, cut: Cut, loss_name: str) -> Resu
         parts = list(zip(cut(x), cut(y), strict=True))
         for part_x, part_y in parts:
             _assign(net.non_trainable_variables, before)
-            loss, gradients = compute(part_x, part_y)
+            order = np.arange(len(part_x)) if rng is None else rng.permutation(len(part_x))
+            loss, gradients = compute(part_x[order], part_y[order])
             values = [loss, *gradients, *net.non_trainable_variables]
             made.append([np.asarray(v) for v in values])
         counts = [len(part_x) for part_x, _ in parts]
@@ -75,12 +79,11 @@ def _assign(variables: Sequence[tf.Variable], values: Sequence[Array]) -> None:
 for _front, _cut, _loss in (("function", cut_for_feeds, "loss"), ("keras", cut_for_fit, "history loss")):
     for _optimizer in OPTIMIZERS:
         for _w, _r in SHAPES:
-            register(
-                f"{_front}-convolution-{_optimizer}-in-{_w}x{_r}",
-                functools.partial(
-                    train_in_parts,
-                    optimizer=_optimizer,
-                    cut=functools.partial(_cut, workers=_w, replicas=_r),
-                    loss_name=_loss,
-                ),
-            )
+            _name = f"{_front}-convolution-{_optimizer}-in-{_w}x{_r}"
+            _pieces = functools.partial(_cut, workers=_w, replicas=_r)
+            _program = functools.partial(train_in_parts, optimizer=_optimizer, cut=_pieces, loss_name=_loss)
+            register(_name, _program)
+            register(f"{_name}-float32", functools.partial(in_float32, _program))
+            for _k in range(PERMUTATIONS):
+                _permuted = functools.partial(_program, permutation=_k)
+                register(f"{_name}-float32-permuted-{_k}", functools.partial(in_float32, _permuted))

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.equivalence.cases.base import BATCH, Results, Trainer, own, register, values_of
+from tests.equivalence.cases.base import BATCH, Results, Trainer, in_float32, own, register, values_of
 from tests.equivalence.cases.models import (
     MODELS,
     OPTIMIZERS,
@@ -59,14 +57,6 @@ def train_fit(
 def _batches(model: str, permutation: int | None) -> Batches:
     batches = make_batches(model)
     return batches if permutation is None else batches.permuted(permutation)
-
-
-def in_float32(train: Any, ad: Trainer) -> Results:
-    keras.config.set_floatx("float32")
-    try:
-        return train(ad)
-    finally:
-        keras.config.set_floatx("float64")
 
 
 for _front, _train in (("function", train_function), ("keras", train_fit)):

@@ -386,6 +386,29 @@ def test_statistics_of_the_batch_leave_rows_but_say_so(case):
     assert case.kind(tf.reduce_mean(x)).mixed_at is None
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_statistics_of_fused_batch_norm_are_over_all_but_the_channels(axis):
+    case = Case()
+    with case.graph.as_default():
+        x = case.batch("images", 4, 5, 3, dtype=tf.float32, axis=axis)
+        nothing = tf.constant([], tf.float32)
+        normal, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=x, scale=tf.ones(3), offset=tf.zeros(3), mean=nothing, variance=nothing, name="fused"
+        )
+    assert case.kind(normal) == PerExample(axis) and case.kind(normal).mixed_at == "fused"
+    assert case.kind(mean) == MEAN
+    assert "no mean of variances" in case.kind(variance).reason
+
+
+def test_examples_along_the_channels_are_not_normalised_together():
+    case = Case()
+    with case.graph.as_default():
+        x = case.batch("images", 4, 5, 3, dtype=tf.float32, axis=3)
+        nothing, n = tf.constant([], tf.float32), tf.shape(x)[3:]
+        fused = tf.raw_ops.FusedBatchNormV3(x=x, scale=tf.ones(n), offset=tf.zeros(n), mean=nothing, variance=nothing)
+    assert isinstance(case.kind(fused.y), Unknown)
+
+
 def test_a_scalar_that_is_not_understood_never_scales_rows(case):
     x = tensor(case, "x")
     assert isinstance(case.kind(tf.reduce_mean(x / tf.sqrt(tf.reduce_sum(x)))), Unknown)
