@@ -67,6 +67,11 @@ class Context:
         """Whether there is one replica in all and no other worker, so that nothing is to be combined."""
         return len(self.replicas) == 1 and self.workers == 1
 
+    @property
+    def has_one_kind_of_processor(self) -> bool:
+        """Whether all workers are known to compute the same bits, whatever code is made for their processors."""
+        return self.workers == 1 or self.strategy.graph_config.one_machine
+
     def task(self, worker: int) -> str:
         """The TensorFlow device prefix of a worker."""
         return task_of(worker, self.workers)

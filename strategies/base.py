@@ -65,7 +65,7 @@ def make_strategy(
 
 
 def graph_config(resource_spec: ResourceSpec) -> strategy_pb2.GraphConfig:
-    """Every replica of the resource spec, worker by worker; the number of workers where some have no replica."""
+    """Every replica of the resource spec, worker by worker, and what else kernels are told of the machines."""
     has_servers = len(workers_with_replicas(resource_spec)) < len(resource_spec.workers)
     return strategy_pb2.GraphConfig(
         replicas=[
@@ -73,6 +73,7 @@ def graph_config(resource_spec: ResourceSpec) -> strategy_pb2.GraphConfig:
             for replica in resource_spec.replicas
         ],
         workers=len(resource_spec.workers) if has_servers else 0,
+        one_machine=len({worker.node.address for worker in resource_spec.workers}) == 1,
     )
 
 

@@ -100,6 +100,25 @@ def step_tied_embedding(ad: Trainer) -> Results:
 
 
 @program
+def step_large_matrix(ad: Trainer) -> Results:
+    """The update of 1 MiB of weights is compiled."""
+    x = np.random.default_rng(7).normal(size=(STEPS, 30, 512))
+    with ad.scope():
+        matrix = keras.Variable(np.random.default_rng(8).normal(0, 0.1, (512, 256)), name="matrix", dtype="float64")
+        optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.5)
+
+        @ad.function
+        def step(batch: tf.Tensor) -> tuple[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.tanh(batch @ matrix.value) - batch[:, :256]))
+            optimizer.apply_gradients([(tape.gradient(loss, matrix.value), matrix)])
+            return (loss,)
+
+        losses = _train(ad, step, x)
+    return values_of([matrix, *optimizer.variables]) | {"loss": losses}
+
+
+@program
 def step_scalar_variable(ad: Trainer) -> Results:
     """A scalar, and a variable of TensorFlow's own that is written by hand."""
     x, _ = _data()

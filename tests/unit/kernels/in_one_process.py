@@ -45,6 +45,7 @@ def plan(
     owners: Mapping[str, int] | None = None,
     compressor: strategy_pb2.Compressor | None = None,
     servers: int = 0,
+    one_machine: bool = False,
     **options: Any,
 ) -> strategy_pb2.Strategy:
     """A strategy with `replicas` CPUs a worker: variables in `owners` by parameter server, the others by SHUFFLE.
@@ -60,7 +61,7 @@ def plan(
             shuffle = strategy_pb2.AllReduce(spec=strategy_pb2.AllReduce.SHUFFLE, compressor=compressor)
             nodes.append(strategy_pb2.VariableNode(variable=name, all_reduce=shuffle))
     devices = [strategy_pb2.Replica(worker=w, device=f"cpu:{k}") for w in range(workers) for k in range(replicas)]
-    config = strategy_pb2.GraphConfig(replicas=devices, workers=workers + servers)
+    config = strategy_pb2.GraphConfig(replicas=devices, workers=workers + servers, one_machine=one_machine)
     return strategy_pb2.Strategy(nodes=nodes, graph_config=config)
 
 

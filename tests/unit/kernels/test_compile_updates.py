@@ -93,7 +93,7 @@ def test_small_variables_are_left_alone(keras_in_float64):
     assert not calls_in(item)
 
 
-def test_what_every_worker_updates_is_left_alone_and_owned_variables_are_not(keras_in_float64):
+def test_what_workers_of_many_machines_all_update_is_left_alone_and_owned_variables_are_not(keras_in_float64):
     step = dense_step(optimizers.Adam())
     captured = capture(step, *batches()[0])
     _, second = (v.name for v in captured.item.variables if v.trainable and len(v.shape) == 2)
@@ -101,6 +101,14 @@ def test_what_every_worker_updates_is_left_alone_and_owned_variables_are_not(ker
     assert [len(calls_in(item)) for item in session.items] == [0, 1]
     handle = next(v.handle for v in captured.item.variables if v.name == second)
     assert handle in calls_in(session.items[1])[0].input
+    assert_same(session.train(batches()), one_device(captured, step, batches()))
+
+
+def test_workers_of_one_machine_compile_what_they_all_update_and_stay_alike(keras_in_float64):
+    step = dense_step(optimizers.Adam())
+    captured = capture(step, *batches()[0])
+    session = Session(captured, plan(captured.item, 2, 1, one_machine=True), ALL_SIZES)
+    assert [len(calls_in(item)) for item in session.items] == [2, 2]
     assert_same(session.train(batches()), one_device(captured, step, batches()))
 
 
