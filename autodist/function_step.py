@@ -124,7 +124,8 @@ class DistributedFunction:
         values, mine = self._own_part(leaves, examples)
         results = iter(traced.running(values, mine))
         return tf.nest.map_structure(
-            lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.Tensor) else leaf, traced.captured.outputs
+            lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.TensorSpec) else leaf,
+            traced.captured.outputs,
         )
 
     def _own_part(self, leaves: Sequence[Leaf], examples: int) -> tuple[list[Any], int]:

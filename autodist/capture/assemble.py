@@ -10,6 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import tensorflow as tf
 
 from autodist.capture.gradients import NotedCall
+from autodist.capture.specs import note_specs
 from autodist.errors import CaptureError
 from autodist.graph.item import Aggregation, Gradient, GradientCall, GraphItem, Variable
 from autodist.graph.stages import find_stages
@@ -134,14 +135,6 @@ def assemble(
         if kept:
             gradients += kept
             made.append(GradientCall(tuple(t.name for t in call.targets), call.seed.op.name))
-    specs: dict[str, tf.TensorSpec] = {}
-
-    def spec_of(name: str) -> tf.TensorSpec:
-        if name not in specs:
-            tensor = notes.graph.get_tensor_by_name(name)
-            specs[name] = tf.TensorSpec(tensor.shape, tensor.dtype)
-        return specs[name]
-
     item = GraphItem(
         graph_def=graph_def,
         variables=tuple(variables),
@@ -150,7 +143,7 @@ def assemble(
         inputs=dict(inputs),
         outputs=tuple(outputs),
         targets=tuple(targets),
-        spec_of=spec_of,
+        spec_of=note_specs(notes.graph, present),
     )
     return replace(item, gradients=find_stages(item).gradients) if gradients else item
 

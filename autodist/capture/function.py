@@ -17,7 +17,7 @@ from autodist.capture.assemble import (
     warn_of_variables_without_gradient,
 )
 from autodist.capture.batch_norm import FusedNorms, fusing_batch_norms
-from autodist.capture.gradients import GradientNotes, NotedCall, noting_gradients
+from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_gradients, noting_gradients
 from autodist.capture.inline import inlining_functions
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
@@ -33,8 +33,8 @@ class CapturedFunction:
         item: the step.
         sources: the script's variable for each of the item's, in their order.
         inputs: tensors of the item, in the order of the flattened arguments.
-        outputs: structure of what the step returns; its leaves are tensors, in the order of `item.outputs`, or
-            Python values.
+        outputs: structure of what the step returns; its leaves are `tf.TensorSpec`s of tensors, in the order of
+            `item.outputs`, or Python values.
     """
 
     item: GraphItem
@@ -67,7 +67,9 @@ def capture_function(
     calls = [c for c in noted.calls if c.graph is graph]
     if needs_gradients:
         _require_gradients(noted.calls, calls)
-    editor = GraphEditor(graph.as_graph_def())
+    definition = graph.as_graph_def()
+    forget_custom_gradients(definition)
+    editor = GraphEditor(definition)
     norms.share_moments(editor, graph)
     found = _bind_captures(editor, graph)
     variables = describe_variables(found)
@@ -87,7 +89,12 @@ def capture_function(
     if needs_gradients and not item.gradients:
         raise CaptureError(_UNUSED)
     warn_of_variables_without_gradient(item, notes)
-    return CapturedFunction(item, tuple(one.source for one in found), tuple(inputs), concrete.structured_outputs)
+    returned = tf.nest.map_structure(_without_graph, concrete.structured_outputs)
+    return CapturedFunction(item, tuple(one.source for one in found), tuple(inputs), returned)
+
+
+def _without_graph(leaf: Any) -> Any:
+    return tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, tf.Tensor) else leaf
 
 
 def _trace(function: Callable[..., Any], arguments: Any) -> tuple[Any, GradientNotes]:

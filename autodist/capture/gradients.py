@@ -9,9 +9,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.framework import ops  # the registry of gradients
 from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
 
 SEED_NAME = "autodist_loss_weight"
+
+
+_CUSTOM = "CustomGradient-"
+"""How the names begin under which `tf.custom_gradient` registers its calls."""
 
 
 @dataclass(frozen=True)
@@ -165,3 +170,16 @@ def noting_gradients(in_functions: bool = True) -> Iterator[GradientNotes]:
     finally:
         tf.GradientTape.gradient = tape_gradient
         gradients_util._GradientsHelper = graph_gradients
+
+
+def forget_custom_gradients(definition: tf.compat.v1.GraphDef) -> None:
+    """Lets go of what `tf.custom_gradient` has registered for the nodes of a graph that is not differentiated again.
+
+    TensorFlow keeps the gradient function of every such call for ever, under a name of its own, and with it the tensors
+    of the graph in which it was called: the whole graph.
+    """
+    for node in definition.node:
+        if "_gradient_op_type" in node.attr:
+            name = node.attr["_gradient_op_type"].s.decode()
+            if name.startswith(_CUSTOM):
+                ops.gradient_registry._registry.pop(name, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
+import numpy as np
 import tensorflow as tf
 
 from autodist.graph.placement import EVERY_WORKER, Placement, Shard
@@ -17,7 +18,7 @@ _Key = tuple[str, Placement]
 
 
 GROUP_BYTES = 16 << 20
-"""Values are sent in groups of about this size: what is under way takes memory twice more."""
+"""Values are sent in groups of about this size: what is under way lies in memory twice."""
 
 
 def _in_groups(variables: Sequence[Tracked]) -> Iterator[list[Tracked]]:
@@ -60,13 +61,14 @@ class Pieces:
         if self._worker == 0:
             for some in _in_groups(variables):
                 made = [self._write(t) for t in some]
-                values = {given: t.read().numpy() for t, (given, _) in zip(some, made, strict=True)}
+                values = {given: np.asarray(t.read()) for t, (given, _) in zip(some, made, strict=True)}
                 self._host.session.run([op for _, ops in made for op in ops], values)
                 for tracked in some:
                     tracked.hand_over(is_same=True)
+        else:  # before the chief's values arrive, so that they may lie where this worker's own ones did
+            for tracked in variables:
+                tracked.hand_over(is_same=False)
         self._messages.exchange(b"pushed")
-        for tracked in variables if self._worker else ():
-            tracked.hand_over(is_same=False)
 
     def pull(self, variables: Sequence[Tracked]) -> None:
         """Gives the script's objects the values that the session has."""
@@ -115,9 +117,12 @@ class Pieces:
             with self._host.graph.as_default():
                 with self._on(tracked, self._worker):
                     given = tf.compat.v1.placeholder(source.dtype.base_dtype, source.shape)
+                    # What is fed is the memory of the script's object; with a copy of its own the session lets go of
+                    # it, and the next group's copies take its place.
+                    whole = tf.raw_ops.DeepCopy(x=given)
                 for shard in tracked.shards:
                     with self._on(tracked, self._worker):
-                        part = tf.slice(given, shard.begin, shard.shape) if shard.name else given
+                        part = tf.slice(whole, shard.begin, shard.shape) if shard.name else whole
                     for worker, name in self._holders(shard):
                         with self._on(tracked, worker):
                             handle = self._handle(tracked, shard, name)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from autodist.graph.item import EXAMPLES, GraphItem
 from autodist.graph.names import node_of
 from autodist.runtime.host import Host
+from autodist.runtime.memory import collect_and_trim, trim_heaps
 from autodist.runtime.timeline import trace_file
 from autodist.runtime.updates import Updates
 
@@ -43,6 +44,7 @@ class Program:
         trace = trace_file(prefix.rstrip("/"), _worker_of(item, feeds[0].removeprefix(prefix))) if feeds else None
         self._run = host.callable([outputs, operations], feeds, collective, trace)
         self._updates = updates
+        self._gives_back = bool(item.gradients)
         self._update = _callable_of(host, prefix, item.served)
         self.land = _callable_of(host, prefix, item.landed)
 
@@ -61,7 +63,15 @@ class Program:
             given.append(np.int64(examples))
         if self._update is not None:
             self._updates.release(self._update)
-        return self._run(*given)[0]
+        return self._first_run(given) if self._gives_back else self._run(*given)[0]
+
+    def _first_run(self, given: Sequence[Any]) -> list[np.ndarray]:
+        """A step, before which goes what its making left behind, and after it what TensorFlow's preparation did."""
+        self._gives_back = False
+        collect_and_trim()
+        outputs = self._run(*given)[0]
+        trim_heaps()
+        return outputs
 
 
 def _callable_of(host: Host, prefix: str, operations: Sequence[str]) -> Callable[[], Any] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 
 import keras
 import numpy as np
@@ -256,7 +258,7 @@ def test_structures_are_kept_and_python_values_stay():
     found = captured(lambda x: {"loss": plain_step(x), "nothing": None, "seven": 7})
     assert set(found.outputs) == {"loss", "nothing", "seven"}
     assert found.outputs["nothing"] is None
-    assert len(found.item.outputs) == len([v for v in tf.nest.flatten(found.outputs) if isinstance(v, tf.Tensor)])
+    assert len(found.item.outputs) == len([v for v in tf.nest.flatten(found.outputs) if isinstance(v, tf.TensorSpec)])
 
 
 def test_outputs_do_not_wait_for_the_writes():
@@ -330,3 +332,36 @@ def test_a_variable_without_a_gradient_is_named_once(caplog):
         captured(step)
     assert caplog.text.count("unused") == 1
     assert "does not depend on unused" in caplog.text
+
+
+def test_the_traced_graph_ends_with_the_capture():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(3, activation="relu"), layers.Dense(2)])
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    traced = []
+
+    def step(x):
+        traced.append(weakref.ref(tf.compat.v1.get_default_graph()))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True)))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return {"loss": loss}
+
+    found = captured(step)
+    gc.collect()
+    assert [graph() for graph in traced] == [None]
+    assert found.outputs["loss"] == tf.TensorSpec([], tf.float32)
+
+
+def test_every_tensor_that_remains_has_its_shape_and_dtype():
+    item = captured(plain_step).item
+    nodes = [node.name for node in item.graph_def.node]
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.import_graph_def(item.graph_def, name="")
+    for tensor in (t for name in nodes for t in graph.get_operation_by_name(name).outputs):
+        assert item.spec_of(tensor.name).dtype == tensor.dtype
+        assert item.spec_of(tensor.name).shape.is_compatible_with(tensor.shape)
+    with pytest.raises(KeyError):
+        item.spec_of("nothing:0")

@@ -13,7 +13,7 @@ from autodist.graph.placement import EVERY_WORKER, Cut, Placement
 from autodist.runtime.host import Host
 from autodist.runtime.messages import Messages
 from autodist.runtime.pieces import Pieces
-from autodist.runtime.variables import Tracked
+from autodist.runtime.variables import LARGE, Tracked
 
 VALUE = np.arange(24.0).reshape(4, 6)
 
@@ -83,3 +83,42 @@ def test_a_variable_that_is_moved_is_pushed_to_where_it_is_now(chief: Chief):
     one.placement = replace(one.placement, owners=(1, 1, 1))
     chief.pieces.pull([one])
     np.testing.assert_array_equal(one.source, 2.0 * VALUE)
+
+
+def test_what_the_session_writes_does_not_reach_what_the_script_has_read(chief: Chief):
+    """The session is fed the memory of the script's object itself."""
+    large = Tracked(tf.Variable(tf.ones([LARGE // 8], tf.float64)), "large")
+    small = Tracked(tf.Variable(tf.ones([1024], tf.float64)), "small")
+    earlier = [one.read() for one in (large, small)]
+    chief.pieces.push([large, small])
+    with chief.host.graph.as_default():
+        for one in (large, small):
+            shape = one.source.shape
+            handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=one.shared_name)
+            chief.host.session.run(tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.ones(shape, tf.float64)))
+    for value in (*earlier, small.read()):
+        np.testing.assert_array_equal(value, np.ones(value.shape))
+    for one in (large, small):
+        np.testing.assert_array_equal(chief.value(one.shared_name, one.source.shape), np.full(one.source.shape, 2.0))
+
+
+def test_another_worker_has_room_for_large_values_when_they_arrive():
+    one = Tracked(tf.Variable(tf.ones([LARGE // 8], tf.float64)), "large")
+    seen = []
+
+    class FromTheChief(Messages):
+        def __init__(self) -> None:
+            """Needs no host: nothing is sent."""
+
+        def meet(self) -> None:
+            seen.append(one.read().shape)
+
+        def exchange(self, content: bytes | None = None) -> bytes:
+            seen.append(one.read().shape)
+            return b""
+
+    host = Host("", tf.compat.v1.ConfigProto())
+    Pieces(host, FromTheChief(), 1, 2, lambda worker, dtype: "").push([one])
+    host.close()
+    assert seen == [[LARGE // 8], [0]]
+    assert one.is_behind and not one.is_ahead

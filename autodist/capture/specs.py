@@ -1,0 +1,37 @@
+"""Shapes and dtypes of a captured graph's tensors, noted so that the graph itself need not be kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import tensorflow as tf
+
+from autodist.graph.names import node_of
+
+
+def note_specs(graph: tf.Graph, nodes: Iterable[str]) -> Callable[[str], tf.TensorSpec]:
+    """Static shape and dtype by the name of a tensor, for the tensors of `nodes`.
+
+    A graph's Python objects take several times the memory of its definition. What is returned refers to none of them:
+    a traced graph ends once its capture is over.
+
+    Args:
+        graph: the graph that has the nodes.
+        nodes: their names.
+
+    Raises:
+        KeyError: by what is returned, for a tensor of a node that was not noted.
+    """
+    alike: dict[tuple[object, tf.DType], tf.TensorSpec] = {}
+
+    def spec(tensor: tf.Tensor) -> tf.TensorSpec:
+        shape = tensor.shape
+        key = (None if shape.rank is None else tuple(shape.as_list()), tensor.dtype)
+        return alike.setdefault(key, tf.TensorSpec(shape, tensor.dtype))
+
+    noted = {name: tuple(map(spec, graph.get_operation_by_name(name).outputs)) for name in nodes}
+
+    def spec_of(tensor: str) -> tf.TensorSpec:
+        return noted[node_of(tensor)][int(tensor.rpartition(":")[2])]
+
+    return spec_of
