@@ -17,7 +17,7 @@ from autodist.kernels.compressors import Compressor, Reduction, compressor_of
 from autodist.kernels.exchange import Exchange
 from autodist.kernels.plan import Plan
 from autodist.kernels.results import Results
-from autodist.kernels.sums import ordered_sum
+from autodist.kernels.sums import ordered_sum, rows_together
 
 DIRECT_BYTES = 64 << 10
 """Up to this size a bucket is sent whole to every worker: one hop, where cutting it into pieces takes two."""
@@ -144,9 +144,9 @@ def own_rows(f: Fragment, join: Join) -> list[tf.Tensor]:
     return [ids, f.input(join.local[1], join.dtype, join.shape), *weight_of(f, join)]
 
 
-def rows_of(parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
-    """Indices and values of all parts, in their order; values divided by the sum of the weights if there are any."""
-    ids, values = (tf.concat([p[at] for p in parts], 0) for at in (0, 1))
+def rows_of(join: Join, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
+    """Indices and values of all parts; values divided by the sum of the weights if there are any."""
+    ids, values = rows_together(join.row_join, [p[0] for p in parts], [p[1] for p in parts])
     if len(parts[0]) == 3:
         values = tf.math.divide_no_nan(values, tf.cast(ordered_sum([p[2] for p in parts]), values.dtype))
     return [ids, values]
@@ -156,6 +156,6 @@ def _gather_rows(results: Results, join: Join, context: Context) -> None:
     key = key_of([join])
     exchange = Exchange(context, key)
     with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
-        rows = rows_of(exchange.all_to_all("rows", own_rows(f, join)))
+        rows = rows_of(join, exchange.all_to_all("rows", own_rows(f, join)))
     results.give(join, [f.name(t) for t in rows])
     results.run(f.name(op) for op in exchange.effects)

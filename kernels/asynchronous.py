@@ -106,7 +106,7 @@ class _Updates:
         """The mean over this worker's own examples in the place of the sum."""
         with fragment(self.editor, f"own_mean/{join.name}") as f:
             if join.is_sparse:
-                made = rows_of([own_rows(f, join)])
+                made = rows_of(join, [own_rows(f, join)])
             else:
                 made = [f.input(join.local[0], join.dtype, join.shape)]
                 for weight in weight_of(f, join):

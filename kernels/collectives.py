@@ -20,6 +20,7 @@ from autodist.kernels.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
 from autodist.kernels.compressors import require_no_compressor
 from autodist.kernels.plan import Plan
 from autodist.kernels.results import Results
+from autodist.kernels.sums import rows_together
 from autodist.proto import strategy_pb2
 
 Spec = strategy_pb2.AllReduce.Spec
@@ -204,8 +205,9 @@ def _gather_rows(results: Results, join: Join, group: _Group) -> None:
             group.gather(f, tf.stack(said), group.key(f"{key}/sizes/{len(said)}")), [group.context.workers, len(said)]
         )
         sizes = tf.unstack(tf.cast(heard[:, 0], tf.int64))
-        whole_ids = _gather_padded(f, group, f"{key}/indices", ids, sizes)
-        whole_values = _gather_padded(f, group, f"{key}/values", values, sizes)
+        all_ids = _gather_padded(f, group, f"{key}/indices", ids, sizes)
+        all_values = _gather_padded(f, group, f"{key}/values", values, sizes)
+        whole_ids, whole_values = rows_together(join.row_join, all_ids, all_values)
         if join.weight is not None:
             # Not add_n: that starts with whichever input's memory it may reuse, so its order differs between workers.
             total = tf.reduce_sum(heard[:, 1])
@@ -214,8 +216,10 @@ def _gather_rows(results: Results, join: Join, group: _Group) -> None:
     results.give(join, [f.name(whole_ids), f.name(whole_values)])
 
 
-def _gather_padded(f: Fragment, group: _Group, told: str, rows: tf.Tensor, sizes: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The rows of all workers, of which worker `w` has `sizes[w]`, in the order of the workers.
+def _gather_padded(
+    f: Fragment, group: _Group, told: str, rows: tf.Tensor, sizes: Sequence[tf.Tensor]
+) -> list[tf.Tensor]:
+    """The rows of each worker, of which worker `w` has `sizes[w]`.
 
     A collective keeps the length of its first run for ever, so that each length has a key of its own, and lengths are
     rounded up to few.
@@ -231,7 +235,7 @@ def _gather_padded(f: Fragment, group: _Group, told: str, rows: tf.Tensor, sizes
     padded = tf.pad(flat, [[0, length * elements - tf.size(flat, out_type=tf.int64)]])
     whole = group.gather(f, padded, tf.gather(tf.constant(keys, tf.int32), position))
     whole = tf.reshape(tf.cast(whole, rows.dtype), tf.concat([[length * len(sizes)], row], 0))
-    return tf.concat([whole[w * length : w * length + size] for w, size in enumerate(sizes)], 0)
+    return [whole[w * length : w * length + size] for w, size in enumerate(sizes)]
 
 
 def padded_lengths() -> list[int]:

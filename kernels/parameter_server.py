@@ -138,7 +138,7 @@ class _Servers:
             mine = own_rows(f, join)
             made: list[tf.Tensor] = []
             if owner == self.context.worker:
-                made = rows_of(exchange.parts("gradient", mine))
+                made = rows_of(join, exchange.parts("gradient", mine))
             elif self.context.computes:
                 exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
         if made:

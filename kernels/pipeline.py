@@ -37,6 +37,7 @@ from autodist.kernels.random_draws import AdvanceAlike
 from autodist.kernels.repeated_rows import AddRowsInOrder
 from autodist.kernels.replicate import Replicate
 from autodist.kernels.row_arithmetic import GatherBeforeArithmetic
+from autodist.kernels.row_joins import ChooseRowJoins
 from autodist.kernels.scatter_rows import ScatterRows
 from autodist.kernels.set_state import SetByChief
 from autodist.kernels.stale import StaleServers
@@ -60,6 +61,7 @@ KERNELS: tuple[Kernel, ...] = (
     GatherBeforeArithmetic(),
     GatherRows(),
     TellTableWrites(),
+    ChooseRowJoins(),
     AssignOwners(),
     Partition(),
     AddRowsInOrder(),

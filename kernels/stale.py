@@ -123,7 +123,7 @@ class _Apart:
             self._bring(bucket.joins, functools.partial(_pack, bucket), functools.partial(_unpack_mean, bucket))
         for join in self.joins:
             if join.is_sparse:
-                self._bring([join], functools.partial(own_rows, join=join), rows_of)
+                self._bring([join], functools.partial(own_rows, join=join), functools.partial(rows_of, join))
 
     def _bring(
         self,

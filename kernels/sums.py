@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from autodist.graph.item import RowJoin
+
 
 def ordered_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     """The sum of tensors of one shape, added in their order.
@@ -19,3 +21,16 @@ def ordered_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     if len(parts) == 2:  # their order does not matter
         return tf.raw_ops.AddV2(x=parts[0], y=parts[1])
     return tf.reduce_sum(tf.stack(parts), 0)
+
+
+def rows_together(how: RowJoin, ids: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """Indices and values of several parts of a sparse gradient as those of one."""
+    if len(ids) == 1:
+        return ids[0], values[0]
+    if how is RowJoin.ALIGNED:
+        return ids[0], ordered_sum(values)
+    all_ids, all_values = tf.concat(ids, 0), tf.concat(values, 0)
+    if how is RowJoin.IN_TURN:
+        return all_ids, all_values
+    unique, segment = tf.unique(all_ids, out_idx=tf.int32)
+    return unique, tf.math.unsorted_segment_sum(all_values, segment, tf.size(unique))

@@ -68,6 +68,14 @@ class Variable:
         return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.size
 
 
+class RowJoin(enum.Enum):
+    """How the rows of a sparse gradient that replicas make become those that one device makes of the whole batch."""
+
+    IN_TURN = "in turn"  # each belongs to examples: they stand one after the other, also where indices repeat
+    ALIGNED = "aligned"  # all replicas have the same indices: rows of one position are added
+    BY_INDEX = "by index"  # no index comes twice: rows of one index are added
+
+
 @dataclass(frozen=True)
 class Gradient:
     """The gradient of one variable, before clipping or any arithmetic of an optimizer.
@@ -78,11 +86,13 @@ class Gradient:
         variable: name of the variable.
         tensors: ("values:0",) if dense, ("indices:0", "values:0") if sparse.
         call: index into GraphItem.gradient_calls.
+        row_join: how it is joined, if it is sparse.
     """
 
     variable: str
     tensors: tuple[str, ...]
     call: int
+    row_join: RowJoin = RowJoin.IN_TURN
 
     @property
     def is_sparse(self) -> bool:
@@ -126,6 +136,7 @@ class Join:
         variable: whose gradient it is, if it is one.
         index_dtype: of the indices, if it is rows.
         weight_dtype: of the weight, if there is one.
+        row_join: how rows are joined, if it is rows.
     """
 
     name: str
@@ -139,6 +150,7 @@ class Join:
     variable: str | None = None
     index_dtype: tf.DType | None = None
     weight_dtype: tf.DType | None = None
+    row_join: RowJoin = RowJoin.IN_TURN
 
     @property
     def is_sparse(self) -> bool:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.fragment import Fragment, Template, fragment
-from autodist.graph.item import Gradient, Join, JoinKind
+from autodist.graph.item import Gradient, Join, JoinKind, RowJoin
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.kernels.joins.joiner import Joiner
-from autodist.kernels.sums import ordered_sum
+from autodist.kernels.sums import ordered_sum, rows_together
 
 log = logging.getLogger("autodist")
 
@@ -124,7 +123,7 @@ class GradientJoins:
     def _join_gradient(self, position: int, gradient: Gradient) -> Join:
         specs = [self._joiner.item.spec_of(t) for t in gradient.tensors]
         named = [self._joiner.parts.named(t, k) for k in range(self._joiner.count) for t in gradient.tensors]
-        made = self._sum_of(tuple(spec.dtype for spec in specs)).splice(
+        made = self._sum_of(tuple(spec.dtype for spec in specs), gradient.row_join).splice(
             self._joiner.editor, f"gradient/{position}", named
         )
         shape = tf.TensorShape(self._joiner.item.by_name[gradient.variable].shape)
@@ -141,17 +140,18 @@ class GradientJoins:
             variable=gradient.variable,
             index_dtype=specs[0].dtype if gradient.is_sparse else None,
             weight_dtype=divisor[1] if divisor else None,
+            row_join=gradient.row_join,
         )
 
-    def _sum_of(self, dtypes: tuple[tf.DType, ...]) -> Template:
+    def _sum_of(self, dtypes: tuple[tf.DType, ...], row_join: RowJoin) -> Template:
         """Adds up the local replicas' tensors of a gradient: the sums, and what is to be read in their place."""
 
         def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
             by_tensor = [tensors[at :: len(dtypes)] for at in range(len(dtypes))]
-            local = [_together(parts, is_sparse=len(dtypes) == 2) for parts in by_tensor]
+            local = [ordered_sum(by_tensor[0])] if len(dtypes) == 1 else rows_together(row_join, *by_tensor)
             return [*local, *([tf.identity(t) for t in local] if self._joiner.context.workers > 1 else local)]
 
-        return self._joiner.template(("sum", dtypes), [*dtypes] * self._joiner.count, add)
+        return self._joiner.template(("sum", dtypes, row_join), [*dtypes] * self._joiner.count, add)
 
     def join_boundary(self) -> None:
         """Joins what an update asks of the compute part besides gradients: a loss that scales it, say."""
@@ -176,10 +176,3 @@ class GradientJoins:
             readers = self._joiner.late_readers(name)
             result = self._joiner.join_value(f"boundary/{position}", JoinKind.BOUNDARY, name, kind)
             self._joiner.editor.rewire(name, result, readers)
-
-
-def _together(parts: Sequence[tf.Tensor], *, is_sparse: bool) -> tf.Tensor:
-    """What replicas have of a gradient: dense ones are added, rows stand one after the other."""
-    if len(parts) == 1:
-        return parts[0]
-    return tf.concat(parts, 0) if is_sparse else ordered_sum(parts)

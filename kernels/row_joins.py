@@ -1,0 +1,80 @@
+"""How the rows of sparse gradients are joined over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist.errors import RewriteError
+from autodist.graph.editor import GraphEditor
+from autodist.graph.item import Gradient, GraphItem, RowJoin
+from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.graph.propagation import PerExample, Propagation, Replicated
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.merge_rows import is_added_up
+from autodist.kernels.replicate import flows_of
+
+_PASS = frozenset(["Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"])
+
+
+@dataclass(frozen=True)
+class ChooseRowJoins(Kernel):
+    """Sees to it that an update is given the rows that one device would give it.
+
+    One device has a row for each id of the batch, but one in all for a position that every example asks for, and one
+    for each of the batch's different ids where the step looks these up. Optimizers that square rows, or clip them, tell
+    a row from two halves of it; where rows are only added up the difference does not matter.
+    """
+
+    name: ClassVar[str] = "choose-row-joins"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if context.is_alone or not any(g.is_sparse for g in item.gradients):
+            return item
+        editor, flows = GraphEditor(item.graph_def), item.flows or flows_of(item)
+        chosen = [
+            replace(g, row_join=_row_join(editor, flows, item, g)) if g.is_sparse else g for g in item.gradients
+        ]  # fmt: skip
+        return replace(item, gradients=tuple(chosen))
+
+
+def _row_join(editor: GraphEditor, flows: Propagation, item: GraphItem, gradient: Gradient) -> RowJoin:
+    ids, rows = gradient.tensors
+    sources = list(_sources(editor, ids))
+    found = {name: _join_of_source(editor, flows, name) for name in sources}
+    if set(found.values()) == {RowJoin.ALIGNED}:
+        return RowJoin.ALIGNED
+    differing = [name for name, how in found.items() if how is not RowJoin.IN_TURN]
+    if not differing or is_added_up(editor, item.spec_of, ids, rows):
+        return RowJoin.IN_TURN
+    if len(sources) == 1:
+        return RowJoin.BY_INDEX
+    raise RewriteError(
+        f"{gradient.variable} is looked up in several ways in one step, by {differing[0]} other than for each example "
+        "by itself, and its optimizer does more with the rows of the gradient than to add them up: replicas would give "
+        "it other rows than one device. Make its gradient dense (tf.convert_to_tensor) before it is applied, or look "
+        "up a variable of its own."
+    )
+
+
+def _sources(editor: GraphEditor, ids: str) -> Iterator[str]:
+    """The tensors of which indices are put together."""
+    node = editor[node_of(ids)]
+    if node.op == "ConcatV2":
+        for part in [i for i in node.input if not is_control(i)][:-1]:
+            yield from _sources(editor, part)
+    elif node.op in _PASS:
+        yield from _sources(editor, node.input[0])
+    else:
+        yield tensor(ids)
+
+
+def _join_of_source(editor: GraphEditor, flows: Propagation, name: str) -> RowJoin:
+    kind = flows.kind(name)
+    if isinstance(kind, Replicated):
+        return RowJoin.ALIGNED
+    if isinstance(kind, PerExample):
+        return RowJoin.IN_TURN
+    is_unique = editor[node_of(name)].op in ("Unique", "UniqueV2") and output_index(name) == 0
+    return RowJoin.BY_INDEX if is_unique else RowJoin.IN_TURN

@@ -1,0 +1,113 @@
+"""Rows of a sparse gradient that one device has summed before an optimizer squares or clips them."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.table_steps import ROWS, WIDTH, repeated_ids
+from tests.unit.kernels.test_optimizers_on_rows import LAYOUTS
+
+optimizers = keras.optimizers
+
+OPTIMIZERS = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "sgd, clipped by norm": lambda: optimizers.SGD(0.1, clipnorm=0.01),
+    "sgd, clipped by global norm": lambda: optimizers.SGD(0.1, global_clipnorm=0.01),
+    "adagrad": lambda: optimizers.Adagrad(0.1),
+    "adam": lambda: optimizers.Adam(0.01),
+}
+INDICES = {
+    "a constant": lambda x: tf.constant([2, 0, 5, 1]),
+    "a constant that repeats": lambda x: tf.constant([2, 0, 2, 1]),
+    "as long as the examples": lambda x: tf.range(tf.shape(x)[1]),
+}
+
+
+def positions_step(optimizer, indices):
+    table = keras.Variable(np.random.default_rng(0).normal(size=(ROWS, WIDTH)), dtype="float64", name="table")
+    optimizer.build([table])
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.sin(x + tf.gather(table.value, indices(x)))))
+        optimizer.apply_gradients([(tape.gradient(loss, table.value), table)])
+        return loss
+
+    return capture(step, np.zeros((6, 4, WIDTH))), step
+
+
+def lookup_step(optimizer, gather):
+    """The step of `table_step`, with a mean over examples alone for its loss."""
+    table = keras.Variable(np.random.default_rng(0).normal(size=(ROWS, WIDTH)), dtype="float64", name="table")
+    optimizer.build([table])
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.sin(gather(table.value, ids)) - 0.5))
+        optimizer.apply_gradients([(tape.gradient(loss, table.value), table)])
+        return loss
+
+    return capture(step, np.zeros((4, 2), np.int32)), step
+
+
+def gather_different(table, ids):
+    different, places = tf.unique(tf.reshape(ids, [-1]))
+    return tf.gather(tf.gather(table, different), places)
+
+
+def gather_with_positions(table, ids):
+    return tf.gather(table, ids) + tf.gather(table, tf.constant([7, 8]))
+
+
+def batches(size):
+    rng = np.random.default_rng(1)
+    return [(rng.normal(size=(size, 4, WIDTH)),) for _ in range(3)]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_equals_one_device(optimizer, layout):
+    captured, step = positions_step(OPTIMIZERS[optimizer](), INDICES["as long as the examples"])
+    found = train(captured, LAYOUTS[layout](captured.item), batches(6))
+    assert_same(found, one_device(captured, step, batches(6)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("indices", INDICES)
+def test_whatever_the_indices_are(indices, layout):
+    captured, step = positions_step(optimizers.Adam(0.01), INDICES[indices])
+    found = train(captured, LAYOUTS[layout](captured.item), batches(6))
+    assert_same(found, one_device(captured, step, batches(6)))
+
+
+def test_parts_of_unequal_length_and_none_at_all():
+    captured, step = positions_step(optimizers.Adam(0.01), INDICES["a constant"])
+    found = train(captured, plan(captured.item, 2, 2), batches(3))
+    assert_same(found, one_device(captured, step, batches(3)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_each_different_id_looked_up_once(optimizer, layout):
+    captured, step = lookup_step(OPTIMIZERS[optimizer](), gather_different)
+    ids = repeated_ids(3, 8)
+    found = train(captured, LAYOUTS[layout](captured.item), ids)
+    assert_same(found, one_device(captured, step, ids))
+
+
+def test_a_table_looked_up_in_two_ways_is_refused_where_rows_are_squared():
+    captured, _ = lookup_step(optimizers.Adam(0.01), gather_with_positions)
+    with pytest.raises(RewriteError, match="table is looked up in several ways.*convert_to_tensor"):
+        rewritten(captured, plan(captured.item, 1, 2))
+
+
+def test_a_table_looked_up_in_two_ways_trains_where_rows_are_added():
+    captured, step = lookup_step(optimizers.SGD(0.1), gather_with_positions)
+    ids = repeated_ids(3, 8)
+    found = train(captured, plan(captured.item, 2, 2), ids)
+    assert_same(found, one_device(captured, step, ids))
