@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.client.session import SessionInterface  # by which a Saver knows that it is given a session
 from tensorflow.python.framework import stack  # the stack of default sessions, by which Tensor.eval finds its own
 
 from autodist.capture.gradients import GradientNotes
@@ -46,7 +47,7 @@ class _Fetched:
     looks: bool
 
 
-class DistributedSession:
+class DistributedSession(SessionInterface):
     """Runs a graph on all replicas; made by `AutoDist.create_distributed_session`.
 
     What is fed is this worker's own data, split over its replicas along the batch axis: the first axis of a placeholder
@@ -87,6 +88,11 @@ class DistributedSession:
     def graph(self) -> tf.Graph:
         """The graph that it runs."""
         return self._captured.graph
+
+    @property
+    def sess_str(self) -> str:
+        """The server that it runs on; empty where this worker is alone."""
+        return str(self._run.host.session.sess_str)
 
     def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
         """Runs what `fetches` names, as `tf.compat.v1.Session.run` does.

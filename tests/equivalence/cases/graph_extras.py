@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from typing import Any
 
 import numpy as np
@@ -120,6 +121,30 @@ def graph_loop(ad: Trainer) -> Results:
             session.run(v1.global_variables_initializer())
             _run(ad, session, net, train)
             return _variables(session)
+
+
+@program
+def graph_saved_and_restored(ad: Trainer) -> Results:
+    """A Saver of TensorFlow's own writes what the training has made so far, and a later step goes on from there."""
+    with tf.Graph().as_default(), ad.scope(), tempfile.TemporaryDirectory() as folder:
+        net = build("mlp")
+        train = v1.train.AdamOptimizer(0.01).minimize(net.loss)
+        saver = v1.train.Saver()
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            _run(ad, session, net, train)
+            path = saver.save(session, f"{folder}/model")
+            saved = _variables(session)
+            _run(ad, session, net, train)
+            saver.restore(session, path)
+            restored = _variables(session)
+            _run(ad, session, net, train)
+            values = _variables(session)
+    return values | _named("saved", saved) | _named("restored", restored)
+
+
+def _named(prefix: str, values: Results) -> Results:
+    return {f"{prefix} {name}": value for name, value in values.items()}
 
 
 @program
