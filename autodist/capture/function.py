@@ -19,6 +19,7 @@ from autodist.capture.assemble import (
 from autodist.capture.batch_norm import FusedNorms, fusing_batch_norms
 from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_gradients, noting_gradients
 from autodist.capture.inline import inlining_functions
+from autodist.capture.named_captures import naming_captures
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
@@ -99,7 +100,7 @@ def _without_graph(leaf: Any) -> Any:
 
 def _trace(function: Callable[..., Any], arguments: Any) -> tuple[Any, GradientNotes]:
     """The concrete function, and the gradients that were made in it."""
-    with noting_gradients() as noted, inlining_functions():
+    with noting_gradients() as noted, inlining_functions(), naming_captures():
         return tf.function(function).get_concrete_function(*arguments), noted
 
 

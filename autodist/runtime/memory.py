@@ -13,7 +13,7 @@ def collect_and_trim() -> None:
 
 
 def trim_heaps() -> None:
-    """Returns to the system what is free in the heaps of all threads; the C library keeps it for the thread that had it.
+    """Returns to the system what is free in all heaps; the C library keeps it for the thread that had it.
 
     Elsewhere than under glibc, nothing is done.
     """

@@ -365,3 +365,21 @@ def test_every_tensor_that_remains_has_its_shape_and_dtype():
         assert item.spec_of(tensor.name).shape.is_compatible_with(tensor.shape)
     with pytest.raises(KeyError):
         item.spec_of("nothing:0")
+
+
+def test_names_do_not_depend_on_what_the_process_did_before():
+    """TensorFlow numbers the handle that this lookup captures by all that was made before."""
+    table = tf.Variable(tf.ones([5, 3]), name="table")
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            found = tf.nn.embedding_lookup_sparse(table, tf.sparse.from_dense(ids), None, combiner="sum")
+            loss = tf.reduce_mean(found)
+        table.assign_sub(tf.convert_to_tensor(tape.gradient(loss, table)))
+        return loss
+
+    ids = tf.TensorSpec([None, 2], tf.int64)
+    first = capture_function(step, (ids,), [0])
+    tf.add(table, table)
+    second = capture_function(step, (ids,), [0])
+    assert [n.name for n in first.item.graph_def.node] == [n.name for n in second.item.graph_def.node]
