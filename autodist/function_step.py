@@ -91,15 +91,17 @@ class DistributedFunction:
         Raises:
             UnevenBatchError: arguments disagree in their number of examples.
             WorkerFailedError: another worker ended badly.
+            ClusterError: this worker failed in an earlier step.
         """
         arguments = dict(self._signature.bind(*args, **kwargs).arguments)
         flat = [(p, v) for p, value in arguments.items() for v in tf.nest.flatten(value)]
         leaves = [Leaf(p, v, self._axis(p, v)) for p, v in flat if _is_array(v)]
         constants = tuple((p, None if _is_array(v) else _constant(v)) for p, v in flat)
         key = (constants, tuple((str(leaf.spec), leaf.axis) for leaf in leaves))
-        if key not in self._traced:
-            self._traced[key] = self._trace(arguments, leaves)
-        return self._run_step(self._traced[key], leaves)
+        with self._run.missed_step.noted():
+            if key not in self._traced:
+                self._traced[key] = self._trace(arguments, leaves)
+            return self._run_step(self._traced[key], leaves)
 
     def _axis(self, parameter: str, value: Any) -> int | None:
         if parameter in self._batch_axis:

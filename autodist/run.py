@@ -23,6 +23,7 @@ from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
 from autodist.graph.placement import Placement
 from autodist.kernels import KERNELS, Context, Kernel, rewrite
+from autodist.missed_step import MissedStep
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runtime.arrays import combine, pack_array, unpack_array
@@ -94,6 +95,7 @@ class Run:
         self._end = watch_script_end()
         self.tracker = VariableTracker(self.pull)
         self._updates = Updates(self._on_failed_update)
+        self.missed_step = MissedStep(lambda: self._caller is not None)
         self._landings: list[Callable[[], Any]] = []
 
     @classmethod
@@ -268,8 +270,7 @@ class Run:
         """Takes leave of the other workers' servers, unless one may be gone: that would wait for it for ever."""
         if self._host is None:
             return
-        is_failing = self._end.is_bad or self.failure is not None
-        if self._caller is None or (self._caller.is_idle and self._updates.is_idle and not is_failing):
+        if self._caller is None or (self._caller.is_idle and self._updates.is_idle and not self._ends_badly):
             self._host.close()
         else:
             self._host.abandon()
@@ -322,10 +323,15 @@ class Run:
         self.land()
         self.guard(self._messages.meet)
 
+    @property
+    def _ends_badly(self) -> bool:
+        """Whether the script that ends does so before its part is done."""
+        return self._end.is_bad or self.failure is not None or bool(self.missed_step)
+
     def finish(self) -> None:
         """Ends the run where the script ends: on the chief when all workers are done, on others when the chief is."""
         try:
-            if not self._end.is_bad and self.failure is None:
+            if not self._ends_badly:
                 self.guard(self._updates.wait)
         except BaseException:
             self._close_session()
@@ -335,9 +341,10 @@ class Run:
         # Before the other workers end: closing takes leave of their servers.
         self._close_session()
         if self.member is not None:
-            self.member.wait_for_end()
+            if not self.missed_step:  # else it leaves before the end, which is told to the chief
+                self.member.wait_for_end()
         elif self._coordinator is not None:
-            if self._end.is_bad or self.failure is not None:
+            if self._ends_badly:
                 self._coordinator.abort("the chief's script failed")
             else:
                 self._coordinator.finish()

@@ -108,6 +108,7 @@ class DistributedSession(SessionInterface):
             CaptureError: variables or gradients were added after the session was made, or an input cannot be split.
             UnevenBatchError: inputs disagree in their number of examples.
             WorkerFailedError: another worker ended badly.
+            ClusterError: this worker failed in an earlier run.
         """
         if self.graph.version != self._version:
             self._captured.require_same_training(self._notes.calls)
@@ -116,9 +117,10 @@ class DistributedSession(SessionInterface):
         feeds = {self._tensor(key): value for key, value in (feed_dict or {}).items()}
         arrays = {t: np.asarray(value, t.dtype.as_numpy_dtype) for t, value in feeds.items()}
         key = (tuple(e.name for e in elements), tuple(t.name for t in arrays))
-        if key not in self._fetched:
-            self._fetched[key] = self._prepare(elements, arrays)
-        values = iter(self._run_fetched(self._fetched[key], arrays))
+        with self._run.missed_step.noted():
+            if key not in self._fetched:
+                self._fetched[key] = self._prepare(elements, arrays)
+            values = iter(self._run_fetched(self._fetched[key], arrays))
         results = [next(values) if isinstance(e, tf.Tensor) else None for e in elements]
         return tf.nest.pack_sequence_as(fetches, results) if tf.nest.is_nested(fetches) else results[0]
 

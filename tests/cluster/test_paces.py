@@ -217,3 +217,37 @@ def test_a_node_without_replicas_owns_what_the_others_train(tmp_path: Path) -> N
         assert found.keys() == expected.keys()
         for name, value in expected.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=f"{name} of {worker}")
+
+
+SURVIVES = """
+with ad.scope():
+    kernel = tf.Variable(np.zeros(3), name="kernel")
+
+    @ad.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(x * kernel, 1) - y)
+        kernel.assign_sub(0.5 * tape.gradient(loss, kernel))
+
+for number in range(4):
+    try:
+        step(np.ones([2, 3]), np.ones(3 if me == failing and number == 1 else 2))
+    except Exception as error:
+        print(me, number, type(error).__name__, error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("failing", "told"),
+    [
+        (0, "stopping all workers: the chief's script failed"),
+        (1, "localhost:1 ended, with exit status 0, in the middle"),
+    ],
+)
+def test_a_script_that_survives_the_failure_of_a_step_ends_the_run(tmp_path: Path, failing: int, told: str) -> None:
+    with Training(tmp_path, f"failing = {failing}\n" + SURVIVES, local({"builder": "AllReduce"})) as run:
+        run.wait(START)
+        run.assert_gone()
+    assert told in run.stderr
+    assert f"{failing} 1 UnevenBatchError" in run.stdout
+    assert f"{failing} 2 ClusterError this worker failed in an earlier step (UnevenBatchError" in run.stdout

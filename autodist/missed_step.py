@@ -1,0 +1,46 @@
+"""A step that failed on one worker and that its script survived."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from autodist.errors import ClusterError
+
+
+class MissedStep:
+    """Sees to it that a worker which failed in a step takes part in no later one.
+
+    The others wait for the step that it missed; they would take its next part for that one's, and at the end wait for
+    ever.
+
+    Args:
+        others_wait: whether there are other workers by now.
+    """
+
+    def __init__(self, others_wait: Callable[[], bool]) -> None:
+        self._others_wait = others_wait
+        self._error: Exception | None = None
+
+    def __bool__(self) -> bool:
+        """Whether a step was missed."""
+        return self._error is not None
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Around what all workers do alike.
+
+        Raises:
+            ClusterError: this worker missed an earlier step.
+        """
+        if self._error is not None:
+            raise ClusterError(
+                f"this worker failed in an earlier step ({type(self._error).__name__}: {self._error}) and its script "
+                "went on, while the other workers wait for that step. Let what a step raises end the script."
+            ) from self._error
+        try:
+            yield
+        except Exception as error:
+            if self._others_wait():
+                self._error = error
+            raise

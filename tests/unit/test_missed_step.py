@@ -1,0 +1,31 @@
+"""A worker that failed in a step takes part in no later one."""
+
+from __future__ import annotations
+
+import pytest
+
+from autodist.errors import ClusterError
+from autodist.missed_step import MissedStep
+
+
+def test_a_step_that_others_wait_for_is_the_last():
+    missed = MissedStep(lambda: True)
+    with missed.noted():
+        pass
+    assert not missed
+    with pytest.raises(ValueError, match="too long"), missed.noted():
+        raise ValueError("too long")
+    assert missed
+    reached = []
+    with pytest.raises(ClusterError, match=r"earlier step \(ValueError: too long\)"), missed.noted():
+        reached.append(True)
+    assert not reached
+
+
+def test_a_worker_that_is_alone_may_try_again():
+    missed = MissedStep(lambda: False)
+    with pytest.raises(ValueError, match="too long"), missed.noted():
+        raise ValueError("too long")
+    with missed.noted():
+        pass
+    assert not missed
