@@ -21,7 +21,7 @@ from autodist.kernels.varying import RANDOM, find_varying
 def flows_of(item: GraphItem) -> Propagation:
     """How the captured tensors depend on the batch."""
     axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
-    return propagate(item.graph_def, axes, lambda name: item.spec_of(name).shape)
+    return propagate(item.graph_def, axes, lambda name: item.spec_of(name).shape, nodes=item.wiring.nodes)
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,8 @@ class _Replication:
         self.item, self.context = item, context
         self.stages: Stages = find_stages(item)
         self.flows: Propagation = item.flows or flows_of(item)
-        self.editor = GraphEditor(item.graph_def)
-        self.captured_seeds = {n.name: n.attr["seed2"].i for n in item.graph_def.node if n.op in RANDOM}
+        self.editor = GraphEditor(item.graph_def, item.wiring)
+        self.captured_seeds = {n.name: n.attr["seed2"].i for n in item.wiring.of_op(*RANDOM)}
 
     def run(self) -> GraphItem:
         self._free_constants()
@@ -92,10 +92,11 @@ class _Replication:
         A step of TensorFlow 1 is often held together by such a constant alone: what is added to `global_step` waits for
         the whole update.
         """
-        if any(node.op == "Enter" for node in self.editor):
+        wiring = self.item.wiring
+        if wiring.of_op("Enter"):
             return  # a control input tells in which frame of a v1 loop a constant stands
         returned = {*map(node_of, self.item.outputs), *self.item.targets}
-        waiting = [n.name for n in self.editor if n.op == "Const" and n.input and n.name not in returned]
+        waiting = [n.name for n in wiring.of_op("Const") if wiring.sources[n.name] and n.name not in returned]
         for name in sorted(waiting, key=self.stages.order.__getitem__):
             before = [node_of(i) for i in self.editor[name].input]
             readers = self.editor.consumers(name)
@@ -108,7 +109,7 @@ class _Replication:
         batch = [node_of(name) for name, axis in self.item.inputs.items() if axis is not None]
         calls = [self.item.gradient_calls[k].seed for k in {g.call for g in self.stages.gradients}]
         sources = [*batch, *calls, *seed_readers]
-        return set(find_varying(self.item.graph_def, sources, self.stages.once, self.stages.order))
+        return set(find_varying(self.item, sources, self.stages.once))
 
     def _clone(self, varying: frozenset[str]) -> list[dict[str, str]]:
         """For each local replica what its copies are called; the first one's keep their names."""
@@ -128,19 +129,17 @@ class _Replication:
 
     def _order_after_all(self, clones: list[dict[str, str]]) -> None:
         """What was ordered after a node that has copies is ordered after each of them."""
-        copied = set(clones[0])
-        mine = set().union(*(set(renamed.values()) for renamed in clones))
-        for node in self.editor:
-            if node.name in mine:
-                continue
+        copied = clones[0]
+        mine = set().union(*(renamed.values() for renamed in clones))
+        for name in {consumer for source in copied for consumer in self.editor.consumers(source)} - mine:
             more = [
                 renamed[node_of(i)]
-                for i in node.input
+                for i in self.editor[name].input
                 if is_control(i) and node_of(i) in copied
                 for renamed in clones[1:]
             ]
             if more:
-                self.editor.add_control(node.name, more)
+                self.editor.add_control(name, more)
 
     def _targets(self, clones: list[dict[str, str]], written: set[str]) -> list[str]:
         """The captured targets in every replica; writes that became values are no longer targets."""

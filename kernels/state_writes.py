@@ -118,8 +118,8 @@ def _addend(editor: GraphEditor, item: GraphItem, variable: Variable, writes: li
 def _reads_become_values(
     editor: GraphEditor, stages: Stages, handle: str, before: str, writes: set[str], final: str
 ) -> None:
-    for name, effect in stages.effects.items():
-        if handle not in effect.reads or name in writes or name in stages.once or name not in editor:
+    for name in stages.readers(handle):
+        if name in writes or name in stages.once or name not in editor:
             continue
         earlier = [w for w in stages.writes_before(name, handle) if w in writes]
         node = editor[name]

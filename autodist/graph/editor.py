@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.wiring import Wiring
 
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
 GraphDef: TypeAlias = tf.compat.v1.GraphDef
@@ -23,13 +24,18 @@ class GraphEditor:
 
     Args:
         graph_def: where to start; not modified.
+        wiring: of `graph_def`, for kernels that ask for consumers, who need not be looked for then.
     """
 
-    def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
+    def __init__(self, graph_def: tf.compat.v1.GraphDef, wiring: Wiring | None = None) -> None:
         self._work = GraphDef()
         self._work.CopyFrom(graph_def)
-        self._nodes: dict[str, NodeDef] = {node.name: node for node in self._work.node}
         self._index: dict[str, set[str]] | None = None
+        if wiring is None:
+            self._nodes: dict[str, NodeDef] = {node.name: node for node in self._work.node}
+        else:
+            self._nodes = dict(zip(wiring.nodes, self._work.node, strict=True))
+            self._index = {name: set(consumers) for name, consumers in wiring.consumers.items()}
 
     # -- looking ---------------------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -46,15 +47,22 @@ class Effects:
 
     Args:
         graph_def: the graph; must not change while this is used.
+        nodes: its nodes by name, where they are at hand.
+
+    Attributes:
+        carriers: the nodes that give a variable's handle.
     """
 
     graph_def: tf.compat.v1.GraphDef
+    nodes: Mapping[str, tf.compat.v1.NodeDef] = field(default_factory=dict)
     _handles: dict[str, str | None] = field(default_factory=dict)
     _bodies: dict[tuple[str, int], tuple[bool, bool]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._nodes = {node.name: node for node in self.graph_def.node}
-        self._carriers = {n.name for n in self.graph_def.node if n.op == "VarHandleOp" or _passes_handle(n)}
+        self._nodes = self.nodes or {node.name: node for node in self.graph_def.node}
+        self.carriers = frozenset(
+            name for name, n in self._nodes.items() if (op := n.op) == "VarHandleOp" or op in PASSES and _passes_handle(n)
+        )
         self._functions = {f.signature.name: f for f in self.graph_def.library.function}
 
     def handle_of(self, spelling: str) -> str | None:
@@ -74,7 +82,7 @@ class Effects:
         """What `node` reads and writes; an op that is not known to read alone is taken to write."""
         if node.op in QUERIES or node.op in PASSES or node.op == "VarHandleOp":
             return NO_EFFECT
-        if self._carriers.isdisjoint(map(node_of, node.input)):
+        if self.carriers.isdisjoint(map(node_of, node.input)):
             return NO_EFFECT
         handles = [(k, h) for k, i in enumerate(node.input) if not is_control(i) and (h := self.handle_of(i))]
         if not handles:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from autodist.graph.keeper import Keeper
 from autodist.graph.names import node_of
 from autodist.graph.placement import EVERY_WORKER, Cut, Placement, shard_name
+from autodist.graph.wiring import Wiring
 
 if TYPE_CHECKING:
     from autodist.graph.propagation import Propagation
@@ -26,6 +27,9 @@ EXAMPLES = "autodist/examples:0"
 A worker without examples is fed one row all the same, and 0 here: ops need not bear empty batches, and what the row
 gives is left out.
 """
+
+
+_UNREAD = Wiring(tf.compat.v1.GraphDef())
 
 
 def _no_specs(tensor: str) -> tf.TensorSpec:
@@ -185,6 +189,7 @@ class GraphItem:
         served: nodes that the owner of stale variables runs once for every step, beside it.
         landed: nodes that end, run between two steps, once all is written that this worker's steps have asked for.
         copies: suffixes of a variable's name in the session under which every worker has copies of it.
+        wiring: how the nodes of `graph_def` hang together; `replace` hands it on for as long as the graph is the same.
     """
 
     graph_def: tf.compat.v1.GraphDef
@@ -206,6 +211,11 @@ class GraphItem:
     served: tuple[str, ...] = ()
     landed: tuple[str, ...] = ()
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    wiring: Wiring = field(default=_UNREAD, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.wiring.graph_def is not self.graph_def:
+            object.__setattr__(self, "wiring", Wiring(self.graph_def))
 
     def with_graph(self, graph_def: tf.compat.v1.GraphDef) -> GraphItem:
         """The same step with another graph; the original is left unchanged."""

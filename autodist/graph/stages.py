@@ -10,15 +10,13 @@ examples.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
-import tensorflow as tf
-
-from autodist.graph.effects import Effect, Effects
+from autodist.graph.effects import Effect
 from autodist.graph.item import Gradient, GraphItem
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.order import topological
 from autodist.graph.walks import reach
 
 
@@ -33,7 +31,7 @@ class Stages:
         level: for each of them (by position) which update stage it belongs to, from 1.
         levels: the stage of every other node that belongs to a later one than the first.
         state_writes: writes that the compute part makes itself, in topological order.
-        effects: what each node that touches a variable does.
+        effects: what each node that touches a variable does, in topological order.
         order: position of each node in a topological order.
         before: for each node the writes that are ordered before it, as a set of bits; `writes` tells them apart.
         writes: the writes, by bit.
@@ -53,7 +51,28 @@ class Stages:
     def writes_before(self, node: str, handle: str) -> list[str]:
         """The writes of `handle` that are ordered before `node`, in topological order."""
         bits = self.before.get(node, 0)
-        return [w for k, w in enumerate(self.writes) if bits >> k & 1 and handle in self.effects[w].writes]
+        return [self.writes[k] for k in self._writes_of.get(handle, ()) if bits >> k & 1]
+
+    def readers(self, handle: str) -> list[str]:
+        """What reads the variable of a handle, in topological order."""
+        return self._readers_of.get(handle, [])
+
+    @cached_property
+    def _writes_of(self) -> Mapping[str, list[int]]:
+        """By handle, the bits of its writes."""
+        found: dict[str, list[int]] = {}
+        for k, write in enumerate(self.writes):
+            for handle in self.effects[write].writes:
+                found.setdefault(handle, []).append(k)
+        return found
+
+    @cached_property
+    def _readers_of(self) -> Mapping[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for name, effect in self.effects.items():
+            for handle in effect.reads:
+                found.setdefault(handle, []).append(name)
+        return found
 
 
 def find_stages(item: GraphItem) -> Stages:
@@ -87,46 +106,45 @@ class _Walk:
     updates: int = 0  # bits of the writes that a gradient reaches
 
     def __post_init__(self) -> None:
-        definition = self.item.graph_def
-        self.sorted = topological(definition)
-        effects = Effects(definition)
-        self.effects = {n.name: e for n in self.sorted if (e := effects.of(n))}
-        self.data = {n.name: [(node_of(i), tensor(i)) for i in n.input if not is_control(i)] for n in self.sorted}
-        self.at: dict[str, int] = {}
+        self.wiring = self.item.wiring
+        self.order = {name: k for k, name in enumerate(self.wiring.order)}
+        self.effects = {name: self.wiring.effects[name] for name in sorted(self.wiring.effects, key=self.order.get)}
+        at: dict[str, int] = {}
         for k, gradient in enumerate(self.gradients):
             for t in gradient.tensors:
-                self.at[t] = self.at.get(t, 0) | 1 << k
-        self.leads = self._data_ancestors(node_of(t) for t in self.at)
+                at[t] = at.get(t, 0) | 1 << k
+        self.reads = self._readers(at)
+        leads = self._data_ancestors(map(node_of, at))
         self.handles = {v.name: v.handle for v in self.item.variables}
-        self.by_data = self._reached_by_data(self.at)
-        batch = {i: 1 for i, axis in self.item.inputs.items() if axis is not None}
-        self.in_replica = self.leads | (self._reached_by_data(batch) - self.by_data)
+        by_data = self._reached_by_data(self.reads, without=leads)
+        batch = self._readers({tensor(i): 1 for i, axis in self.item.inputs.items() if axis is not None})
+        self.in_replica = leads | (self._reached_by_data(batch) - by_data)
         # A write through a variable alone (weights averaged after their update) is told apart in `_visit`, where it
         # has gradients that reach it.
-        writes = (name for name, effect in self.effects.items() if effect.writes and name not in self.by_data)
+        writes = (name for name, effect in self.effects.items() if effect.writes and name not in by_data)
         self.leads_to_state = self._data_ancestors(writes)
 
     def run(self) -> None:
-        for node in self.sorted:
-            self._visit(node)
+        for name in self.wiring.order:
+            self._visit(name)
 
-    def _visit(self, node: tf.compat.v1.NodeDef) -> None:
-        name = node.name
-        data = self.data[name]
+    def _visit(self, name: str) -> None:
+        data = self.wiring.data[name]
         before = 0
-        for i in node.input:
-            before |= self.before.get(node_of(i), 0)
-        level = max((self.level.get(source, 1) for source, _ in data), default=1)
+        for source in self.wiring.sources[name]:
+            if source in self.before:
+                before |= self.before[source]
+        level = max([self.level[source] for source in data if source in self.level], default=1)
         effect = self.effects.get(name)
         touched = self._writes_that_show(effect, before) if effect else 0
-        updates = list(self._of(touched & self.updates))
+        updates = list(self._of(touched & self.updates)) if touched else []
         reach = 0
         if name in self.in_replica:
             level = max([level, *(1 + self.level[w] for w in updates)])
         else:
             level = max([level, *(self.level[w] for w in updates)])
-            reach = self._reach_of(data, updates)
-            late = any(source in self.after_state for source, _ in data) or bool(touched & ~self.updates)
+            reach = self._reach_of(name, data, updates)
+            late = bool(touched & ~self.updates) or not self.after_state.isdisjoint(data)
             if late and name not in self.leads_to_state:
                 self.after_state.add(name)
         if reach:
@@ -145,11 +163,12 @@ class _Walk:
             touched |= self.written.get(handle, 0) & before
         return touched
 
-    def _reach_of(self, data: Iterable[tuple[str, str]], updates: Iterable[str]) -> int:
+    def _reach_of(self, name: str, data: Iterable[str], updates: Iterable[str]) -> int:
         """The gradients that reach a node by its `data` or through the `updates` that it sees."""
-        reach = 0
-        for source, made in data:
-            reach |= self.reach.get(source, 0) | self.at.get(made, 0)
+        reach = self.reads.get(name, 0)
+        for source in data:
+            if source in self.reach:
+                reach |= self.reach[source]
         for write in updates:
             reach |= self.reach[write]
         return reach
@@ -172,15 +191,23 @@ class _Walk:
             bits ^= low
 
     def _data_ancestors(self, roots: Iterable[str]) -> set[str]:
-        return reach(roots, lambda name: [source for source, _ in self.data[name]])
+        return reach(roots, self.wiring.data.__getitem__)
 
-    def _reached_by_data(self, tensors: Mapping[str, int]) -> set[str]:
+    def _readers(self, tensors: Mapping[str, int]) -> dict[str, int]:
+        """The nodes that read any of `tensors`, with the bits of all that each reads."""
+        found: dict[str, int] = {}
+        for name in {consumer for t in tensors for consumer in self.wiring.consumers[node_of(t)]}:
+            for i in self.wiring.nodes[name].input:
+                if not is_control(i) and tensor(i) in tensors:
+                    found[name] = found.get(name, 0) | tensors[tensor(i)]
+        return found
+
+    def _reached_by_data(self, readers: Collection[str], without: Collection[str] = ()) -> set[str]:
+        """The nodes `readers`, and all that data comes to from them; not through nodes of `without`."""
         found: set[str] = set()
-        for node in self.sorted:
-            if node.name in self.leads and tensors is self.at:
-                continue
-            if any(source in found or made in tensors for source, made in self.data[node.name]):
-                found.add(node.name)
+        for name in self.wiring.order:
+            if (name in readers or not found.isdisjoint(self.wiring.data[name])) and name not in without:
+                found.add(name)
         return found
 
     def reaches_own_write(self, k: int) -> bool:
@@ -198,7 +225,7 @@ class _Walk:
             levels=self.level,
             state_writes=state,
             effects=self.effects,
-            order={n.name: k for k, n in enumerate(self.sorted)},
+            order=self.order,
             before=self.before,
             writes=tuple(self.writes),
         )
@@ -206,5 +233,4 @@ class _Walk:
 
 def written_handles(item: GraphItem) -> set[str]:
     """The VarHandleOps of the variables that a step writes."""
-    effects = Effects(item.graph_def)
-    return {handle for node in item.graph_def.node for handle in effects.of(node).writes}
+    return {handle for effect in item.wiring.effects.values() for handle in effect.writes}

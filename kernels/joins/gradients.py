@@ -157,14 +157,14 @@ class GradientJoins:
         """Joins what an update asks of the compute part besides gradients: a loss that scales it, say."""
         joined = {t for g in self._joiner.stages.gradients for t in g.tensors}
         asked: dict[str, None] = {}
-        for name in sorted(self._joiner.stages.once, key=self._joiner.stages.order.__getitem__):
-            if name in self._joiner.editor:
-                asked.update(
-                    dict.fromkeys(
-                        tensor(i) for i in self._joiner.editor[name].input
-                        if not is_control(i) and node_of(i) in self._joiner.varying and tensor(i) not in joined
-                    )
-                )  # fmt: skip
+        readers = {name for varying in self._joiner.varying for name in self._joiner.editor.consumers(varying)}
+        for name in sorted(readers & self._joiner.stages.once, key=self._joiner.stages.order.__getitem__):
+            asked.update(
+                dict.fromkeys(
+                    tensor(i) for i in self._joiner.editor[name].input
+                    if not is_control(i) and node_of(i) in self._joiner.varying and tensor(i) not in joined
+                )
+            )  # fmt: skip
         for position, name in enumerate(asked):
             kind = self._joiner.flows.kind(name)
             if not isinstance(kind, Mean | Sum):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
@@ -69,6 +69,7 @@ def propagate(
     shapes: ShapeOf | Mapping[str, tf.TensorShape],
     *,
     declared: Mapping[str, Kind] | None = None,
+    nodes: Mapping[str, tf.compat.v1.NodeDef] | None = None,
 ) -> Propagation:
     """Prepares the analysis of a graph of which replicas compute the same nodes, each on its part of the batch.
 
@@ -83,6 +84,7 @@ def propagate(
             Placeholders that are not named are the same on all replicas.
         shapes: what is known of each tensor's shape, by name ("x:0").
         declared: kinds that the user states; they win over what would be computed.
+        nodes: the graph's nodes by name, where they are at hand.
 
     Returns:
         An object that answers `kind(tensor)`. Nothing is computed before it is asked for, and nothing twice.
@@ -91,7 +93,8 @@ def propagate(
     seeds: dict[str, Fact] = {tensor_name(name): rows(axis) for name, axis in batch_axes.items()}
     for name, kind in (declared or {}).items():
         seeds[tensor_name(name)] = _declared_fact(tensor_name(name), kind)
-    return Propagation(Frame(graph_def.node, Library(graph_def.library), shape_of, seeds))
+    nodes = nodes or _by_name(graph_def)
+    return Propagation(Frame(nodes, Library(graph_def.library), shape_of, seeds))
 
 
 def _declared_fact(tensor: str, kind: Kind) -> Fact:
@@ -116,13 +119,13 @@ class Frame:
 
     def __init__(
         self,
-        nodes: Iterable[tf.compat.v1.NodeDef],
+        nodes: Mapping[str, tf.compat.v1.NodeDef],
         library: Library,
         shape_of: ShapeOf,
         seeds: Mapping[str, Fact],
         tag: str = "",
     ) -> None:
-        self._nodes = {node.name: node for node in nodes}
+        self._nodes = nodes
         self._library = library
         self._shape_of, self._seeds = shape_of, seeds
         self._seeded = {name.partition(":")[0] for name in seeds}
@@ -224,13 +227,17 @@ class Frame:
         body = self._library.body(function, [self.shape(name) for name in tensors], handles)
         seeds = dict(zip(body.arguments, arguments, strict=True))
         tag = f"{site.named()}>{function}>"
-        frame = Frame(body.graph_def.node, self._library, body.shape, seeds, tag)
+        frame = Frame(_by_name(body.graph_def), self._library, body.shape, seeds, tag)
         return leave([frame.fact(name) for name in body.outputs], site, tag)
 
 
 def _number_of_outputs(node: tf.compat.v1.NodeDef) -> int:
     """Of an op that calls functions: a loop names its types T, the others Tout."""
     return len(node.attr["Tout" if "Tout" in node.attr else "T"].list.type)
+
+
+def _by_name(graph_def: tf.compat.v1.GraphDef) -> dict[str, tf.compat.v1.NodeDef]:
+    return {node.name: node for node in graph_def.node}
 
 
 def _is_stateless(op: str) -> bool:

@@ -1,0 +1,120 @@
+"""Wiring: how the nodes of one graph hang together.
+
+To read a protobuf's fields is the dear part of most walks over a graph: here each is read once, for all who ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cached_property
+
+import tensorflow as tf
+
+from autodist.graph.effects import Effect, Effects
+from autodist.graph.names import is_control, node_of
+
+_MERGES = frozenset({"Merge", "RefMerge"})
+_BACK = frozenset({"NextIteration", "RefNextIteration"})
+
+
+class Wiring:
+    """Answers for one GraphDef; each is found when it is first asked for, and kept.
+
+    A GraphItem holds the wiring of its graph, and hands it on to items with the same graph.
+
+    Args:
+        graph_def: the graph; must not change while this is used.
+    """
+
+    def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
+        self.graph_def = graph_def
+
+    @cached_property
+    def nodes(self) -> Mapping[str, tf.compat.v1.NodeDef]:
+        """By name, in the order of the graph."""
+        return {node.name: node for node in self.graph_def.node}
+
+    def of_op(self, *ops: str) -> list[tf.compat.v1.NodeDef]:
+        """The nodes of some ops, op by op, each op's in the order of the graph."""
+        return [node for op in ops for node in self._by_op.get(op, ())]
+
+    @property
+    def sources(self) -> Mapping[str, list[str]]:
+        """For each node the nodes that its inputs come from, control inputs included, as often as they are named."""
+        return self._read[0]
+
+    @property
+    def data(self) -> Mapping[str, list[str]]:
+        """`sources` without control inputs."""
+        return self._read[1]
+
+    @cached_property
+    def consumers(self) -> Mapping[str, list[str]]:
+        """For each node those that name it among their inputs, in the order of the graph."""
+        found: dict[str, list[str]] = {name: [] for name in self.nodes}
+        for name, sources in self.sources.items():
+            for source in sources if len(sources) < 2 else set(sources):
+                found[source].append(name)
+        return found
+
+    @cached_property
+    def order(self) -> list[str]:
+        """The nodes' names, each after all that it needs; the back edges of v1 loops are left out.
+
+        Raises:
+            ValueError: if the graph has a cycle that is not a v1 loop's.
+        """
+        waiting = {name: len(set(sources)) for name, sources in self.sources.items()}
+        back = {n.name: [c for c in self.consumers[n.name] if self.nodes[c].op in _MERGES] for n in self.of_op(*_BACK)}
+        for merges in back.values():
+            for merge in merges:
+                waiting[merge] -= 1
+        ready = [name for name in reversed(self.nodes) if not waiting[name]]
+        found = []
+        while ready:
+            name = ready.pop()
+            found.append(name)
+            for consumer in self.consumers[name]:
+                if name in back and consumer in back[name]:
+                    continue
+                left = waiting[consumer] = waiting[consumer] - 1
+                if not left:
+                    ready.append(consumer)
+        if len(found) != len(self.nodes):
+            stuck = next(name for name, count in waiting.items() if count > 0)
+            raise ValueError(f"the graph has a cycle through {stuck!r}")
+        return found
+
+    @cached_property
+    def effects(self) -> Mapping[str, Effect]:
+        """What each node that reads or writes a variable does, in the order of the graph."""
+        effects = Effects(self.graph_def, self.nodes)
+        touching = {consumer for carrier in effects.carriers for consumer in self.consumers[carrier]}
+        found = {name: effects.of(node) for name, node in self.nodes.items() if name in touching}
+        return {name: effect for name, effect in found.items() if effect}
+
+    def only(self, kept: Collection[str]) -> Wiring:
+        """The wiring of the graph of the nodes `kept` alone, which need no others; they stay in their order."""
+        graph_def = tf.compat.v1.GraphDef(versions=self.graph_def.versions, library=self.graph_def.library)
+        graph_def.node.extend(node for name, node in self.nodes.items() if name in kept)
+        found = Wiring(graph_def)
+        found._read = tuple({name: by[name] for name in self.nodes if name in kept} for by in self._read)
+        return found
+
+    @cached_property
+    def _by_op(self) -> dict[str, list[tf.compat.v1.NodeDef]]:
+        found: dict[str, list[tf.compat.v1.NodeDef]] = {}
+        for node in self.graph_def.node:
+            found.setdefault(node.op, []).append(node)
+        return found
+
+    @cached_property
+    def _read(self) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
+        """`sources` and `data`; one list is both where a node has no control inputs, which stand last if there are."""
+        sources, data = {}, {}
+        for name, node in self.nodes.items():
+            inputs = node.input[:]
+            sources[name] = data[name] = [node_of(i) for i in inputs]
+            if inputs and is_control(inputs[-1]):
+                data[name] = [node_of(i) for i in inputs if not is_control(i)]
+        return sources, data
