@@ -45,7 +45,7 @@ class ReduceByShuffle(Kernel):
         mine = [join for join in item.joins if plan.travels_by_shuffle(join)]
         if not mine:
             return item
-        results = Results(GraphEditor(item.graph_def))
+        results = Results(GraphEditor(item.graph_def, item.wiring))
         initializers = dict(item.initializers)
         stored_as = _names_in_session(item)
         for bucket, compressor in self._buckets(mine, plan):
@@ -97,7 +97,7 @@ def _compress_bucket(
 
 def _names_in_session(item: GraphItem) -> dict[str, str]:
     """By a variable's name, the name under which the session knows it."""
-    stored = {n.name: n.attr["shared_name"].s.decode() for n in item.graph_def.node if n.op == "VarHandleOp"}
+    stored = {n.name: n.attr["shared_name"].s.decode() for n in item.wiring.of_op("VarHandleOp")}
     return {v.name: stored[v.handle] for v in item.variables if v.handle in stored}
 
 

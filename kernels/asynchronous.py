@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.devices import device_of
 from autodist.graph.editor import GraphEditor
-from autodist.graph.effects import Effect, Effects
+from autodist.graph.effects import Effect
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem, Join
 from autodist.graph.keeper import Pace
@@ -77,9 +77,7 @@ class _Updates:
         self.item, self.context, self.stages, self.kept = item, context, stages, kept
         self.results = Results(GraphEditor(item.graph_def))
         self.editor = self.results.editor
-        effects = Effects(item.graph_def)
-        touching = ((n.name, effects.of(n)) for n in item.graph_def.node)
-        self.effects: dict[str, Effect] = {n: e for n, e in touching if (e.reads | e.writes) & kept.keys()}
+        self.effects = {n: e for n, e in item.wiring.effects.items() if (e.reads | e.writes) & kept.keys()}
         self.writes = [name for name, effect in self.effects.items() if effect.writes & kept.keys()]
         self.joins = [j for j in item.joins if j.variable and item.by_name[j.variable].handle in kept]
         self.means: dict[str, Join] = {}

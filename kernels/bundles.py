@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -21,10 +22,10 @@ class SplitBundles(Kernel):
     name: ClassVar[str] = "split-bundles"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        bundles = [node.name for node in item.graph_def.node if node.op == "IdentityN"]
+        bundles = [node.name for node in item.wiring.of_op("IdentityN")]
         if not bundles:
             return item
-        editor = GraphEditor(item.graph_def)
+        editor = GraphEditor(item.graph_def, item.wiring)
         given = {t: t for t in (*item.outputs, *(t for g in item.gradients for t in g.tensors))}
         for name in bundles:
             _unbundle(editor, name)
@@ -36,8 +37,19 @@ class SplitBundles(Kernel):
             outputs=tuple(given[t] for t in item.outputs),
             gradients=tuple(replace(g, tensors=tuple(given[t] for t in g.tensors)) for g in item.gradients),
         )
-        editor.prune(split.named)
+        _remove_unread(editor, bundles, split.named)
         return split.with_graph(editor.to_graph_def())
+
+
+def _remove_unread(editor: GraphEditor, names: Iterable[str], kept: Collection[str]) -> None:
+    """Removes those of the nodes `names`, and of what leads to them, that no other node reads."""
+    front = list(names)
+    while front:
+        name = front.pop()
+        if name in editor and name not in kept and not editor.consumers(name):
+            front += map(node_of, editor[name].input)
+            editor.remove([name])
+    editor.drop_lost_colocation()
 
 
 def _unbundle(editor: GraphEditor, name: str) -> None:

@@ -43,7 +43,7 @@ def _read_by_updates(stages: Stages, nodes: Nodes) -> set[str]:
 def _written_alike(item: GraphItem, stages: Stages, nodes: Nodes) -> set[str]:
     """Handles of what the compute part writes with values that no batch and no random draw reaches."""
     batch = {node_of(name) for name, axis in item.inputs.items() if axis is not None}
-    batch |= {n.name for n in item.graph_def.node if n.op in RANDOM}
+    batch |= {node.name for node in item.wiring.of_op(*RANDOM)}
     by_handle: dict[str, list[str]] = {}
     for write in stages.state_writes:
         for handle in stages.effects[write].writes:

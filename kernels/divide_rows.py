@@ -32,7 +32,7 @@ class DivideRows(Kernel):
     name: ClassVar[str] = "divide-rows"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        choices = [node.name for node in item.graph_def.node if node.op == "StatelessIf"]
+        choices = [node.name for node in item.wiring.of_op("StatelessIf")]
         if not choices:
             return item
         editor = GraphEditor(item.graph_def)

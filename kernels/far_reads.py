@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.effects import QUERIES, READS, Effects
+from autodist.graph.effects import QUERIES, READS
 from autodist.graph.item import GraphItem, Variable
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.kernels.base import Context, Kernel
@@ -37,8 +37,7 @@ class ReadFarVariables(Kernel):
 
 
 def _read_far(editor: GraphEditor, item: GraphItem, context: Context, far: Mapping[str, int]) -> None:
-    effects = Effects(item.graph_def)
-    written = {node.name: effects.of(node).writes for node in item.graph_def.node}
+    written = {name: effect.writes for name, effect in item.wiring.effects.items()}
     for handle, worker in far.items():
         if handle not in editor:
             continue

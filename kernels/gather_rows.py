@@ -47,15 +47,14 @@ class GatherRows(Kernel):
 
 def _reads_asked_for_rows(item: GraphItem) -> list[str]:
     """The reads of variables whose rows, or whose shape, something asks for."""
-    nodes = {node.name: node for node in item.graph_def.node}
+    nodes = item.wiring.nodes
     found: dict[str, None] = {}
-    for node in item.graph_def.node:
-        if node.op in ("GatherV2", "Shape"):
-            source = nodes[node_of(node.input[0])]
-            while source.op == "Identity":
-                source = nodes[node_of(source.input[0])]
-            if source.op == "ReadVariableOp":
-                found[source.name] = None
+    for node in item.wiring.of_op("GatherV2", "Shape"):
+        source = nodes[node_of(node.input[0])]
+        while source.op == "Identity":
+            source = nodes[node_of(source.input[0])]
+        if source.op == "ReadVariableOp":
+            found[source.name] = None
     return list(found)
 
 

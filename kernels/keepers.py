@@ -7,11 +7,9 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.effects import Effect, Effects
 from autodist.graph.item import GraphItem
 from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.order import topological
 from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.stages import Stages
 from autodist.kernels.ownership import computed_from, find_served
@@ -57,13 +55,13 @@ def require_one_keeper_a_write(item: GraphItem, keepers: Mapping[str, Keeper]) -
     Raises:
         StrategyError: names the variables and the operation.
     """
-    effects = Effects(item.graph_def)
-    for node in item.graph_def.node:
-        written = sorted(item.by_handle[h].name for h in effects.of(node).writes)
+    for name, effect in item.wiring.effects.items():
+        node = item.wiring.nodes[name]
+        written = sorted(item.by_handle[h].name for h in effect.writes)
         places = {(k.owner, k.pace) if (k := keepers.get(name)) else None for name in written}
         if len(places) > 1:
             raise StrategyError(
-                f"{', '.join(written)} are written by one operation ({node.name}, {node.op}), and the strategy gives "
+                f"{', '.join(written)} are written by one operation ({name}, {node.op}), and the strategy gives "
                 "them different owners, or one of them to all workers. Give them one owner and the same `sync` and "
                 "`staleness` (the PS builder does), or use AllReduce for all of them."
             )
@@ -76,8 +74,8 @@ def require_unmixed(item: GraphItem, stages: Stages, keepers: Mapping[str, Keepe
         StrategyError: names the variables and the operation where they meet.
     """
     flow = _Flow(item, stages, keepers)
-    for node in topological(item.graph_def):
-        flow.visit(node)
+    for name in item.wiring.order:
+        flow.visit(item.wiring.nodes[name])
 
 
 class _Flow:
@@ -85,8 +83,7 @@ class _Flow:
 
     def __init__(self, item: GraphItem, stages: Stages, keepers: Mapping[str, Keeper]) -> None:
         self._item, self._stages, self._keepers = item, stages, keepers
-        effects = Effects(item.graph_def)
-        self._effects: dict[str, Effect] = {n.name: e for n in item.graph_def.node if (e := effects.of(n))}
+        self._effects = item.wiring.effects
         self._gradients = {t: j.variable for j in item.joins if j.variable is not None for t in j.result}
         self._made_of: dict[str, Mapping[Pace, str]] = {}
         self._met_at: dict[str, tuple[str, str]] = {}

@@ -42,7 +42,8 @@ def _sources(item: GraphItem) -> list[str]:
     """Nodes whose outputs differ between replicas."""
     named = {node_of(name) for name, axis in item.inputs.items() if axis is not None or name == EXAMPLES}
     named |= {call.seed for call in item.gradient_calls}
-    return [node.name for node in item.graph_def.node if node.name in named or node.op in RANDOM]
+    drawn = {node.name for node in item.wiring.of_op(*RANDOM)}
+    return [name for name in item.wiring.nodes if name in named or name in drawn]
 
 
 def _reached(editor: GraphEditor, sources: Iterable[str]) -> set[str]:

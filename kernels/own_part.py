@@ -12,7 +12,6 @@ from autodist.graph.effects import Effect
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem, Join
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.order import topological
 from autodist.graph.placement import EVERY_WORKER
 from autodist.kernels.base import Context
 from autodist.kernels.buckets import digest
@@ -142,9 +141,10 @@ class OwnPart:
 def _in_rounds(item: GraphItem, transfers: Sequence[Transfer]) -> tuple[Transfer, ...]:
     travelling = {t.name for t in transfers}
     rounds: dict[str, int] = {}
-    for node in topological(item.graph_def):
-        after = [rounds.get(node_of(i), 0) + (not is_control(i) and tensor(i) in travelling) for i in node.input]
-        rounds[node.name] = max(after, default=0)
+    for name in item.wiring.order:
+        inputs = item.wiring.nodes[name].input
+        after = [rounds.get(node_of(i), 0) + (not is_control(i) and tensor(i) in travelling) for i in inputs]
+        rounds[name] = max(after, default=0)
     return tuple(replace(t, round=rounds[node_of(t.name)]) for t in transfers)
 
 
@@ -179,7 +179,7 @@ def _only_other(private: Mapping[str, Owners], name: str, me: int) -> int | None
 def _find_private(
     item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[str, int], brought: Mapping[str, int]
 ) -> dict[str, Owners]:
-    nodes = {node.name: node for node in item.graph_def.node}
+    nodes = item.wiring.nodes
     private: dict[str, Owners] = {}
     for name in _once(item):
         if name not in nodes:
@@ -211,7 +211,7 @@ def _asked_of_others(
     outputs: Sequence[str],
 ) -> tuple[dict[str, int], frozenset[str]]:
     """Tensors that `reader` needs and a single other worker has, with that worker; and the nodes that `reader` runs."""
-    nodes = {node.name: node for node in item.graph_def.node}
+    nodes = item.wiring.nodes
     asked: dict[str, int] = {}
     for output in outputs:
         other = _only_other(private, node_of(output), reader)

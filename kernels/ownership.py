@@ -97,7 +97,7 @@ def _is_updated(stages: Stages, handle: str) -> bool:
 
 def find_served(item: GraphItem, stages: Stages, decided: Mapping[str, int]) -> dict[str, Owners]:
     """For each variable, the owners of the decided ones whose writes it leads to, within what runs once."""
-    nodes = {node.name: node for node in item.graph_def.node}
+    nodes = item.wiring.nodes
     leads: dict[str, Owners] = {}
     serves: dict[str, Owners] = {}
     for name in sorted(stages.once, key=stages.order.__getitem__, reverse=True):
@@ -128,7 +128,7 @@ def computed_from(
     Args:
         gradients: the variable that each tensor which the updates read is the gradient of; by default as captured.
     """
-    nodes = {node.name: node for node in item.graph_def.node}
+    nodes = item.wiring.nodes
     if gradients is None:
         gradients = {t: g.variable for g in stages.gradients for t in g.tensors}
     gradient_of = {t: item.by_name[variable].handle for t, variable in gradients.items()}

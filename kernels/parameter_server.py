@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
-from autodist.graph.effects import Effect, Effects
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem, Join
 from autodist.graph.keeper import Pace
@@ -60,8 +59,7 @@ class _Servers:
         self.stages: Stages | None = item.stages
         self.results = Results(GraphEditor(item.graph_def))
         self.editor = self.results.editor
-        effects = Effects(item.graph_def)
-        self.effects: dict[str, Effect] = {n.name: e for n in item.graph_def.node if (e := effects.of(n))}
+        self.effects = item.wiring.effects
         self.joins = [j for j in item.joins if j.variable is not None and item.by_name[j.variable].handle in self.owner]
         self.followers = self._find_followers()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import tensorflow as tf
 
 from autodist.graph.devices import device_of
+from autodist.graph.editor import NodeDef
 from autodist.graph.item import GraphItem
 from autodist.kernels.base import Context, Kernel
 
@@ -27,14 +29,15 @@ class Place(Kernel):
         placed = tf.compat.v1.GraphDef()
         placed.CopyFrom(item.graph_def)
         known: dict[tuple[str, str], str] = {}
-        for node in placed.node:
-            key = (node.device, _replica_device(node.name, devices))
+        nodes = dict(zip(item.wiring.nodes, placed.node, strict=True))
+        for name, node in nodes.items():
+            key = (node.device, _replica_device(name, devices))
             if key not in known:
                 known[key] = _device(*key, context)
             node.device = known[key]
             # A class that names a node on another worker would move this one there, whatever its own device says.
             node.attr.pop("_class", None)
-        _stay_with_variables(placed, context)
+        _stay_with_variables(item, nodes, context)
         return replace(item, graph_def=placed)
 
 
@@ -47,19 +50,18 @@ def _device(asked: str, replica_device: str, context: Context) -> str:
     return device_of(context.worker, context.workers, replica_device)
 
 
-def _stay_with_variables(graph_def: tf.compat.v1.GraphDef, context: Context) -> None:
+def _stay_with_variables(item: GraphItem, nodes: Mapping[str, NodeDef], context: Context) -> None:
     mine = context.task(context.worker)
     homes = {}
-    for node in graph_def.node:
-        if node.op == "VarHandleOp":
-            if node.device.startswith(mine):
-                node.device = context.home(context.worker, tf.as_dtype(node.attr["dtype"].type))
-            homes[node.name] = node.device
-    for node in graph_def.node:
-        for i in node.input:
-            if i in homes:
-                node.device = homes[i]
-                break
+    for handle in item.wiring.of_op("VarHandleOp"):
+        node = nodes[handle.name]
+        if node.device.startswith(mine):
+            node.device = context.home(context.worker, tf.as_dtype(node.attr["dtype"].type))
+        homes[handle.name] = node.device
+    for name in {consumer for handle in homes for consumer in item.wiring.consumers[handle]}:
+        taken = next((i for i in nodes[name].input if i in homes), None)
+        if taken is not None:
+            nodes[name].device = homes[taken]
 
 
 def _replica_device(name: str, devices: list[str]) -> str:

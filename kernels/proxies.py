@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.effects import Effect, Effects
 from autodist.graph.item import GraphItem, Variable
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.stages import Stages
@@ -60,8 +59,7 @@ class _Proxies:
         self._item, self._context, self._stages = item, context, stages
         self.editor = GraphEditor(item.graph_def)
         self.refreshes: list[str] = []
-        effects = Effects(item.graph_def)
-        self._effects: dict[str, Effect] = {n.name: e for n in item.graph_def.node if (e := effects.of(n))}
+        self._effects = item.wiring.effects
         local = [t for join in item.joins for t in join.local]
         self._compute = self.editor.ancestors([*local, *item.outputs], control=False) - stages.once
 

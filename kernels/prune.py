@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autodist.graph.editor import GraphEditor
+from autodist.graph.editor import drop_lost_colocation
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 
 
@@ -18,13 +19,12 @@ class Prune(Kernel):
     name: ClassVar[str] = "prune"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        editor = GraphEditor(item.graph_def)
         returned = [*map(node_of, item.outputs), *item.targets]
         beside = [*item.initializers.values(), *item.served, *item.landed]
-        editor.prune([*returned, *beside, *map(node_of, item.inputs), *_handles(item)])
-        return replace(item, graph_def=editor.to_graph_def())
-
-
-def _handles(item: GraphItem) -> list[str]:
-    present = {node.name for node in item.graph_def.node}
-    return [v.handle for v in item.variables if v.handle in present]
+        handles = [v.handle for v in item.variables if v.handle in item.wiring.nodes]
+        needed = reach([*returned, *beside, *map(node_of, item.inputs), *handles], item.wiring.sources.__getitem__)
+        if len(needed) == len(item.wiring.nodes):
+            return item
+        kept = item.wiring.only(needed)
+        drop_lost_colocation(kept.nodes)
+        return replace(item, graph_def=kept.graph_def, wiring=kept)

@@ -32,7 +32,7 @@ class AdvanceAlike(Kernel):
     name: ClassVar[str] = "advance-alike"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        draws = [node.name for node in item.graph_def.node if node.op == "RngReadAndSkip"]
+        draws = [node.name for node in item.wiring.of_op("RngReadAndSkip")]
         if context.is_alone or not draws:
             return item
         editor = GraphEditor(item.graph_def)

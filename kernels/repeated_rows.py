@@ -32,7 +32,7 @@ class AddRowsInOrder(Kernel):
     name: ClassVar[str] = "add-rows-in-order"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        scatters = [n.name for n in item.graph_def.node if n.op in _IN_ORDER]
+        scatters = [node.name for node in item.wiring.of_op(*_IN_ORDER)]
         if context.is_alone or not scatters:
             return item
         editor = GraphEditor(item.graph_def)

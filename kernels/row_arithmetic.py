@@ -29,7 +29,7 @@ class GatherBeforeArithmetic(Kernel):
     name: ClassVar[str] = "gather-before-arithmetic"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        gathers = [node.name for node in item.graph_def.node if node.op == "GatherV2"]
+        gathers = [node.name for node in item.wiring.of_op("GatherV2")]
         if not gathers:
             return item
         editor = GraphEditor(item.graph_def)

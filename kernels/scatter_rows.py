@@ -35,7 +35,7 @@ class ScatterRows(Kernel):
     name: ClassVar[str] = "scatter-rows"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        if not any(node.op == "UnsortedSegmentSum" for node in item.graph_def.node):
+        if not item.wiring.of_op("UnsortedSegmentSum"):
             return item
         editor = GraphEditor(item.graph_def)
         tables = ZeroTables(editor, item.spec_of)

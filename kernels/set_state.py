@@ -9,9 +9,9 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.effects import Effects
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem, Variable
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.plan import Plan
 from autodist.kernels.proxies import PROXY
@@ -30,8 +30,7 @@ class SetByChief(Kernel):
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         if context.workers == 1:
             return item
-        effects = Effects(item.graph_def)
-        writes = {n.name: e.writes for n in item.graph_def.node if (e := effects.of(n)).writes}
+        writes = {name: effect.writes for name, effect in item.wiring.effects.items() if effect.writes}
         return self._everywhere(item, context, writes) if context.worker == 0 else self._nowhere(item, list(writes))
 
     @staticmethod
@@ -93,9 +92,8 @@ def only_sets(item: GraphItem) -> bool:
     """Whether a run writes variables, from nothing that differs between replicas, and trains nothing."""
     if item.gradients:
         return False
-    effects = Effects(item.graph_def)
-    writes = [n.name for n in item.graph_def.node if effects.of(n).writes]
+    writes = [name for name, effect in item.wiring.effects.items() if effect.writes]
     if not writes:
         return False
     batch = {name.partition(":")[0] for name, axis in item.inputs.items() if axis is not None}
-    return not batch & GraphEditor(item.graph_def).ancestors(writes, control=False)
+    return not batch & reach(writes, item.wiring.data.__getitem__)

@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
-from autodist.graph.effects import Effect, Effects
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem, Join
 from autodist.graph.keeper import Keeper, Pace
@@ -57,8 +56,7 @@ class _Apart:
         self.owner = {handle: keeper.owner for handle, keeper in kept.items()}
         self.results = Results(GraphEditor(item.graph_def))
         self.editor = self.results.editor
-        effects = Effects(item.graph_def)
-        self.effects: dict[str, Effect] = {n.name: e for n in item.graph_def.node if (e := effects.of(n))}
+        self.effects = item.wiring.effects
         self.joins = [j for j in item.joins if j.variable and item.by_name[j.variable].handle in kept]
         self.serving = Serving(item, context, self.editor, self.effects, self.owner, self.joins)
         self.initializers = dict(item.initializers)

@@ -27,7 +27,7 @@ class SumRows(Kernel):
     name: ClassVar[str] = "sum-rows"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        if not any(node.op == "UnsortedSegmentSum" for node in item.graph_def.node):
+        if not item.wiring.of_op("UnsortedSegmentSum"):
             return item
         editor = GraphEditor(item.graph_def)
         tables = {

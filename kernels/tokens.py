@@ -8,8 +8,6 @@ from dataclasses import dataclass
 
 from autodist.graph.effects import Effect
 from autodist.graph.item import GraphItem
-from autodist.graph.names import node_of
-from autodist.graph.order import topological
 from autodist.graph.stages import Stages
 from autodist.kernels.buckets import digest
 
@@ -58,18 +56,18 @@ def rank_writes(item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[s
     """
     reached: dict[str, dict[int, int]] = {}
     ranks: dict[str, int] = {}
-    for node in topological(item.graph_def):
+    for name in item.wiring.order:
         before: dict[int, int] = {}
-        for source in {node_of(i) for i in node.input}:
+        for source in item.wiring.sources[name]:
             for holder, rank in reached.get(source, {}).items():
                 before[holder] = max(rank, before.get(holder, 0))
-        effect = effects.get(node.name)
+        effect = effects.get(name)
         mine = next((owner[h] for h in effect.writes if h in owner), None) if effect else None
         if mine is not None:
-            ranks[node.name] = max([r + (h != mine) for h, r in before.items()], default=0)
-            before[mine] = ranks[node.name]
+            ranks[name] = max([r + (h != mine) for h, r in before.items()], default=0)
+            before[mine] = ranks[name]
         if before:
-            reached[node.name] = before
+            reached[name] = before
     return ranks
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.names import as_input, is_control, node_of, tensor
-from autodist.graph.wiring import Wiring
+from autodist.graph.wiring import Wiring, copy_without
 
 NodeDef: TypeAlias = tf.compat.v1.NodeDef
 GraphDef: TypeAlias = tf.compat.v1.GraphDef
@@ -36,6 +36,9 @@ class GraphEditor:
         else:
             self._nodes = dict(zip(wiring.nodes, self._work.node, strict=True))
             self._index = {name: set(consumers) for name, consumers in wiring.consumers.items()}
+        # A removed node stays in `_work`, where to take it out would shift all others, until the graph is asked for.
+        self._positions = {name: position for position, name in enumerate(self._nodes)}
+        self._gone: list[int] = []
 
     # -- looking ---------------------------------------------------------------------------------------------------
 
@@ -68,9 +71,7 @@ class GraphEditor:
 
     def to_graph_def(self) -> tf.compat.v1.GraphDef:
         """The graph as it is now, in an order in which nodes were made."""
-        out = GraphDef(versions=self._work.versions, library=self._work.library)
-        out.node.extend(self._nodes.values())
-        return out
+        return copy_without(self._work, self._gone)
 
     # -- changing --------------------------------------------------------------------------------------------------
 
@@ -80,13 +81,25 @@ class GraphEditor:
         Raises:
             RewriteError: if the name is taken.
         """
-        if node.name in self._nodes:
-            raise RewriteError(f"node {node.name!r} is in the graph already; two kernels chose one name")
+        self.add_copy(node, node.name, node.input)
+        return node.name
+
+    def add_copy(self, node: tf.compat.v1.NodeDef, name: str, inputs: Iterable[str]) -> NodeDef:
+        """Adds a copy of `node` that has another name and other inputs; returns the copy.
+
+        Raises:
+            RewriteError: if the name is taken.
+        """
+        if name in self._nodes:
+            raise RewriteError(f"node {name!r} is in the graph already; two kernels chose one name")
         mine = self._work.node.add()
         mine.CopyFrom(node)
-        self._nodes[mine.name] = mine
-        self._enter(mine)
-        return mine.name
+        mine.name = name
+        mine.input[:] = inputs
+        self._nodes[name] = mine
+        self._positions[name] = len(self._work.node) - 1
+        self._enter(name, mine.input)
+        return mine
 
     def add_graph(self, graph_def: tf.compat.v1.GraphDef) -> None:
         """Adds copies of all nodes and library functions of `graph_def`."""
@@ -98,19 +111,20 @@ class GraphEditor:
     def remove(self, names: Iterable[str]) -> None:
         """Removes nodes; what others still ask of them is the caller's to mend (`rewire`, `replace_control`)."""
         for name in names:
-            self._leave(self._nodes.pop(name))
+            self._gone.append(self._positions.pop(name))
+            self._leave(name, self._nodes.pop(name).input)
             if self._index is not None and not self._index[name]:
                 del self._index[name]
 
     def set_inputs(self, name: str, inputs: Iterable[str]) -> None:
         """Gives a node other inputs; control inputs are put last, each once."""
         node = self[name]
-        self._leave(node)
+        self._leave(name, node.input)
         spelled = list(inputs)
         data = [as_input(i) for i in spelled if not is_control(i)]
         control = dict.fromkeys(i for i in spelled if is_control(i))
         node.input[:] = [*data, *control]
-        self._enter(node)
+        self._enter(name, node.input)
 
     def rewire(self, old: str, new: str, consumers: Iterable[str] | None = None) -> int:
         """Lets `consumers` (all, if None) of the tensor `old` read `new`; returns how many inputs changed."""
@@ -150,12 +164,9 @@ class GraphEditor:
         """
         renamed = {name: prefix + name for name in names}
         for name in names:
-            copy = NodeDef()
-            copy.CopyFrom(self[name])
-            copy.name = renamed[name]
-            copy.input[:] = [self._in_clone(i, renamed, outside) for i in copy.input]
-            _rename_attributes(copy, prefix, renamed)
-            self.add(copy)
+            node = self[name]
+            inputs = [self._in_clone(i, renamed, outside) for i in node.input]
+            _rename_attributes(self.add_copy(node, renamed[name], inputs), prefix, renamed)
         return renamed
 
     def prune(self, roots: Iterable[str]) -> list[str]:
@@ -168,8 +179,7 @@ class GraphEditor:
 
     def drop_lost_colocation(self) -> None:
         """Nodes that were to stand where a removed node stood may stand anywhere."""
-        for node in self._nodes.values():
-            _drop_lost_colocation(node, self._nodes)
+        drop_lost_colocation(self._nodes)
 
     # -- walking ---------------------------------------------------------------------------------------------------
 
@@ -198,16 +208,16 @@ class GraphEditor:
                     self._index.setdefault(source, set()).add(name)
         return self._index
 
-    def _enter(self, node: NodeDef) -> None:
+    def _enter(self, name: str, inputs: Iterable[str]) -> None:
         if self._index is not None:
-            self._index.setdefault(node.name, set())
-            for i in node.input:
-                self._index.setdefault(node_of(i), set()).add(node.name)
+            self._index.setdefault(name, set())
+            for i in inputs:
+                self._index.setdefault(node_of(i), set()).add(name)
 
-    def _leave(self, node: NodeDef) -> None:
+    def _leave(self, name: str, inputs: Iterable[str]) -> None:
         if self._index is not None:
-            for i in node.input:
-                self._index.get(node_of(i), set()).discard(node.name)
+            for i in inputs:
+                self._index.get(node_of(i), set()).discard(name)
 
     @staticmethod
     def _in_clone(spelling: str, renamed: Mapping[str, str], outside: Callable[[str], str] | None) -> str:
@@ -230,12 +240,14 @@ def _rename_attributes(node: NodeDef, prefix: str, renamed: Mapping[str, str]) -
         node.attr["shared_name"].s = prefix.encode() + node.attr["shared_name"].s
 
 
-def _drop_lost_colocation(node: NodeDef, nodes: Mapping[str, NodeDef]) -> None:
-    if "_class" not in node.attr:
-        return
-    classes = node.attr["_class"].list.s
-    kept = [c for c in classes if not c.startswith(b"loc:@") or c[5:].decode() in nodes]
-    if len(kept) != len(classes):
-        del node.attr["_class"]
-        if kept:
-            node.attr["_class"].list.s[:] = kept
+def drop_lost_colocation(nodes: Mapping[str, NodeDef]) -> None:
+    """Nodes that were to stand where a node stood that is not among `nodes` may stand anywhere."""
+    for node in nodes.values():
+        if "_class" not in node.attr:
+            continue
+        classes = node.attr["_class"].list.s
+        kept = [c for c in classes if not c.startswith(b"loc:@") or c[5:].decode() in nodes]
+        if len(kept) != len(classes):
+            del node.attr["_class"]
+            if kept:
+                node.attr["_class"].list.s[:] = kept

@@ -60,9 +60,7 @@ class Effects:
 
     def __post_init__(self) -> None:
         self._nodes = self.nodes or {node.name: node for node in self.graph_def.node}
-        self.carriers = frozenset(
-            name for name, n in self._nodes.items() if (op := n.op) == "VarHandleOp" or op in PASSES and _passes_handle(n)
-        )
+        self.carriers = {n for n, node in self._nodes.items() if node.op == "VarHandleOp" or _passes_handle(node)}
         self._functions = {f.signature.name: f for f in self.graph_def.library.function}
 
     def handle_of(self, spelling: str) -> str | None:

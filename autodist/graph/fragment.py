@@ -108,11 +108,7 @@ class Template:
             return tensor(inputs[position]) if position is not None else f"autodist/{prefix}/{tensor(name)}"
 
         for node in self._nodes:
-            copy = tf.compat.v1.NodeDef()
-            copy.CopyFrom(node)
-            copy.name = f"autodist/{prefix}/{node.name}"
-            copy.input[:] = [as_input(here(name)) for name in node.input]
-            editor.add(copy)
+            editor.add_copy(node, f"autodist/{prefix}/{node.name}", [as_input(here(name)) for name in node.input])
         return [here(name) for name in self._outputs]
 
 

@@ -108,7 +108,9 @@ class _Walk:
     def __post_init__(self) -> None:
         self.wiring = self.item.wiring
         self.order = {name: k for k, name in enumerate(self.wiring.order)}
-        self.effects = {name: self.wiring.effects[name] for name in sorted(self.wiring.effects, key=self.order.get)}
+        self.effects = {
+            name: self.wiring.effects[name] for name in sorted(self.wiring.effects, key=self.order.__getitem__)
+        }
         at: dict[str, int] = {}
         for k, gradient in enumerate(self.gradients):
             for t in gradient.tensors:

@@ -157,8 +157,8 @@ class GradientJoins:
         """Joins what an update asks of the compute part besides gradients: a loss that scales it, say."""
         joined = {t for g in self._joiner.stages.gradients for t in g.tensors}
         asked: dict[str, None] = {}
-        readers = {name for varying in self._joiner.varying for name in self._joiner.editor.consumers(varying)}
-        for name in sorted(readers & self._joiner.stages.once, key=self._joiner.stages.order.__getitem__):
+        reading = {name for varying in self._joiner.varying for name in self._joiner.editor.consumers(varying)}
+        for name in sorted(reading & self._joiner.stages.once, key=self._joiner.stages.order.__getitem__):
             asked.update(
                 dict.fromkeys(
                     tensor(i) for i in self._joiner.editor[name].input
