@@ -16,7 +16,9 @@ MOST_SECONDS = 1.0
 MOST_GROWTH = 1.2
 """What is in proportion to nodes × replicas keeps its time for each of these, but for the spread of such timings."""
 
-ON_ONE_WORKER = ("1x1", "1x2", "1x4", "1x8")
+FEWEST, *MORE = ("1x2", "1x4", "1x8")
+"""One replica in all is not among them: nothing of its step is replicated or joined."""
+
 ON_WORKERS = "2x1"
 
 
@@ -46,14 +48,14 @@ def compare_rewriting(repeat: int) -> list[Result]:
     resnet = _time("resnet50", repeat)
     mobilenet = _time("mobilenet", repeat)
     return [
-        *(_absolute(resnet, cluster) for cluster in ("1x2", ON_WORKERS)),
+        *(_absolute(resnet, cluster) for cluster in (FEWEST, ON_WORKERS)),
         *(
-            _growth(f"resnet50, {cluster} to 1x1, each node × replica", resnet.each(cluster), resnet.each("1x1"))
-            for cluster in ON_ONE_WORKER[1:]
+            _growth(f"resnet50, {cluster} to {FEWEST}, each node × replica", resnet.each(cluster), resnet.each(FEWEST))
+            for cluster in MORE
         ),
         _growth(
             f"resnet50 ({resnet.nodes} nodes) to mobilenet ({mobilenet.nodes}), each node",
-            resnet.each("1x2"), mobilenet.each("1x2"),
+            resnet.each(FEWEST), mobilenet.each(FEWEST),
         ),
     ]  # fmt: skip
 
@@ -70,7 +72,7 @@ def _growth(what: str, ours: float, base: float) -> Result:
 
 
 def _time(model: str, repeat: int) -> Timed:
-    command = [sys.executable, "-m", "bench.rewrite_step", model, *ON_ONE_WORKER, ON_WORKERS, f"--repeat={repeat}"]
+    command = [sys.executable, "-m", "bench.rewrite_step", model, FEWEST, *MORE, ON_WORKERS, f"--repeat={repeat}"]
     try:
         done = subprocess.run(
             command, env=environment(1), cwd=SCRIPTS, capture_output=True, text=True, timeout=LIMIT, check=True
