@@ -66,6 +66,14 @@ def test_a_row_that_repeats_is_sent_once(owners):
     assert different - repeated == pytest.approx(travelling, abs=2 * (ID + ROW))
 
 
+def test_few_repeated_rows_are_sent_as_they_are():
+    """To sum them would take a worker longer than to send them."""
+    repeated = different_ids(40)
+    repeated[:4, 1] = repeated[:4, 0]  # 4 of the 40 ids of the first worker
+    owners = PLANS["by all-reduce"]
+    assert total(repeated, owners) == total(different_ids(40), owners)
+
+
 def test_rows_are_sent_one_by_one_where_the_update_squares_each():
     ids = np.zeros((40, 2), np.int32)
     owners = PLANS["by all-reduce"]
