@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from autodist.graph.names import node_of
 from autodist.kernels.all_reduce import ReduceByShuffle
-from autodist.kernels.base import Context, run_pipeline
+from autodist.kernels.base import Context
 from autodist.kernels.pipeline import KERNELS
 from tests.unit.kernels.drawn_steps import CHOICES, Choices, make_batches, make_step
-from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, task_of_device, train
+from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan, rewritten, task_of_device
 
 VARIABLES = ["table", "kernel", "gain"]
 PLAIN = Choices("mean", "adam", is_tied=False, is_frozen=False, counts_steps=True)
@@ -97,12 +97,9 @@ def test_buckets_of_any_size_give_the_same_numbers(bucket_bytes, monkeypatch):
     step, data = make_step(PLAIN), make_batches(2, [5, 2])
     captured = capture(step, *data[0])
     kernels = tuple(ReduceByShuffle(bucket_bytes) if isinstance(k, ReduceByShuffle) else k for k in KERNELS)
-    monkeypatch.setattr(
-        "tests.unit.kernels.in_one_process.rewrite", lambda item, context: run_pipeline(kernels, item, context)
-    )
     strategy = plan(captured.item, 3)
-    check_queues(rewritten(captured, strategy))
-    assert_same(train(captured, strategy, data), one_device(captured, step, data))
+    check_queues(rewritten(captured, strategy, kernels))
+    assert_same(Session(captured, strategy, kernels).train(data), one_device(captured, step, data))
 
 
 def test_small_state_and_small_gradients_share_buckets():
