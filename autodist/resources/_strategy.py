@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,7 +55,9 @@ class StrategySection(Model):
         if not isinstance(data, dict):
             raise source.error(path, f"{as_yaml(data)} is not a mapping; allowed: a mapping with the key builder")
         if "builder" not in data:
-            raise source.error((*path, "builder"), f"missing; allowed: {_BUILDER}")
+            near = difflib.get_close_matches("builder", map(str, data), n=1, cutoff=0.5)
+            guess = f" (is {near[0]} meant to be it?)" if near else ""
+            raise source.error((*path, "builder"), f"missing{guess}; allowed: {_BUILDER}")
         builder = data["builder"]
         if not isinstance(builder, str) or not builder:
             raise source.error((*path, "builder"), f"{as_yaml(builder)} is not a name; allowed: {_BUILDER}")

@@ -343,6 +343,10 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: pathlib.Path, name: str, 
         ({"nodes": [{1: "a"}]}, "nodes[0]: the key 1 is a int; allowed: text"),
         ({"nodes": [{"address": b"a"}]}, "nodes[0].address: b'a' is a bytes; allowed: text"),
         ({"nodes": [{"address": "a"}], "strategy": {}}, "strategy.builder: missing; allowed: the name"),
+        (
+            {"nodes": [{"address": "a"}], "strategy": {"bilder": "PS"}},
+            "strategy.builder: missing (is bilder meant to be it?); allowed: the name",
+        ),
     ],
 )
 def test_errors_without_a_file_name_the_key(content: dict[str, object], message: str) -> None:
