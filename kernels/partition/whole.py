@@ -44,23 +44,28 @@ def _refreshed(work: Work, node: NodeDef, cut: CutVariable, taken: list[str]) ->
         add_copy(work.editor, variable, whole.handle, "/whole")
     value = read_before(work.editor, node.name, variable, f"{whole.handle}/for/{node.name}")
     work.specs[tensor(value)] = tf.TensorSpec(whole.shape, whole.dtype)
-    if _may_be_unset(work, cut):
-        _read_if_set(work, value, cut)
+    asking = _asked_before(work, node, cut)
+    if asking:
+        _read_if_set(work, value, cut, asking)
     else:
         read(work, work.editor[value], cut)
     take_copy(work.editor, node.name, taken, whole.handle, value)
     return whole
 
 
-def _may_be_unset(work: Work, cut: CutVariable) -> bool:
-    """Whether the step asks if the variable is initialised, to read it in a branch alone."""
-    asking = (work.editor[name] for name in work.editor.consumers(cut.variable.handle))
-    return any(node.op == "VarIsInitializedOp" for node in asking)
+def _asked_before(work: Work, node: NodeDef, cut: CutVariable) -> list[str]:
+    """What asks whether the variable is initialised, so that `node` reads it in a branch alone."""
+    asking = [n for n in work.editor.consumers(cut.variable.handle) if work.editor[n].op == "VarIsInitializedOp"]
+    return sorted(work.editor.ancestors([node.name]).intersection(asking)) if asking else []
 
 
-def _read_if_set(work: Work, name: str, cut: CutVariable) -> None:
-    """Lets a read give zeros, which nothing looks at, where there is no value yet."""
-    waits = work.waits(work.editor[name])
+def _read_if_set(work: Work, name: str, cut: CutVariable, asking: list[str]) -> None:
+    """Lets a read give zeros, which nothing looks at, where there is no value yet.
+
+    It comes after the question: initialisers may set the variable at the same time, and where the answer is that it is
+    set, what is read is its value.
+    """
+    waits = [*work.waits(work.editor[name]), *asking]
 
     def value(f: Fragment, shard: Variable) -> tf.Tensor:
         handle = f.input(shard.handle, tf.resource)
@@ -71,7 +76,7 @@ def _read_if_set(work: Work, name: str, cut: CutVariable) -> None:
         )
 
     def whole(f: Fragment) -> tf.Tensor:
-        with tf.control_dependencies([f.after(waits)] if waits else []):
+        with tf.control_dependencies([f.after(waits)]):
             return tf.concat([value(f, shard) for shard in cut.shards], cut.cut.axis)
 
     work.becomes(name, whole)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from autodist.capture.gradients import noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.errors import StrategyError
+from autodist.graph.editor import GraphEditor
 from autodist.graph.item import EXAMPLES, GraphItem, place_variables
 from autodist.graph.names import node_of
 from autodist.graph.placement import Cut
@@ -148,6 +149,18 @@ def test_initialisers_set_the_shards_and_a_fetch_gives_the_whole():
         alone.run("init")
         assert cluster.run(["ready:0"]) == [[True], [True]]
         assert_same_variables(cluster, alone)
+
+
+def test_what_a_branch_reads_is_read_after_the_question_whether_there_is_a_value():
+    """Otherwise an initialiser that runs beside them could come between, and the branch would get what was before."""
+    with built() as (cluster, _):
+        item = place_variables(cluster.captured.step((), ["init"], {}), cluster.placements)
+        questions = {n.name for n in item.graph_def.node if n.op == "VarIsInitializedOp" and n.input[0] == "v"}
+        assert len(questions) == 1
+        made = rewrite(item, Context(cluster.strategy, 0, joins_outputs=False), kernels=SETTING_KERNELS)
+    editor = GraphEditor(made.graph_def)
+    (read,) = (node.name for node in editor if node.name.startswith("v/whole/for/") and node.name.endswith("/refresh"))
+    assert questions <= editor.ancestors([read])
 
 
 @pytest.mark.parametrize("uses_loop", [False, True])
