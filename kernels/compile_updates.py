@@ -29,10 +29,11 @@ class CompileUpdates(Kernel):
     last bits.
 
     Attributes:
-        min_bytes: of a variable; smaller ones stay in a processor's cache from one op to the next.
+        min_bytes: of a variable. Smaller ones stay in a processor's cache from one op to the next, and XLA itself takes
+            some 50 MB of a worker's memory.
     """
 
-    min_bytes: int = 1 << 20
+    min_bytes: int = 16 << 20
     name: ClassVar[str] = "compile-updates"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:

@@ -101,16 +101,16 @@ def step_tied_embedding(ad: Trainer) -> Results:
 
 @program
 def step_large_matrix(ad: Trainer) -> Results:
-    """The update of 1 MiB of weights is compiled."""
-    x = np.random.default_rng(7).normal(size=(STEPS, 30, 512))
+    """The update of 16 MiB of weights is compiled."""
+    x = np.random.default_rng(7).normal(size=(STEPS, 30, 2048))
     with ad.scope():
-        matrix = keras.Variable(np.random.default_rng(8).normal(0, 0.1, (512, 256)), name="matrix", dtype="float64")
+        matrix = keras.Variable(np.random.default_rng(8).normal(0, 0.05, (2048, 1024)), name="matrix", dtype="float64")
         optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1, clipnorm=0.5)
 
         @ad.function
         def step(batch: tf.Tensor) -> tuple[tf.Tensor]:
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(tf.tanh(batch @ matrix.value) - batch[:, :256]))
+                loss = tf.reduce_mean(tf.square(tf.tanh(batch @ matrix.value) - batch[:, :1024]))
             optimizer.apply_gradients([(tape.gradient(loss, matrix.value), matrix)])
             return (loss,)
 
