@@ -10,10 +10,9 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from autodist.graph.editor import NodeDef
+from autodist.graph.effects import ASSIGNMENTS
 from autodist.graph.names import as_input, is_control, node_of
 from autodist.kernels.buckets import digest
-
-WRITES = frozenset(["AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"])
 
 _EXACT = (
     "Abs Add AddN AddV2 Const Div DivNoNan Greater GreaterEqual Identity Inv Less LessEqual LogicalAnd LogicalNot "
@@ -46,14 +45,14 @@ class CompiledFunction:
 
 
 def compiled_function(nodes: Sequence[NodeDef]) -> CompiledFunction:
-    """Makes a function without results of nodes of EXACT, WRITES and ReadVariableOp.
+    """Makes a function without results of nodes of EXACT, ASSIGNMENTS and ReadVariableOp.
 
     Args:
         nodes: each after what it needs of the others. What they read of other nodes becomes arguments.
     """
     made = tf.compat.v1.GraphDef().library.function.add()
     short = {node.name: f"node_{k}" for k, node in enumerate(nodes)}
-    inside = {node.name: f"{short[node.name]}:{_output_of(node)}:0" for node in nodes if node.op not in WRITES}
+    inside = {node.name: f"{short[node.name]}:{_output_of(node)}:0" for node in nodes if node.op not in ASSIGNMENTS}
     arguments: dict[str, str] = {}
     for node in nodes:
         copy = made.node_def.add(name=short[node.name], op=node.op)
@@ -67,7 +66,7 @@ def compiled_function(nodes: Sequence[NodeDef]) -> CompiledFunction:
                 made.signature.input_arg.add(name=arguments[spelling], type=kind)
             copy.input.append(inside.get(spelling) or arguments[spelling])
         copy.input.extend(f"^{short[node_of(i)]}" for i in node.input if is_control(i) and node_of(i) in short)
-        if node.op in WRITES:
+        if node.op in ASSIGNMENTS:
             made.signature.control_output.append(copy.name)
             made.control_ret[copy.name] = copy.name
     made.signature.is_stateful = True

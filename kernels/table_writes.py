@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
+from autodist.graph.effects import ASSIGNMENTS
 from autodist.graph.item import GraphItem, Variable
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.stages import Stages, find_stages
@@ -15,8 +16,6 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import ELEMENTWISE
 
 log = logging.getLogger("autodist")
-
-_WHOLE = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ def find_table_writes(item: GraphItem) -> dict[str, list[TableWrite]]:
     editor, stages = GraphEditor(item.graph_def), find_stages(item)
     found: dict[str, list[TableWrite]] = {}
     for name in stages.writes:
-        if editor[name].op not in _WHOLE:
+        if editor[name].op not in ASSIGNMENTS:
             continue
         (handle,) = stages.effects[name].writes
         variable = item.by_handle[handle]

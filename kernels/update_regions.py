@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.effects import ASSIGNMENTS
 from autodist.graph.names import node_of
 from autodist.graph.walks import reach
-from autodist.kernels.compiled_function import EXACT, WRITES
+from autodist.kernels.compiled_function import EXACT
 
 _TYPES = frozenset(dtype.as_datatype_enum for dtype in (tf.float32, tf.float64, tf.bool))
 """XLA may keep the values between two ops of a smaller type in a larger one."""
@@ -42,7 +43,7 @@ class _Search:
     kept: frozenset[str]
 
     def is_write(self, node: NodeDef) -> bool:
-        return node.op in WRITES and node.input[0] in self.handles
+        return node.op in ASSIGNMENTS and node.input[0] in self.handles
 
     def region_of(self, write: str) -> set[str]:
         """A write, with all that leads to it and may stand where it stands."""

@@ -11,6 +11,9 @@ from autodist.graph.names import is_control, node_of
 
 READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "_ReadVariablesOp"})
 
+ASSIGNMENTS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+"""What gives a variable, or adds to it, a value of its own shape."""
+
 # They ask for a variable's static facts and order nothing.
 QUERIES = frozenset({"VariableShape", "VarIsInitializedOp"})
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from autodist.errors import StrategyError
 from autodist.graph.editor import NodeDef
-from autodist.graph.effects import is_scatter
+from autodist.graph.effects import ASSIGNMENTS, is_scatter
 from autodist.kernels.partition.reads import READS
 from autodist.kernels.partition.whole import give_whole
 from autodist.kernels.partition.work import CutVariable, Work
-from autodist.kernels.partition.writes import WRITES, apply_by_shard, write
+from autodist.kernels.partition.writes import apply_by_shard, write
 
 Rule = Callable[[Work, NodeDef, CutVariable], bool]
 
@@ -33,7 +33,7 @@ def access(work: Work, node: NodeDef) -> bool:
 
 
 def _rule_of(op: str) -> Rule | None:
-    if op in WRITES:
+    if op in ASSIGNMENTS:
         return write
     if op.startswith("ResourceApply") or is_scatter(op):
         return apply_by_shard

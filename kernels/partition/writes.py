@@ -10,9 +10,6 @@ from autodist.kernels.partition.layouts import Routed, RowIds
 from autodist.kernels.partition.routes import route
 from autodist.kernels.partition.work import CutVariable, Work
 
-WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-"""What gives a variable, or adds to it, a value of its own shape."""
-
 _VALUES = ("grad", "delta", "updates")
 """Inputs of the ops that update variables which have the variable's shape, or are rows of it."""
 
