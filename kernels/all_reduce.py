@@ -20,7 +20,7 @@ from autodist.kernels.results import Results
 from autodist.kernels.sums import ordered_sum, rows_together
 
 DIRECT_BYTES = 64 << 10
-"""Up to this size a bucket is sent whole to every worker: one hop, where cutting it into pieces takes two."""
+"""Up to this size a bucket goes whole to any number of workers: one hop, where cutting it into pieces takes two."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,10 @@ class ReduceByShuffle(Kernel):
 
     A bucket is cut into one piece for each worker that computes; each piece is brought to its owner by a queue per
     source, added, divided by the weight, and handed to each worker through a queue of that worker's own: two hops, and
-    as many bytes as a ring. Rows go whole to every worker, since their number differs. Gradients that a strategy
-    compresses are in buckets apart, which their compressor adds up; where there is one worker, nothing travels and
-    nothing is compressed.
+    as many bytes as a ring. Small buckets, and all where there are two workers, go whole to every worker, which adds
+    them itself: one hop, and between two workers no more bytes than that. Rows go whole too, since their number
+    differs. Gradients that a strategy compresses are in buckets apart, which their compressor adds up; where there is
+    one worker, nothing travels and nothing is compressed.
 
     Attributes:
         bucket_bytes: size at which a bucket is closed.
@@ -73,8 +74,9 @@ def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
     with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
         flat = bucket.pack(f)
         weight = weight_of(f, bucket.joins[0])
-        by = _directly if bucket.byte_size <= DIRECT_BYTES else _in_pieces
-        values = bucket.unpack(by(exchange, bucket, flat, weight))
+        goes_whole = context.workers <= 2 or bucket.byte_size <= DIRECT_BYTES
+        reduce = _directly if goes_whole else _in_pieces
+        values = bucket.unpack(reduce(exchange, bucket, flat, weight))
     for join, value in zip(bucket.joins, values, strict=True):
         results.give(join, [f.name(value)])
     results.run(f.name(op) for op in exchange.effects)
