@@ -13,21 +13,19 @@ import numpy as np
 import rich.console
 import tensorflow as tf
 
-from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.member import Member
 from autodist.cluster.script_end import watch_script_end
-from autodist.cluster.servers import start_server, wait_until_listening
-from autodist.errors import ClusterError, WorkerFailedError
+from autodist.errors import ClusterError
 from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
 from autodist.graph.placement import Placement
 from autodist.kernels import KERNELS, Context, Kernel, rewrite
 from autodist.missed_step import MissedStep
+from autodist.peers import Peers
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runtime.arrays import combine, pack_array, unpack_array
-from autodist.runtime.caller import Caller
 from autodist.runtime.host import Host
 from autodist.runtime.messages import Messages
 from autodist.runtime.pieces import Pieces
@@ -39,35 +37,13 @@ from autodist.strategies import BuildsStrategy, check_strategy, graph_config, re
 
 log = logging.getLogger("autodist")
 
-LISTEN_LIMIT = 300.0
-"""Seconds within which every worker's script has to reach its first step."""
-
 TABLE_WIDTH = 150
 """Columns of the strategy's table in the log."""
-
-CAUSE_LIMIT = 8.0
-"""Seconds to wait for the reason why another worker went away, once TensorFlow has seen that it did."""
-
-# What TensorFlow raises in the workers that are left when one goes away, or when the session is closed under a run.
-_GONE = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.OutOfRangeError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.InternalError,
-    tf.errors.FailedPreconditionError,
-    tf.errors.NotFoundError,
-    RuntimeError,  # a closed session
-)
-
-_joined: list[Run] = []
-"""The run of this process that has several workers, once it has started."""
 
 
 @dataclass
 class Run:
-    """Holds what lives as long as the run: coordinator or membership, server, session, the script's variables.
+    """Holds what lives as long as the run: the other workers, the session, the script's variables.
 
     Args:
         spec: the machines.
@@ -81,10 +57,7 @@ class Run:
     member: Member | None
     seed: int
     strategy: strategy_pb2.Strategy | None = None
-    failure: WorkerFailedError | None = None
     _host: Host | None = None
-    _coordinator: Coordinator | None = None
-    _caller: Caller | None = None
     _steps: int = 0
     _rehearsed: tuple[tf.compat.v1.GraphDef, GraphItem] | None = None
     _decided: dict[str, strategy_pb2.VariableNode] = field(default_factory=dict)
@@ -92,10 +65,12 @@ class Run:
     def __post_init__(self) -> None:
         self.index = self.member.index if self.member else 0
         self.workers = len(self.spec.workers)
+        told = json.dumps({"spec": self.spec.to_payload(), "seed": self.seed}).encode()
+        self._peers = Peers(self.spec, self.member, told)
         self._end = watch_script_end()
         self.tracker = VariableTracker(self.pull)
         self._updates = Updates(self._on_failed_update)
-        self.missed_step = MissedStep(lambda: self._caller is not None)
+        self.missed_step = MissedStep(lambda: self._peers.have_joined)
         self._landings: list[Callable[[], Any]] = []
 
     @classmethod
@@ -222,11 +197,7 @@ class Run:
 
     def _start(self) -> None:
         config = session_config(self.spec.workers, self.index)
-        target = ""
-        if self.workers > 1:
-            self._caller = Caller()
-            target = self._join_cluster(config)
-        self._host = Host(target, config)
+        self._host = Host(self._peers.join(config), config)
         self._messages = Messages(self._host, self.index, self.workers)
         self._pieces = Pieces(self._host, self._messages, self.index, self.workers, self._home)
 
@@ -235,72 +206,35 @@ class Run:
         first = next(iter(self.spec.workers[worker].devices), "cpu:0")
         return home_of(worker, self.workers, first, dtype)
 
-    def _join_cluster(self, config: tf.compat.v1.ConfigProto) -> str:
-        if _joined:
-            raise ClusterError(
-                "a second AutoDist with several workers in one process: each worker has one server, which the first "
-                "one uses. Keep the first AutoDist and open its scope() again."
-            )
-        _joined.append(self)
-        if self.member is None:
-            self._coordinator = Coordinator(self.spec, self._on_failure)
-            addresses = self._coordinator.prepare()
-            self._coordinator.start(json.dumps({"spec": self.spec.to_payload(), "seed": self.seed}).encode())
-            server = start_server(addresses, self.index, self._coordinator.held, config)
-            wait_until_listening(addresses, LISTEN_LIMIT, self._coordinator.check)
-        else:
-            server = start_server(self.member.addresses, self.index, self.member.held, config)
-            wait_until_listening(self.member.addresses, LISTEN_LIMIT)
-        self._server = server
-        return server.target
-
     @property
     def host(self) -> Host:
         """Where this worker's steps run; there from the first plan on."""
         assert self._host is not None, "the first plan starts the host"
         return self._host
 
-    def _on_failure(self, failure: WorkerFailedError) -> None:
-        self.failure = failure
-        log.error("%s", failure)
-        if self._caller is not None:
-            self._caller.fail(failure)
-
     def _close_session(self) -> None:
         """Takes leave of the other workers' servers, unless one may be gone: that would wait for it for ever."""
         if self._host is None:
             return
-        if self._caller is None or (self._caller.is_idle and self._updates.is_idle and not self._ends_badly):
+        if not self._peers.have_joined or (self._peers.is_idle and self._updates.is_idle and not self._ends_badly):
             self._host.close()
         else:
             self._host.abandon()
 
-    def guard(self, call: Any, *args: Any) -> Any:
+    def guard(self, call: Callable[..., Any], *args: Any) -> Any:
         """Calls what may fail because another worker went away; then the cause is raised, and not what followed.
 
         Raises:
             WorkerFailedError: another worker ended badly.
         """
-        if self._caller is None:
-            return call(*args)
-        try:
-            return self._caller.call(call, *args)
-        except _GONE as error:
-            cause = self._first_cause()
-            if cause is not None:
-                raise cause from error
-            raise
-
-    def _first_cause(self) -> WorkerFailedError | None:
-        """Which worker's end made others fail, where that can be known here."""
-        return self.failure or (self._coordinator.first_cause(CAUSE_LIMIT) if self._coordinator else None)
+        return self._peers.guard(call, *args)
 
     def _on_failed_update(self, error: BaseException) -> BaseException:
         """Steps, which would wait for ever for an update that failed beside them, raise the cause instead."""
-        cause = self._first_cause() if isinstance(error, _GONE) else None
-        told = cause or ClusterError(f"an update of what this worker owns failed: {type(error).__name__}: {error}")
-        if self._caller is not None:
-            self._caller.fail(told)
+        told = self._peers.cause_of(error) or ClusterError(
+            f"an update of what this worker owns failed: {type(error).__name__}: {error}"
+        )
+        self._peers.fail(told)
         return told
 
     def reduce(self, value: Any, how: str) -> np.ndarray:
@@ -326,7 +260,7 @@ class Run:
     @property
     def _ends_badly(self) -> bool:
         """Whether the script that ends does so before its part is done."""
-        return self._end.is_bad or self.failure is not None or bool(self.missed_step)
+        return self._end.is_bad or self._peers.failure is not None or bool(self.missed_step)
 
     def finish(self) -> None:
         """Ends the run where the script ends: on the chief when all workers are done, on others when the chief is."""
@@ -335,19 +269,14 @@ class Run:
                 self.guard(self._updates.wait)
         except BaseException:
             self._close_session()
-            if self._coordinator is not None:
-                self._coordinator.abort("the chief's updates failed")
+            self._peers.abort("the chief's updates failed")
             raise
         # Before the other workers end: closing takes leave of their servers.
         self._close_session()
-        if self.member is not None:
-            if not self.missed_step:  # else it leaves before the end, which is told to the chief
-                self.member.wait_for_end()
-        elif self._coordinator is not None:
-            if self._ends_badly:
-                self._coordinator.abort("the chief's script failed")
-            else:
-                self._coordinator.finish()
+        if self._ends_badly:
+            self._peers.abort("the chief's script failed")  # another worker just leaves, which is told to the chief
+        else:
+            self._peers.finish()
 
     # -- variables -------------------------------------------------------------------------------------------------
 

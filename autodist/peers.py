@@ -1,0 +1,152 @@
+"""Peers: the other workers of a run, as this one sees them from the first step to the end of the script."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.cluster.coordinator import Coordinator
+from autodist.cluster.member import Member
+from autodist.cluster.servers import start_server, wait_until_listening
+from autodist.errors import ClusterError, WorkerFailedError
+from autodist.resources import ResourceSpec
+from autodist.runtime.caller import Caller
+
+log = logging.getLogger("autodist")
+
+LISTEN_LIMIT = 300.0
+"""Seconds within which every worker's script has to reach its first step."""
+
+CAUSE_LIMIT = 8.0
+"""Seconds to wait for the reason why another worker went away, once TensorFlow has seen that it did."""
+
+# What TensorFlow raises in the workers that are left when one goes away, or when the session is closed under a run.
+_GONE = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.OutOfRangeError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.NotFoundError,
+    RuntimeError,  # a closed session
+)
+
+_joined: list[Peers] = []
+"""What this process has joined."""
+
+
+class Peers:
+    """The chief starts the others and watches over them; each worker runs a server of its own that the others reach.
+
+    Where there is one worker, calls are calls and nothing else.
+
+    Args:
+        spec: the machines.
+        member: this process's part, None on the chief.
+        payload: what the chief tells those that it starts.
+
+    Attributes:
+        failure: of another worker, once the chief knows of it.
+    """
+
+    def __init__(self, spec: ResourceSpec, member: Member | None, payload: bytes) -> None:
+        self._spec, self._member, self._payload = spec, member, payload
+        self._coordinator: Coordinator | None = None
+        self._caller: Caller | None = None
+        self.failure: WorkerFailedError | None = None
+
+    @property
+    def have_joined(self) -> bool:
+        """Whether there are other workers by now, which may wait for this one."""
+        return self._caller is not None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is under way that waits for another worker."""
+        return self._caller is None or self._caller.is_idle
+
+    def join(self, config: tf.compat.v1.ConfigProto) -> str:
+        """Brings all workers together; returns the target for this one's session.
+
+        Args:
+            config: of this worker's server.
+
+        Raises:
+            ClusterError: a worker could not be started, or this process has joined others already.
+            WorkerFailedError: a worker ended before its server listened.
+        """
+        if len(self._spec.workers) == 1:
+            return ""
+        if _joined:
+            raise ClusterError(
+                "a second AutoDist with several workers in one process: each worker has one server, which the first "
+                "one uses. Keep the first AutoDist and open its scope() again."
+            )
+        _joined.append(self)
+        self._caller = Caller()
+        self._server = self._start_others(config) if self._member is None else self._follow(self._member, config)
+        return self._server.target
+
+    def _start_others(self, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
+        self._coordinator = Coordinator(self._spec, self._on_failure)
+        addresses = self._coordinator.prepare()
+        self._coordinator.start(self._payload)
+        server = start_server(addresses, 0, self._coordinator.held, config)
+        wait_until_listening(addresses, LISTEN_LIMIT, self._coordinator.check)
+        return server
+
+    @staticmethod
+    def _follow(member: Member, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
+        server = start_server(member.addresses, member.index, member.held, config)
+        wait_until_listening(member.addresses, LISTEN_LIMIT)
+        return server
+
+    def _on_failure(self, failure: WorkerFailedError) -> None:
+        self.failure = failure
+        log.error("%s", failure)
+        self.fail(failure)
+
+    def fail(self, error: BaseException) -> None:
+        """Raises `error` in whatever waits for other workers, and in all that would."""
+        if self._caller is not None:
+            self._caller.fail(error)
+
+    def guard(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Calls what may fail because another worker went away; then the cause is raised, and not what followed.
+
+        Raises:
+            WorkerFailedError: another worker ended badly.
+        """
+        if self._caller is None:
+            return call(*args)
+        try:
+            return self._caller.call(call, *args)
+        except _GONE as error:
+            cause = self._first_cause()
+            if cause is not None:
+                raise cause from error
+            raise
+
+    def cause_of(self, error: BaseException) -> WorkerFailedError | None:
+        """Which worker's end made something fail here, if that was the reason and can be known here."""
+        return self._first_cause() if isinstance(error, _GONE) else None
+
+    def _first_cause(self) -> WorkerFailedError | None:
+        return self.failure or (self._coordinator.first_cause(CAUSE_LIMIT) if self._coordinator else None)
+
+    def abort(self, reason: str) -> None:
+        """On the chief, ends the others at once."""
+        if self._coordinator is not None:
+            self._coordinator.abort(reason)
+
+    def finish(self) -> None:
+        """Waits, on the chief, until the others have ended, and on these until the chief has."""
+        if self._member is not None:
+            self._member.wait_for_end()
+        elif self._coordinator is not None:
+            self._coordinator.finish()
