@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -37,19 +36,8 @@ class SplitBundles(Kernel):
             outputs=tuple(given[t] for t in item.outputs),
             gradients=tuple(replace(g, tensors=tuple(given[t] for t in g.tensors)) for g in item.gradients),
         )
-        _remove_unread(editor, bundles, split.named)
+        editor.remove_unread(bundles, lambda node: node.name in split.named)
         return split.with_graph(editor.to_graph_def())
-
-
-def _remove_unread(editor: GraphEditor, names: Iterable[str], kept: Collection[str]) -> None:
-    """Removes those of the nodes `names`, and of what leads to them, that no other node reads."""
-    front = list(names)
-    while front:
-        name = front.pop()
-        if name in editor and name not in kept and not editor.consumers(name):
-            front += map(node_of, editor[name].input)
-            editor.remove([name])
-    editor.drop_lost_colocation()
 
 
 def _unbundle(editor: GraphEditor, name: str) -> None:

@@ -50,9 +50,11 @@ DUMP_VARIABLE = "AUTODIST_DUMP"
 """Environment variable that names a folder; the graph after each kernel is written there, for TensorBoard."""
 
 # Bundles are split before gradients are told from updates; a division of rows is resolved, and tables that are added
-# become rows, before gathers move past the arithmetic that this leaves behind them, and then into variables; the order
-# of rows is fixed where they are written, before the scatter is moved to a parameter server; what is joined between
-# workers exists only once the step is replicated, and rows are merged before they are sent.
+# become rows, before gathers move past the arithmetic that this leaves behind them, and then into variables; how rows
+# of replicas are joined is chosen while the captured batch can still be followed; the order of rows is fixed where they
+# are written, before the scatter is moved to a parameter server; what is joined between workers exists only once the
+# step is replicated, and rows are merged before they are sent; updates are compiled when it is known who makes them,
+# and where.
 KERNELS: tuple[Kernel, ...] = (
     SplitBundles(),
     DivideRows(),

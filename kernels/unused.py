@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
-from autodist.graph.names import node_of
 from autodist.kernels.elementwise import ELEMENTWISE
 
 _PURE = ELEMENTWISE | {"All", "Any", "Const", "GatherV2", "Shape", "StatelessIf", "StridedSlice", "UnsortedSegmentSum"}
@@ -18,13 +17,4 @@ def remove_unused(editor: GraphEditor, item: GraphItem, names: Iterable[str]) ->
     Left in the graph they would keep alive, until it is pruned, the reads that they take from, and for what waits for
     these reads even beyond that.
     """
-    front = list(names)
-    count = len(editor)
-    while front:
-        name = front.pop()
-        if name not in editor or name in item.named or editor[name].op not in _PURE or editor.consumers(name):
-            continue
-        front += [node_of(i) for i in editor[name].input]
-        editor.remove([name])
-    if len(editor) < count:
-        editor.drop_lost_colocation()
+    editor.remove_unread(names, lambda node: node.name in item.named or node.op not in _PURE)

@@ -177,6 +177,19 @@ class GraphEditor:
         self.drop_lost_colocation()
         return gone
 
+    def remove_unread(self, names: Iterable[str], stays: Callable[[NodeDef], bool]) -> None:
+        """Removes those of the nodes `names`, and of what leads to them, that no node reads and that need not stay."""
+        front = list(names)
+        count = len(self)
+        while front:
+            name = front.pop()
+            if name not in self or self._consumers[name] or stays(self[name]):
+                continue
+            front += map(node_of, self[name].input)
+            self.remove([name])
+        if len(self) < count:
+            self.drop_lost_colocation()
+
     def drop_lost_colocation(self) -> None:
         """Nodes that were to stand where a removed node stood may stand anywhere."""
         drop_lost_colocation(self._nodes)

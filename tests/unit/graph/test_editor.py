@@ -109,8 +109,8 @@ def edited(draw):
 
 
 def _rewire_without_cycle(editor, old, new):
-    floats = "axis" not in (old, new)
-    if floats and old != new and not editor.consumers(old) & editor.ancestors([new]):
+    are_floats = not any(name.endswith("axis") for name in (old, new))  # a copy of the axis is an integer too
+    if are_floats and old != new and not editor.consumers(old) & editor.ancestors([new]):
         editor.rewire(old, new)
 
 
@@ -208,6 +208,24 @@ def test_pruning_drops_colocation_with_what_went():
 def test_pruning_keeps_what_is_needed_by_control_alone():
     editor = GraphEditor(from_text("a = Placeholder()\nb = Placeholder()\nc = Neg(b, ^a)\nd = Neg(c)"))
     assert editor.prune(["c"]) == ["d"]
+
+
+def test_what_nobody_reads_goes_with_what_led_to_it_alone():
+    editor = GraphEditor(
+        from_text("""
+        a = Placeholder()
+        b = Neg(a)
+        c = Neg(b)
+        kept = Neg(c)
+        d = AddN(c, kept)
+        e = Neg(b)
+        """)
+    )
+    editor.remove_unread(["d", "b"], stays=lambda node: node.name == "kept")
+    assert set(editor.names) == {"a", "b", "c", "kept", "e"}
+    editor.remove_unread(["kept"], stays=lambda node: node.op == "Placeholder")
+    assert set(editor.names) == {"a", "b", "e"}
+    assert_index_is_right(editor)
 
 
 def test_ancestors_by_data_leave_control_inputs_out_and_stop_where_told():
