@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,9 @@ import tensorflow as tf
 
 from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.member import Member
+from autodist.cluster.protocol import Doing, Progress
 from autodist.cluster.servers import start_server, wait_until_listening
+from autodist.cluster.stalls import StallWatch, progress
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runtime.caller import Caller
@@ -58,6 +61,7 @@ class Peers:
         self._spec, self._member, self._payload = spec, member, payload
         self._coordinator: Coordinator | None = None
         self._caller: Caller | None = None
+        self._ended_at: float | None = None
         self.failure: WorkerFailedError | None = None
 
     @property
@@ -98,13 +102,22 @@ class Peers:
         self._coordinator.start(self._payload)
         server = start_server(addresses, 0, self._coordinator.held, config)
         wait_until_listening(addresses, LISTEN_LIMIT, self._coordinator.check)
+        StallWatch(self._coordinator, self._spec.workers[0].name, self._progress)
         return server
 
-    @staticmethod
-    def _follow(member: Member, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
+    def _follow(self, member: Member, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
+        member.progress = self._progress
         server = start_server(member.addresses, member.index, member.held, config)
         wait_until_listening(member.addresses, LISTEN_LIMIT)
         return server
+
+    def _progress(self) -> Progress:
+        """What this worker's script does."""
+        if self._ended_at is not None:
+            return progress(Doing.DONE, self._ended_at)
+        assert self._caller is not None, "peers have joined"
+        is_stepping, since = self._caller.state
+        return progress(Doing.STEPPING if is_stepping else Doing.ELSE, since)
 
     def _on_failure(self, failure: WorkerFailedError) -> None:
         self.failure = failure
@@ -146,6 +159,7 @@ class Peers:
 
     def finish(self) -> None:
         """Waits, on the chief, until the others have ended, and on these until the chief has."""
+        self._ended_at = time.monotonic()
         if self._member is not None:
             self._member.wait_for_end()
         elif self._coordinator is not None:

@@ -21,6 +21,7 @@ from autodist.cluster.ports import PortHeld, hold_port
 from autodist.cluster.protocol import (
     HEARTBEAT_INTERVAL,
     SILENCE_LIMIT,
+    Ask,
     Facts,
     Heartbeat,
     Inspect,
@@ -90,7 +91,7 @@ class Agent:
                 self.send(facts)
             case Start():
                 self._start(message)
-            case Release() if self._script is not None:
+            case Release() | Ask() if self._script is not None:
                 self._script.tell(message)
             case Stop():
                 return False

@@ -16,7 +16,7 @@ from autodist.cluster.link import Link
 from autodist.cluster.output import Output
 from autodist.cluster.ports import PortHeld
 from autodist.cluster.preflight import check_all
-from autodist.cluster.protocol import GRACE, Facts, Inspect, Join, Lost, Message, Release, Start, Stop
+from autodist.cluster.protocol import GRACE, Ask, Facts, Inspect, Join, Lost, Message, Progress, Release, Start, Stop
 from autodist.cluster.script import Script
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.cluster.transport import LocalTransport, SSHTransport, Transport
@@ -140,6 +140,7 @@ class Coordinator:
             self._changed.wait_for(lambda: self._endings or all(link.done for link in self._links))
             if not self._endings:
                 self._phase = _Phase.RELEASED
+                self._changed.notify_all()
         if self._phase is not _Phase.RELEASED:
             cause = self.first_cause(_COLLECT_ECHOES + 1)
             self.abort("a worker ended badly")
@@ -170,6 +171,37 @@ class Coordinator:
         with self._changed:
             self._changed.wait_for(lambda: self._cause is not None, timeout)
             return self._cause
+
+    def ask(self, limit: float) -> dict[str, Progress | None] | None:
+        """What the script of every other worker does, by the worker's name; None once the run is over.
+
+        Args:
+            limit: seconds after which a worker counts as one that does not answer, and has None.
+        """
+        with self._changed:
+            for link in self._links:
+                link.progress = None
+        self._tell_all(Ask())
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_running or all(link.progress for link in self._links), limit)
+            return {link.name: link.progress for link in self._links} if self._is_running else None
+
+    def wait_for_end(self, timeout: float) -> bool:
+        """Waits until the run ends, well or badly, for `timeout` seconds, and says whether it has."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._is_running, timeout)
+
+    def give_up(self, worker: str, reason: str) -> None:
+        """Ends the run as if a worker had ended badly."""
+        with self._changed:
+            if self._is_running:
+                lines = next(link.last_lines for link in self._links if link.name == worker)
+                self._endings.append(Ending(worker, reason, lines))
+                self._changed.notify_all()
+
+    @property
+    def _is_running(self) -> bool:
+        return self._phase is _Phase.RUNNING and not self._endings
 
     def check(self) -> None:
         """Raises the failure of the run if there is one by now; `wait_until_listening` calls it between tries.

@@ -27,7 +27,7 @@ class LaunchedScript:
     Args:
         start: what to run.
         held: the port of its server; the script inherits the hold.
-        send: called with `Line`, `Joined`, `Done` and, last, `Exited`, from several threads.
+        send: called with `Line`, `Joined`, `Progress`, `Done` and, last, `Exited`, from several threads.
         on_exit: called when all has been sent.
     """
 

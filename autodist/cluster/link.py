@@ -16,6 +16,7 @@ from autodist.cluster.protocol import (
     Line,
     Lost,
     Message,
+    Progress,
     ProtocolError,
     decode,
     encode,
@@ -39,6 +40,7 @@ class Link:
         answer: to `Inspect`; None until it is there.
         joined: whether the script has made contact.
         done: whether the script has reported that it is done.
+        progress: answer to the last `Ask`; None until it is there.
         ending: how it ended; None while it runs.
         status: exit status of the script, if it is known.
     """
@@ -49,6 +51,7 @@ class Link:
         self.name = name
         self.answer: Facts | Lost | None = None
         self.joined = self.done = False
+        self.progress: Progress | None = None
         self.ending: Ending | None = None
         self.status: int | None = None
         self._channel, self._changed, self._output, self._on_end = channel, changed, output, on_end
@@ -58,6 +61,11 @@ class Link:
         self._complaining = threading.Thread(target=self._read_complaints, daemon=True)
         self._complaining.start()
         threading.Thread(target=self._read, name=f"autodist-{name}", daemon=True).start()
+
+    @property
+    def last_lines(self) -> tuple[str, ...]:
+        """That the worker printed."""
+        return tuple(self._lines)
 
     def send(self, message: Message) -> None:
         """Tells the agent something. That it is gone is learnt from the reading side."""
@@ -109,6 +117,8 @@ class Link:
                 self.joined = True
             case Done():
                 self.done = True
+            case Progress():
+                self.progress = message
             case Exited():
                 self.status = message.status
                 self._end(message)
@@ -120,10 +130,10 @@ class Link:
             return
         if isinstance(message, Exited):
             reason = exit_reason(message.status, self.joined, self.done)
-            self.ending = Ending(self.name, reason, tuple(self._lines))
+            self.ending = Ending(self.name, reason, self.last_lines)
         else:
             self.answer = self.answer or message
-            self.ending = Ending(self.name, f"was lost: {message.problem}", tuple(self._lines), is_lost=True)
+            self.ending = Ending(self.name, f"was lost: {message.problem}", self.last_lines, is_lost=True)
         self._on_end(self)
 
     def _read_complaints(self) -> None:

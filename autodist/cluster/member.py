@@ -7,10 +7,25 @@ import os
 import signal
 import socket
 import threading
+import time
+from collections.abc import Callable
 
 from autodist.cluster.ports import PortHeld
-from autodist.cluster.protocol import GRACE, Done, Join, Joined, Message, Release, decode, encode
+from autodist.cluster.protocol import (
+    GRACE,
+    Ask,
+    Doing,
+    Done,
+    Join,
+    Joined,
+    Message,
+    Progress,
+    Release,
+    decode,
+    encode,
+)
 from autodist.cluster.script_end import watch_script_end
+from autodist.cluster.stalls import progress
 from autodist.errors import ClusterError
 
 CONTROL_VARIABLE = "AUTODIST_CONTROL"
@@ -31,6 +46,7 @@ class Member:
         addresses: of all workers' servers, as "host:port", by index.
         payload: what the chief passed to `Coordinator.start`.
         held: this worker's port; `start_server` releases it.
+        progress: called, from a thread of the member, when the coordinator asks what the script does.
     """
 
     def __init__(self, control: socket.socket, held: PortHeld) -> None:
@@ -41,7 +57,10 @@ class Member:
         self.index, self.name, self.addresses, self.payload = join.index, join.name, join.addresses, join.payload
         self._script_end = watch_script_end()
         self._waiting = threading.Event()
+        self._sending = threading.Lock()
         self._ended = threading.Event()
+        began = time.monotonic()
+        self.progress: Callable[[], Progress] = lambda: progress(Doing.ELSE, began)
         self._send(Joined())
         threading.Thread(target=self._listen, name="autodist-member", daemon=True).start()
 
@@ -68,14 +87,21 @@ class Member:
 
     def _send(self, message: Message) -> None:
         try:
-            self._control.sendall(encode(message))
+            with self._sending:
+                self._control.sendall(encode(message))
         except OSError:
             return  # the agent is gone; the listening thread sees it as well and acts
 
     def _listen(self) -> None:
         released = False
         try:
-            released = any(isinstance(decode(line), Release) for line in self._lines)
+            for line in self._lines:
+                match decode(line):
+                    case Ask():
+                        self._send(self.progress())
+                    case Release():
+                        released = True
+                        break
         except OSError:
             released = False
         self._ended.set()

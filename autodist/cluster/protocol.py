@@ -6,6 +6,7 @@ A message is a frozen value; `encode` makes its line and `decode` reads it back.
 from __future__ import annotations
 
 import base64
+import enum
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -106,6 +107,34 @@ class Done(Message):
     """Member to agent to coordinator: the script has ended well and waits for the others."""
 
 
+class Doing(enum.StrEnum):
+    """What a worker's script does."""
+
+    STEPPING = "stepping"  # a step, or something else that may wait for other workers
+    ELSE = "else"  # whatever it does between steps
+    DONE = "done"  # it has ended
+
+
+@dataclass(frozen=True)
+class Ask(Message):
+    """Coordinator to agent to member: what does the script do? Answered by `Progress`, unless the process stands."""
+
+
+@dataclass(frozen=True)
+class Progress(Message):
+    """Member to agent to coordinator: what the script does.
+
+    Attributes:
+        doing: that.
+        since: for how many seconds.
+        processor: seconds of processor time that its process has used so far.
+    """
+
+    doing: Doing
+    since: float
+    processor: float
+
+
 @dataclass(frozen=True)
 class Release(Message):
     """Coordinator to agent to member: all are done, the process may end."""
@@ -158,7 +187,10 @@ class Lost(Message):
 
 _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
-    for kind in (Inspect, Facts, Start, Join, Joined, Done, Release, Stop, Line, Exited, Heartbeat, Lost)
+    for kind in (
+        *(Inspect, Facts, Start, Join, Joined, Done, Ask, Progress),
+        *(Release, Stop, Line, Exited, Heartbeat, Lost),
+    )
 }
 
 

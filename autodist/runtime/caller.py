@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -22,6 +23,7 @@ class Caller:
         self._failure: BaseException | None = None
         self._waiting: Future[Any] | None = None
         self._lock = threading.Lock()
+        self._changed_at = time.monotonic()
         threading.Thread(target=self._serve, name="autodist-caller", daemon=True).start()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -34,9 +36,17 @@ class Caller:
         with self._lock:
             if self._failure is not None:
                 raise self._failure
-            self._waiting = future
+            self._waiting, self._changed_at = future, time.monotonic()
         self._requests.put((future, function, args))
-        return future.result()
+        try:
+            return future.result()
+        finally:
+            self._changed_at = time.monotonic()
+
+    @property
+    def state(self) -> tuple[bool, float]:
+        """Whether somebody waits in `call`, and since when (by `time.monotonic`) that or the contrary is so."""
+        return self._waiting is not None and not self._waiting.done(), self._changed_at
 
     def fail(self, error: BaseException) -> None:
         """Raises `error` in the thread that waits in `call`, and in every later call."""

@@ -5,6 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autodist.cluster.protocol import (
+    Ask,
+    Doing,
     Done,
     Exited,
     Facts,
@@ -15,6 +17,7 @@ from autodist.cluster.protocol import (
     Line,
     Lost,
     Message,
+    Progress,
     ProtocolError,
     Release,
     Start,
@@ -33,7 +36,8 @@ MESSAGES = st.one_of(
     st.builds(Line, st.sampled_from(["stdout", "stderr"]), TEXT),
     st.builds(Exited, st.integers(-64, 255)),
     st.builds(Lost, TEXT),
-    st.sampled_from([Joined(), Done(), Release(), Stop(), Heartbeat()]),
+    st.builds(Progress, st.sampled_from(Doing), st.floats(0, 1e9), st.floats(0, 1e9)),
+    st.sampled_from([Ask(), Joined(), Done(), Release(), Stop(), Heartbeat()]),
 )
 
 

@@ -1,0 +1,92 @@
+"""Workers that wait for what never comes: the run ends, and says why."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.runs import within
+from tests.cluster.trainings import Training
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+START, STALLED = 60.0, 40.0
+
+TWO = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
+
+# Limits of seconds in place of minutes.
+TRAIN = """
+from autodist.cluster import stalls
+stalls.STALL_LIMIT, stalls.ANSWER_LIMIT, stalls.DEADLOCK_LIMIT, stalls._LOOK_INTERVAL = 2.0, 3.0, 4.0, 0.5
+
+with ad.scope():
+    first, second = (tf.Variable(np.zeros(3), name=name) for name in ("first", "second"))
+
+    def training(variable):
+        @ad.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.reduce_sum(x * variable, 1))
+            variable.assign_sub(0.5 * tape.gradient(loss, variable))
+            return loss
+        return step
+
+    step, other = training(first), training(second)
+
+batch = np.ones([2, 3])
+step(batch)
+"""
+
+
+def ended(tmp_path: Path, script: str) -> str:
+    """What a run says that cannot go on; it ends badly, and leaves nothing."""
+    with Training(tmp_path, TRAIN + script, TWO) as run:
+        assert run.wait(START + STALLED) != 0
+        run.assert_gone()
+        return run.stderr
+
+
+def test_a_worker_that_makes_fewer_steps(tmp_path: Path) -> None:
+    said = ended(tmp_path, "for _ in range(3 - me): step(batch)\n")
+    assert "localhost:1 has ended its script, and localhost:0 waits for it in a further step" in said
+    assert "see that each has as many batches" in said
+
+
+def test_a_chief_that_makes_fewer_steps(tmp_path: Path) -> None:
+    said = ended(tmp_path, "for _ in range(3 + me): step(batch)\n")
+    assert "localhost:1 waits in a step for localhost:0, whose script has ended" in said
+
+
+def test_workers_in_different_steps(tmp_path: Path) -> None:
+    said = ended(tmp_path, "other(batch); step(batch)\n(step if me else other)(batch)\n")
+    assert "localhost:1 and all others have waited for one another" in said
+
+
+def test_a_worker_that_was_stopped(tmp_path: Path) -> None:
+    script = "note(f'stepped{me}')\nwait_for('go')\nstep(batch)\n"
+    with Training(tmp_path, TRAIN + script, TWO) as run:
+        worker = run.wait_for_note("stepped1", START)
+        os.kill(worker, signal.SIGSTOP)
+        run.note("go")
+        assert run.wait(STALLED) != 0
+        assert "localhost:1 has not answered for 3 s: its process was stopped" in run.stderr
+        run.assert_gone()
+
+
+def test_a_worker_that_is_busy_elsewhere_is_named_and_waited_for(tmp_path: Path) -> None:
+    script = """
+if me:
+    wait_for("go")
+step(batch)
+note(f"ended{me}")
+"""
+    with Training(tmp_path, TRAIN + script, TWO) as run:
+        said = "for what is outside of any step: localhost:1"
+        assert within(START, lambda: said in run.stderr), run.stderr
+        assert not run.has_note("ended0")
+        run.note("go")
+        assert run.wait(STALLED) == 0
+        run.assert_gone()

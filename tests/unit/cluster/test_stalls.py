@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import logging
+import threading
+
+import pytest
+
+from autodist.cluster import stalls
+from autodist.cluster.protocol import Doing, Progress
+from autodist.cluster.stalls import Seen, StallWatch, find_stall
+
+BETWEEN = 5.0
+
+
+def seen(name: str, doing: Doing | None, since: float = 100.0, used: float = 0.0) -> Seen:
+    """A worker that has done the same for `since` seconds, and has used so much processor time between two looks."""
+    if doing is None:
+        return Seen(name, None, None, BETWEEN)
+    return Seen(name, Progress(doing, since - BETWEEN, 7.0), Progress(doing, since, 7.0 + used), BETWEEN)
+
+
+def waiting(name: str, since: float = 100.0) -> Seen:
+    return seen(name, Doing.STEPPING, since)
+
+
+def done(name: str) -> Seen:
+    return seen(name, Doing.DONE)
+
+
+def stall_of(chief: Seen, *others: Seen) -> tuple[str, str] | None:
+    found = find_stall(chief, {other.name: other for other in others})
+    return None if found is None else (found.worker, found.reason)
+
+
+@pytest.mark.parametrize(
+    ("workers", "worker", "words"),
+    [
+        ([waiting("a"), done("b")], "b", "has ended its script, and a waits for it in a further step"),
+        ([waiting("a"), waiting("b"), done("c")], "c", "has ended its script, and a and b wait for it"),
+        ([done("a"), waiting("b"), done("c")], "c", "and b waits for it"),
+        ([done("a"), done("b"), waiting("c")], "b", "and c waits for it"),
+        ([done("a"), waiting("b"), waiting("c")], "b", "waits in a step for a, whose script has ended"),
+        ([waiting("a", 400), waiting("b", 400)], "b", "have waited for one another for 400 s"),
+        ([waiting("a"), seen("b", None)], "b", "has not answered for 60 s"),
+        ([done("a"), seen("b", Doing.ELSE), seen("c", None)], "c", "has not answered"),
+    ],
+)
+def test_what_can_never_go_on(workers: list[Seen], worker: str, words: str) -> None:
+    found = stall_of(*workers)
+    assert found is not None
+    assert found[0] == worker
+    assert words in found[1]
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [
+        [waiting("a"), seen("b", Doing.ELSE)],
+        [waiting("a"), done("b"), seen("c", Doing.ELSE)],
+        [waiting("a"), seen("b", Doing.STEPPING, used=2.0)],  # it computes
+        [seen("a", Doing.STEPPING, used=2.0), done("b")],
+        [waiting("a"), waiting("b")],  # not for long enough: they may wait for something else than workers
+        [waiting("a", 30), done("b")],
+        [waiting("a"), seen("b", Doing.STEPPING, since=3.0)],  # it has begun that step between the two looks
+        [done("a"), done("b")],
+        [done("a"), seen("b", Doing.ELSE)],
+    ],
+)
+def test_what_may_go_on(workers: list[Seen]) -> None:
+    assert stall_of(*workers) is None
+
+
+class Coordinator:
+    """Answers from a list; the run ends where the list does."""
+
+    def __init__(self, *answers: Progress) -> None:
+        self._answers = list(answers)
+        self.over = threading.Event()
+        self.given_up: list[tuple[str, str]] = []
+
+    def ask(self, limit: float) -> dict[str, Progress | None] | None:
+        return {"b": self._answers.pop(0)} if self._answers else None
+
+    def wait_for_end(self, timeout: float) -> bool:
+        if self.given_up or not self._answers:
+            self.over.set()
+        return self.over.is_set()
+
+    def give_up(self, worker: str, reason: str) -> None:
+        self.given_up.append((worker, reason))
+
+
+def watch(coordinator: Coordinator, doing: Doing, since: float) -> None:
+    StallWatch(coordinator, "a", lambda: Progress(doing, since, 0.0))
+    assert coordinator.over.wait(10)
+
+
+def test_a_run_that_can_never_go_on_is_given_up() -> None:
+    coordinator = Coordinator(*[Progress(Doing.DONE, 80.0, 1.0)] * 6)
+    watch(coordinator, Doing.STEPPING, 100.0)
+    assert [worker for worker, _ in coordinator.given_up] == ["b"]
+
+
+@pytest.mark.parametrize(("doing", "since"), [(Doing.ELSE, 1000.0), (Doing.STEPPING, 10.0)])
+def test_nobody_is_asked_while_the_chief_has_not_waited_for_long(
+    doing: Doing, since: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([False, False, True])
+    coordinator = Coordinator(Progress(Doing.DONE, 80.0, 1.0))
+    asked: list[float] = []
+    monkeypatch.setattr(coordinator, "ask", asked.append)
+
+    def wait_for_end(timeout: float) -> bool:
+        if is_over := next(looks):
+            coordinator.over.set()
+        return is_over
+
+    monkeypatch.setattr(coordinator, "wait_for_end", wait_for_end)
+    watch(coordinator, doing, since)
+    assert not asked
+
+
+def test_a_worker_that_is_busy_elsewhere_is_named_once_until_twice_the_time(caplog: pytest.LogCaptureFixture) -> None:
+    busy = Progress(Doing.ELSE, 70.0, 1.0)
+    with caplog.at_level(logging.WARNING, "autodist.cluster"):
+        watch(Coordinator(*[busy] * 6), Doing.STEPPING, stalls.STALL_LIMIT + 5)
+    assert [r.getMessage() for r in caplog.records] == [
+        "a has waited 65 s, in a step, for what is outside of any step: b (for 70 s)."
+    ]
