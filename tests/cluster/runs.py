@@ -17,21 +17,25 @@ from typing import Any
 MARK = "AUTODIST_TEST_RUN"
 """Environment variable that every process of a run has, with the run's own value."""
 
-# What the chief does stands in CHIEF, what the others do in WORKER; both see these names.
-_SCRIPT = '''
-import json, os, signal, subprocess, sys, threading, time
-from autodist.cluster.coordinator import Coordinator
-from autodist.cluster.member import Member
-from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
-from autodist.resources import ResourceSpec
-
+# A script's function `note`, which a test waits for.
+NOTE = '''
 def note(what):
     """Leaves a file whose name says what has happened, and whose text is the process."""
     path = os.path.join({notes!r}, what)
     with open(path + "~", "w") as file:
         file.write(str(os.getpid()))
     os.rename(path + "~", path)
+'''
 
+# What the chief does stands in CHIEF, what the others do in WORKER; both see these names.
+_SCRIPT = """
+import json, os, signal, subprocess, sys, threading, time
+from autodist.cluster.coordinator import Coordinator
+from autodist.cluster.member import Member
+from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
+from autodist.resources import ResourceSpec
+
+{note}
 def failed(error):
     note("failed")
     print("FAILED", error.worker, "|", error.reason, "|", list(error.last_lines), flush=True)
@@ -48,7 +52,7 @@ else:
     index = member.index
     note(f"worker{{index}}")
 {worker}
-'''
+"""
 
 
 class Run:
@@ -78,7 +82,7 @@ class Run:
         spec = spec or {"nodes": [{"address": "localhost", "cpus": [0, 1, 2], "workers": 3}]}
         parts = {"chief": _indent(chief), "worker": _indent(worker)}
         script = directory / "train.py"
-        script.write_text(_SCRIPT.format(spec=json.dumps(spec), notes=str(self._notes), **parts))
+        script.write_text(_SCRIPT.format(spec=json.dumps(spec), note=NOTE.format(notes=str(self._notes)), **parts))
         self._command = via([sys.executable, str(script), "argument with spaces", "$HOME", "'"])
         self.environment = os.environ | {MARK: self.mark}
 

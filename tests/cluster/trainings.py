@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.cluster.runs import MARK, Run
+from tests.cluster.runs import MARK, NOTE, Run
 
 # What every script begins with; `me` is the worker's index.
 _SCRIPT = '''
@@ -20,13 +20,7 @@ import numpy as np
 import tensorflow as tf
 from autodist import AutoDist
 
-def note(what):
-    """Leaves a file whose name says what has happened, and whose text is the process."""
-    path = os.path.join({notes!r}, what)
-    with open(path + "~", "w") as file:
-        file.write(str(os.getpid()))
-    os.rename(path + "~", path)
-
+{note}
 def has_note(what):
     return os.path.exists(os.path.join({notes!r}, what))
 
@@ -63,8 +57,8 @@ class Training(Run):
         self._notes.mkdir(parents=True)
         cluster = directory / "cluster.yml"
         cluster.write_text(json.dumps(spec))  # YAML holds all of JSON
-        file = directory / "train.py"
-        file.write_text(_SCRIPT.format(notes=str(self._notes), cluster=str(cluster)) + script)
+        file, notes = directory / "train.py", str(self._notes)
+        file.write_text(_SCRIPT.format(note=NOTE.format(notes=notes), notes=notes, cluster=str(cluster)) + script)
         self._command = [sys.executable, str(file)]
         self.environment = os.environ | {MARK: self.mark, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
