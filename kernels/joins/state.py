@@ -115,8 +115,13 @@ class StateJoins:
         front = [node_of(name)]
         while front:
             for i in self._joiner.editor[front.pop()].input:
-                source, kind = node_of(i), None if is_control(i) else self._joiner.flows.kind(i)
-                if kind is None or isinstance(kind, Replicated):
+                source = node_of(i)
+                if is_control(i):
+                    continue
+                if source not in self._joiner.item.wiring.nodes:
+                    return None  # a replica's part of an input, or the state itself
+                kind = self._joiner.flows.kind(i)
+                if isinstance(kind, Replicated):
                     continue
                 if isinstance(kind, Mean | Sum):
                     values[tensor(i)] = None

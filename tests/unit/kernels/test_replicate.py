@@ -263,6 +263,25 @@ def test_state_is_combined_as_declared(shape, how, total):
 
 
 @every_shape
+def test_what_a_batch_adds_by_a_way_that_is_not_known_is_added_by_each_replica(shape):
+    weight = variable("w", 1)
+    summed = tf.VariableAggregation.SUM
+    state = tf.Variable(0.0, dtype=tf.float64, name="state", trainable=False, aggregation=summed)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x * weight)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        state.assign_add(tf.reduce_max(x))
+        return loss
+
+    x = np.arange(1.0, 13.0)[:, None]
+    captured = capture(step, x)
+    found = train(captured, plan(captured.item, *shape), [(x,)]).variable("state")
+    np.testing.assert_allclose(found, sum(part.max() for part in np.split(x, shape[0] * shape[1])), rtol=1e-12)
+
+
+@every_shape
 def test_counters_count_once(shape):
     count, weight = variable("count", dtype=np.int64, trainable=False), variable("w", 4, 1)
 
