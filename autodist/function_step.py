@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from autodist.capture.batch_length import Dealt, require_any_length
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.errors import CaptureError, UnevenBatchError
 from autodist.run import Run
@@ -89,6 +91,7 @@ class DistributedFunction:
             What the function returns: scalars combined over all workers, rows joined over the local replicas.
 
         Raises:
+            CaptureError: the step cannot be captured, or does not take the part of the batch that a replica gets.
             UnevenBatchError: arguments disagree in their number of examples.
             WorkerFailedError: another worker ended badly.
             ClusterError: this worker failed in an earlier step.
@@ -117,12 +120,20 @@ class DistributedFunction:
             return self._function(*bound.args, **bound.kwargs)
 
         axes = [leaf.axis for leaf in leaves]
-        captured = capture_function(step, tuple(leaf.spec for leaf in leaves), axes, self._needs_gradients)
+        with _explaining_open_axes():
+            captured = capture_function(step, tuple(leaf.spec for leaf in leaves), axes, self._needs_gradients)
+        names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
+        require_any_length(captured.item, self._dealt(_count(leaves), names))
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
         return _Traced(captured, prepare(self._run, captured.item, sources))
 
+    def _dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:
+        replicas = self._run.spec.replicas
+        here = sum(r.worker.index == self._run.index for r in replicas)
+        return Dealt(examples, len(replicas) if self._is_global else here, len(replicas), names)
+
     def _run_step(self, traced: _Traced, leaves: Sequence[Leaf]) -> Any:
-        examples = count_examples([(x.parameter, x.value, x.axis) for x in leaves if x.axis is not None])
+        examples = _count(leaves)
         values, mine = self._own_part(leaves, examples)
         results = iter(traced.running(values, mine))
         return tf.nest.map_structure(
@@ -139,6 +150,25 @@ class DistributedFunction:
             raise UnevenBatchError("a global batch has no examples at all; leave such batches out of the dataset.")
         share = share_of(examples, [r.worker.index for r in self._run.spec.replicas], self._run.index)
         return [_numpy(x.value) if x.axis is None else take(x.value, x.axis, share) for x in leaves], share.size
+
+
+@contextmanager
+def _explaining_open_axes() -> Iterator[None]:
+    """What TensorFlow raises where a step uses the length of a batch axis says where a None comes from."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        if "None" in str(error):
+            error.add_note(
+                "AutoDist captures a step with its batch axis open: x.shape[0] of an argument x is None there. Write "
+                "tf.shape(x)[0] for it, or -1 where tf.reshape is to find it."
+            )
+        raise
+
+
+def _count(leaves: Sequence[Leaf]) -> int:
+    """The number of examples of a call."""
+    return count_examples([(x.parameter, x.value, x.axis) for x in leaves if x.axis is not None])
 
 
 def _is_array(value: Any) -> bool:

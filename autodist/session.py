@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface  # by which a Saver knows that it is given a session
 from tensorflow.python.framework import stack  # the stack of default sessions, by which Tensor.eval finds its own
 
+from autodist.capture.batch_length import require_any_length
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.errors import CaptureError
@@ -21,8 +22,9 @@ from autodist.graph.item import GraphItem, place_variables
 from autodist.kernels import KERNELS, SETTING_KERNELS, find_placements, only_sets
 from autodist.proto import strategy_pb2
 from autodist.run import Run
-from autodist.runtime.batches import count_examples, with_a_row
+from autodist.runtime.batches import with_a_row
 from autodist.runtime.program import Program
+from autodist.session_feeds import SessionFeeds, examples_of
 
 _COUNT = itertools.count()
 """Sessions of this process; all workers make theirs in the same order."""
@@ -70,7 +72,8 @@ class DistributedSession(SessionInterface):
     ) -> None:
         self._run, self._captured, self._notes = run, captured, notes
         self._version = captured.graph.version
-        self._batch_axis = {self._tensor(key).name: axis for key, axis in (batch_axis or {}).items()}
+        named = {self._tensor(key).name: axis for key, axis in (batch_axis or {}).items()}
+        self._feeds = SessionFeeds(run.spec, run.index, named)
         prefix = f"session_{next(_COUNT)}"  # each session has values of its own, as TensorFlow's have
         self._names = {v.name: f"{prefix}/{v.handle}" for v in captured.variables}
         whole = captured.whole()
@@ -79,6 +82,7 @@ class DistributedSession(SessionInterface):
                 "the graph makes no gradient that is written to its variable, so there is nothing to synchronise. "
                 "Build the optimizer's train operation within the scope, before the session."
             )
+        self._feeds.require_open_axes(whole, captured.graph)
         self._strategy: strategy_pb2.Strategy = run.plan(whole, self._names, rehearses=False)
         self._placements = find_placements(whole, self._strategy) if run.workers > 1 else {}
         self._fetched: dict[Any, _Fetched] = {}
@@ -125,10 +129,7 @@ class DistributedSession(SessionInterface):
         return tf.nest.pack_sequence_as(fetches, results) if tf.nest.is_nested(fetches) else results[0]
 
     def _run_fetched(self, fetched: _Fetched, arrays: Mapping[tf.Tensor, np.ndarray]) -> list[np.ndarray]:
-        split = [
-            (t.name, a, axis) for (t, a), axis in zip(arrays.items(), fetched.axes, strict=True) if axis is not None
-        ]
-        examples = count_examples(split)
+        examples = examples_of(arrays, fetched.axes)
         values = [
             a if axis is None else with_a_row(a, axis) for a, axis in zip(arrays.values(), fetched.axes, strict=True)
         ]
@@ -149,10 +150,11 @@ class DistributedSession(SessionInterface):
     ) -> _Fetched:
         outputs = [e.name for e in elements if isinstance(e, tf.Tensor)]
         targets = [e.name for e in elements if isinstance(e, tf.Operation)]
-        axes = [self._axis(t, a) for t, a in arrays.items()]
+        axes = self._feeds.axes_of(arrays)
         inputs = {t.name: axis for t, axis in zip(arrays, axes, strict=True)}
         item = place_variables(self._captured.step(outputs, targets, inputs), self._placements)
         self._require_fed_data(item)
+        require_any_length(item, self._feeds.dealt(arrays, axes))
         sets = only_sets(item)
         program, _ = self._run.program(
             item, self._strategy, self._names, joins_outputs=False, kernels=SETTING_KERNELS if sets else KERNELS
@@ -168,23 +170,6 @@ class DistributedSession(SessionInterface):
                 "over the replicas. Feed them: read each batch in Python and pass this worker's part in feed_dict "
                 "(ad.distribute_dataset gives it)."
             )
-
-    def _axis(self, tensor: tf.Tensor, array: np.ndarray) -> int | None:
-        """The axis along which an input is split."""
-        if tensor.name in self._batch_axis:
-            return self._batch_axis[tensor.name]
-        if array.ndim == 0:
-            return None
-        if tensor.shape.rank is None or tensor.shape[0] is None:
-            return 0
-        here = sum(r.worker.index == self._run.index for r in self._run.spec.replicas)
-        if here > 1:
-            raise CaptureError(
-                f"{tensor.name} has the fixed shape {tensor.shape}, and this worker has {here} replicas: is it one row "
-                "an example, to be split, or the same for all? Leave its first axis open (None), or say "
-                f"create_distributed_session(batch_axis={{{tensor.op.name!r}: 0}}) or None for the whole."
-            )
-        return None
 
     def _element(self, fetch: Any) -> tf.Tensor | tf.Operation:
         return self.graph.as_graph_element(fetch, allow_tensor=True, allow_operation=True)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
+from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem, JoinKind
 from autodist.graph.names import is_control, node_of
-from autodist.graph.propagation import Propagation, propagate
+from autodist.graph.propagation import Propagation
 from autodist.graph.stages import Stages, find_stages
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.joins import GradientJoins, Joiner, OutputJoins, StateJoins
@@ -16,12 +17,6 @@ from autodist.kernels.random_draws import STRIDE, draw_apart, reads_to_offset
 from autodist.kernels.split_batch import split_batch
 from autodist.kernels.state_writes import take_state_writes
 from autodist.kernels.varying import RANDOM, find_varying
-
-
-def flows_of(item: GraphItem) -> Propagation:
-    """How the captured tensors depend on the batch."""
-    axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
-    return propagate(item.graph_def, axes, lambda name: item.spec_of(name).shape, nodes=item.wiring.nodes)
 
 
 @dataclass(frozen=True)

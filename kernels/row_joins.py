@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
+from autodist.graph.flows import flows_of
 from autodist.graph.item import Gradient, GraphItem, RowJoin
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.propagation import PerExample, Propagation, Replicated
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.merge_rows import is_added_up
-from autodist.kernels.replicate import flows_of
 
 _PASS = frozenset(["Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"])
 

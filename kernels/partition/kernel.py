@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem, Variable
 from autodist.graph.keeper import Pace
 from autodist.graph.placement import shard_name
@@ -23,7 +24,6 @@ from autodist.kernels.partition.arithmetic import FOLLOWED, REDUCTIONS, elementw
 from autodist.kernels.partition.gradients import cut_gradients
 from autodist.kernels.partition.work import Work
 from autodist.kernels.plan import Plan
-from autodist.kernels.replicate import flows_of
 
 log = logging.getLogger("autodist")
 

@@ -1,0 +1,12 @@
+"""How the tensors of a captured step depend on its batch."""
+
+from __future__ import annotations
+
+from autodist.graph.item import GraphItem
+from autodist.graph.propagation import Propagation, propagate
+
+
+def flows_of(item: GraphItem) -> Propagation:
+    """How the captured tensors depend on the batch."""
+    axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
+    return propagate(item.graph_def, axes, lambda name: item.spec_of(name).shape, nodes=item.wiring.nodes)
