@@ -212,6 +212,8 @@ class Frame:
             if rule is not None or _is_stateless(node.op):
                 return SAME
         site = Site(node, sources, facts, self)
+        if rule is None and self._library.has(node.op):
+            return self.call(site, node.op, facts, sources)
         if rule is None:
             return site.opaque(
                 "this op is not in the table of what shows how a batch goes through", Recovery.BATCH_SHAPED

@@ -55,7 +55,7 @@ def cast(site: Site) -> Fact:
     target = dtypes.as_dtype(site.node.attr["DstT"].type)
     if isinstance(fact, Dims):
         return fact if target.is_integer else operands_of(site)[0]
-    if target.is_bool or (source.is_floating and not target.is_floating):
+    if target.is_bool or (target.is_integer and (source.is_floating or source.is_complex)):
         return nonlinear(site)
     return fact
 
@@ -225,14 +225,15 @@ _LINEAR = op_names(
     "DebugIdentity DebugIdentityV2"
 )
 _NONLINEAR = op_names(
-    "Abs Acos Acosh Angle Asin Asinh Atan Atan2 Atanh ApproximateEqual BesselI0e BesselI1e Betainc "
-    "BitwiseAnd BitwiseOr BitwiseXor Bucketize Ceil ClipByValue Complex ComplexAbs Cos Cosh Digamma Elu "
-    "Equal Erf Erfc Erfinv Exp Expm1 Floor FloorMod Gelu Greater GreaterEqual Igamma Igammac Inv Invert "
-    "IsFinite IsInf IsNan LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot "
-    "LogicalOr Maximum Minimum Mod Ndtri NextAfter NotEqual Polygamma Pow Relu Relu6 RightShift Rint Round "
-    "Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt SquaredDifference Tan Tanh TruncateMod Xlog1py "
-    "Xlogy Zeta QuantizeAndDequantizeV2 StringToHashBucketFast StringToHashBucketStrong StringLower "
-    "StringUpper StringLength AsString StringToNumber FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars"
+    "Abs Acos Acosh Angle Asin Asinh Atan Atan2 Atanh ApproximateEqual BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 "
+    "BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BitwiseAnd BitwiseOr BitwiseXor "
+    "Bucketize Ceil ClipByValue Complex ComplexAbs Cos Cosh Dawsn Digamma Elu Equal Erf Erfc Erfinv Exp Expint Expm1 "
+    "Floor FloorMod FresnelCos FresnelSin Gelu Greater GreaterEqual Igamma Igammac Inv Invert IsFinite IsInf IsNan "
+    "LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Ndtri "
+    "NextAfter NotEqual Polygamma Pow Relu Relu6 RightShift Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus "
+    "Softsign Spence Sqrt SquaredDifference Tan Tanh TruncateMod Xlog1py Xlogy Zeta QuantizeAndDequantizeV2 "
+    "StringToHashBucketFast StringToHashBucketStrong StringLower StringUpper StringLength AsString StringToNumber "
+    "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars"
 )
 
 RULES: dict[str, Rule] = {

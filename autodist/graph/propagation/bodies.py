@@ -61,6 +61,13 @@ class Library:
     def _definitions(self) -> dict[str, tf.compat.v1.FunctionDef]:
         return {definition.signature.name: definition for definition in self._library.function}
 
+    @cached_property
+    def _knowing_functions(self) -> tf.Graph:
+        """A graph in which the functions are ops of their own, as old ones (`Defun`) are called."""
+        with tf.Graph().as_default() as graph:
+            tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=self._library), name="")
+        return graph
+
     def has(self, function: str) -> bool:
         return function in self._definitions
 
@@ -91,7 +98,8 @@ class Library:
         handles: Sequence[tf.compat.v1.NodeDef | None],
     ) -> Body:
         protos = [shape.as_proto() for shape in shapes]
-        graph_def, flat = function_def_to_graph.function_def_to_graph_def(definition, protos)
+        with self._knowing_functions.as_default():
+            graph_def, flat = function_def_to_graph.function_def_to_graph_def(definition, protos)
         names = [argument.name for argument in definition.signature.input_arg]
         known = {name: handle for name, handle in zip(names, handles, strict=True) if handle is not None}
         for node in graph_def.node:

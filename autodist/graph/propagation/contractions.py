@@ -40,8 +40,8 @@ def einsum(site: Site) -> Fact:
     inputs, _, output = site.text("equation").replace(" ", "").partition("->")
     terms = inputs.split(",")
     labels = [_expand(term, site.rank(index)) for index, term in enumerate(terms)]
-    if any(entry is None or len(set(entry)) != len(entry) for entry in labels) or len(labels) > 2:
-        return _opaque_or(site, "its equation repeats an index, or the ranks of its inputs are not known")
+    if None in labels or len(labels) > 2:
+        return _opaque_or(site, "the ranks of its inputs are not known")
     known = [entry for entry in labels if entry is not None]
     widest = max((sum(isinstance(label, int) for label in entry) for entry in known), default=0)
     result = _expand(output, widest + len(output.replace("...", "")))
@@ -99,6 +99,8 @@ def _batch_label(labelled: list[tuple[Rows | None, Labels]]) -> tuple[Rows, obje
     if any((other.count, other.order) != (rows.count, rows.order) for other, _ in found):
         return None
     if any(label in labels for own, labels in labelled if own is None):
+        return None
+    if any(labels.count(label) > 1 for _, labels in labelled):
         return None
     return rows, label
 

@@ -26,8 +26,23 @@ _FOLDS: dict[str, Fold] = {
     "Reshape": lambda x, shape: np.reshape(x, tuple(shape)),
     "ExpandDims": lambda x, axis: np.expand_dims(x, int(axis)),
     "Fill": lambda dims, value: np.full(tuple(dims), value),
+    "InvertPermutation": np.argsort,
+    "FloorDiv": np.floor_divide,
+    "FloorMod": np.mod,
+    "Maximum": np.maximum,
+    "Minimum": np.minimum,
+    "Less": np.less,
+    "LessEqual": np.less_equal,
+    "Greater": np.greater,
+    "GreaterEqual": np.greater_equal,
+    "Equal": np.equal,
+    "NotEqual": np.not_equal,
+    "Select": np.where,
+    "SelectV2": np.where,
     "Prod": lambda x, axes: np.prod(x, axis=tuple(np.atleast_1d(axes))),
 }
+
+_UNIFORM = {"ZerosLike": 0, "OnesLike": 1}
 
 
 class Constants:
@@ -57,6 +72,8 @@ class Constants:
         if node.op == "Rank":
             rank = self._shape(node.input[0]).rank
             return None if rank is None else np.asarray(rank)
+        if node.op in _UNIFORM:
+            return self._uniform(node)
         fold = _fold_of(node)
         sources = [name for name in node.input if not name.startswith("^")]
         if fold is None or not sources:
@@ -65,6 +82,13 @@ class Constants:
         if any(value is None or value.size > _LARGEST for value in values):
             return None
         return np.asarray(fold(*values))
+
+    def _uniform(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:
+        """As many zeros or ones as a tensor has elements, whose values do not matter."""
+        shape = self._shape(node.input[0])
+        if not shape.is_fully_defined() or shape.num_elements() > _LARGEST:
+            return None
+        return np.full(shape.as_list(), _UNIFORM[node.op])
 
 
 def _fold_of(node: tf.compat.v1.NodeDef) -> Fold | None:

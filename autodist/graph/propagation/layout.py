@@ -14,6 +14,7 @@ from autodist.graph.propagation.facts import (
     Form,
     Opaque,
     Positions,
+    Recovery,
     Rows,
     Statistic,
     form_of,
@@ -24,12 +25,13 @@ from autodist.graph.propagation.site import Rule, Site
 RowsRule = Callable[[Site, Form, Rows], Fact]
 
 
-def moving(rule: RowsRule, adds_elements: bool = False) -> Callable[[Site], Fact]:
+def moving(rule: RowsRule, adds_elements: bool = False, drawn: int | None = None) -> Callable[[Site], Fact]:
     """A rule for ops that move the elements of their first input: what has no rows stays what it is.
 
     Args:
         rule: what becomes of rows.
         adds_elements: whether the op also makes elements of its own, which only what is the same survives.
+        drawn: an input that may be noise, since the shape that the op makes does not depend on it.
     """
 
     def apply(site: Site) -> Fact:
@@ -39,7 +41,9 @@ def moving(rule: RowsRule, adds_elements: bool = False) -> Callable[[Site], Fact
         if isinstance(form, (Opaque, Statistic)):
             return form
         if form.rows is not None:
-            arguments = [fact for fact in site.facts[1:] if isinstance(fact, Opaque)]
+            noise = site.facts[drawn] if drawn is not None else None
+            noise = noise if isinstance(noise, Opaque) and noise.recovery is Recovery.ALWAYS else None
+            arguments = [fact for fact in site.facts[1:] if isinstance(fact, Opaque) and fact is not noise]
             return Opaque(arguments[0].reason) if arguments else rule(site, form, form.rows)
         if adds_elements and not form.is_same:
             return site.opaque("it adds elements to a sum or mean over the batch")
@@ -88,6 +92,8 @@ def reshape(site: Site) -> Fact:
     form = form_of(site.facts[0])
     if isinstance(site.facts[0], Positions):
         return site.facts[0]
+    if isinstance(site.facts[0], Dims) and len(site.facts[0].forms) == 1 and site.output_shape().rank in (0, 1):
+        return replace(site.facts[0], is_scalar=site.output_shape().rank == 0)
     if isinstance(form, (Opaque, Statistic)):
         return form
     if form.rows is None:
@@ -160,8 +166,8 @@ def _product(lengths: list[int | None]) -> int | None:
 
 
 def pad(site: Site, form: Form, batch: Rows) -> Fact:
-    widths = site.constant(1)
-    if widths is None or widths[batch.axis].any():
+    widths = site.elements(1)
+    if widths is None or widths[2 * batch.axis : 2 * batch.axis + 2] != [0, 0]:
         return site.opaque("it pads the batch axis, or it is not known which axes it pads")
     if form.factors and not (len(site.inputs) < 3 or site.is_zero(2)):
         return site.opaque("it pads scaled rows with a constant")
@@ -228,6 +234,6 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["Pad", "PadV2", "MirrorPad"], moving(pad, adds_elements=True)),
     "Tile": tile,
     "ReverseV2": moving(reverse),
-    **dict.fromkeys(["Cumsum", "Cumprod"], moving(scan, adds_elements=True)),
+    **dict.fromkeys(["Cumsum", "Cumprod", "CumulativeLogsumexp"], moving(scan, adds_elements=True)),
     "ReverseSequence": reverse_sequence,
 }

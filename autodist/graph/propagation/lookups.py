@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from autodist.graph.propagation.facts import SAME, Count, Dims, Fact, Form, Opaque, Positions, Rows, form_of, with_axis
 from autodist.graph.propagation.kinds import Elements
+from autodist.graph.propagation.positions import element_of_each, numbers_all
 from autodist.graph.propagation.site import Rule, Site
 
 
@@ -84,6 +85,10 @@ def _masked(site: Site, positions: Positions, axis: int) -> Fact:
         return Opaque(params.reason)
     within = positions.within
     rows = params.rows
+    if axis == 0 and numbers_all(positions, params):
+        return params
+    if positions.count == within.count:
+        return site.opaque("it takes rows by numbers that were counted in other rows")
     if rows is not None and rows.axis == axis == within.axis == 0 and rows.count == within.count and not rows.order:
         return replace(params, base=Rows(0, positions.count, None))
     return site.opaque("it takes rows by positions that were found in other rows")
@@ -109,6 +114,9 @@ def _gather_in_batches(site: Site, params: Form, indices: Form, batch_dims: int)
 
 def gather_nd(site: Site) -> Fact:
     """GatherNd, ResourceGatherNd: the last axis of the indices is one index."""
+    found = element_of_each(site)
+    if found is not None:
+        return found
     params, indices, rank = site.form(0), site.form(1), site.rank(1)
     for form in (params, indices):
         if isinstance(form, Opaque):

@@ -21,12 +21,18 @@ from autodist.graph.propagation.facts import (
 from autodist.graph.propagation.site import Rule, Site, op_names
 
 
+def is_same_for_all(fact: Fact) -> bool:
+    """Whether all examples of a part meet the same parameter: one of all replicas, or noise that each draws once."""
+    form = form_of(fact)
+    return form == SAME or (isinstance(form, Opaque) and form.recovery is Recovery.ALWAYS)
+
+
 def first_axis_by_itself(site: Site) -> Fact:
     """Convolutions and pooling: each entry of the first axis by itself, with parameters that are the same."""
     form = site.form(0)
     if isinstance(form, Opaque):
         return form if all(form_of(fact) == SAME for fact in site.facts[1:]) else Opaque(form.reason)
-    if any(form_of(fact) != SAME for fact in site.facts[1:]):
+    if not all(map(is_same_for_all, site.facts[1:])):
         return site.opaque("its parameters are not the same on all replicas")
     if form.rows is None:
         return form if form.is_same else site.opaque("its input is a sum or mean over the batch")
@@ -53,7 +59,7 @@ def along_last_axis(site: Site) -> Fact:
     if isinstance(form, Form) and form.rows is not None:
         if rank is None or form.rows.axis == rank - 1:
             return site.opaque("it runs along the batch, or its input's rank is not known")
-        if any(form_of(fact) != SAME for fact in site.facts[1:]):
+        if not all(map(is_same_for_all, site.facts[1:])):
             return site.opaque("its parameters are not the same on all replicas")
     return nonlinear(site, [0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
@@ -42,9 +43,18 @@ def _concat(site: Site, indices: Sequence[int], axis_index: int) -> Fact:
     if axis is None or rank is None:
         return site.opaque("the axis along which it puts tensors together is not known")
     if axis % rank != alike.rows.axis:
-        bases = {form.base for form in forms if isinstance(form, Form)}
-        return alike if len(bases) == 1 else site.opaque("its inputs have their examples in different orders")
+        return _beside(site, forms)
     return _stacked_rows(site, alike, [form.rows for form in forms if isinstance(form, Form) and form.rows])
+
+
+def _beside(site: Site, forms: Sequence[Form | Statistic | Opaque]) -> Fact:
+    """Rows of the same examples, put together along another axis than theirs."""
+    known = [form for form in forms if isinstance(form, Form) and form.rows]
+    if len({form.rows.order for form in known if form.rows}) > 1:
+        return site.opaque("its inputs have their examples in different orders")
+    mixed = next((form.mixed_at for form in known if form.mixed_at), None)
+    told = [form for form in known if form.rows and form.rows.per is not None]
+    return replace((told or known)[0], mixed_at=mixed)
 
 
 def _stacked_rows(site: Site, form: Form, parts: list[Rows]) -> Fact:
@@ -99,13 +109,14 @@ def pack(site: Site) -> Fact:
     alike = _alike(site, [form_of(fact) for fact in site.facts])
     if not isinstance(alike, Form) or alike.rows is None:
         return alike
-    if len({form.base for form in site.facts if isinstance(form, Form)}) != 1:
-        return site.opaque("its inputs have their examples in different orders")
+    beside = _beside(site, [form_of(fact) for fact in site.facts])
+    if not isinstance(beside, Form) or beside.rows is None:
+        return beside
     axis, rank = site.number("axis"), site.rank(0)
     if axis < 0 and rank is None:
         return site.opaque("the rank of its inputs is not known")
     axis = axis if axis >= 0 else axis + (rank or 0) + 1
-    return with_axis(alike, alike.rows.axis + (axis <= alike.rows.axis))
+    return with_axis(beside, beside.rows.axis + (axis <= beside.rows.axis))
 
 
 def unpack(site: Site) -> Fact | list[Fact]:
@@ -133,7 +144,10 @@ def split_by_sizes(site: Site) -> Fact | list[Fact]:
 
 
 def _split(site: Site, data: int, axis_index: int, number: int) -> Fact | list[Fact]:
-    form = form_of(site.facts[data])
+    fact = site.facts[data]
+    if isinstance(fact, Dims) and not fact.is_scalar and site.node.op == "SplitV":
+        return _parts_of_dims(site, fact)
+    form = form_of(fact)
     if not isinstance(form, Form) or form.rows is None:
         return [form] * number
     axis, rank = site.scalar(axis_index), site.rank(data)
@@ -143,6 +157,17 @@ def _split(site: Site, data: int, axis_index: int, number: int) -> Fact | list[F
         return [form] * number
     parts = _unstacked(form, number) if site.node.op == "Split" else None
     return list(parts) if parts else [site.opaque("it takes the batch apart")] * number
+
+
+def _parts_of_dims(site: Site, dims: Dims) -> list[Fact]:
+    """Integers of a shape, taken apart by sizes of which one may be what is left."""
+    sizes = site.elements(1)
+    if sizes is None or None in sizes or sizes.count(-1) > 1:
+        return [site.opaque("the parts of a shape that it makes are not known")] * site.number("num_split")
+    known = [size for size in sizes if size is not None]
+    left = len(dims.forms) - sum(size for size in known if size != -1)
+    ends = list(itertools.accumulate(left if size == -1 else size for size in known))
+    return [Dims(dims.forms[start:end], dims.values[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _unstacked(form: Form, number: int) -> list[Form] | None:

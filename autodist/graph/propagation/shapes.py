@@ -20,7 +20,8 @@ from autodist.graph.propagation.facts import (
     form_of,
     power,
 )
-from autodist.graph.propagation.site import Rule, Site, op_names
+from autodist.graph.propagation.positions import all_rows
+from autodist.graph.propagation.site import Rule, Site
 
 
 def shape(site: Site) -> Fact:
@@ -119,15 +120,6 @@ def batch_of(dims: Dims) -> Rows | None:
     return Rows(axis, count, per=None) if isinstance(count, Count) else None
 
 
-def random(site: Site) -> Fact:
-    """Random numbers: one draw an example where the shape holds the batch, else noise of each replica's own."""
-    dims = site.dims(0)
-    batch = batch_of(dims) if dims is not None else None
-    if batch is not None:
-        return Form(batch)
-    return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
-
-
 def ones_like(site: Site) -> Fact:
     """OnesLike, ZerosLike: the shape matters, the values do not."""
     form = form_of(site.facts[0])
@@ -136,8 +128,46 @@ def ones_like(site: Site) -> Fact:
     return form if isinstance(form, Opaque) else SAME
 
 
+def stitch(site: Site) -> Fact:
+    """DynamicStitch of integers of shapes: the elements of each vector, put where its indices say."""
+    half = len(site.facts) // 2
+    indices, dims = [site.elements(k) for k in range(half)], [site.dims(k) for k in range(half, 2 * half)]
+    if any(places is None or None in places for places in indices) or any(entry is None for entry in dims):
+        return site.opaque("it puts elements together in places that are not known")
+    found: dict[int, tuple[Form, int | None]] = {}
+    for places, entry in zip(indices, dims, strict=True):
+        assert places is not None and entry is not None
+        if entry.is_scalar or len(places) != len(entry.forms):
+            return site.opaque("it puts together more than single integers")
+        for place, form, value in zip(places, entry.forms, entry.values, strict=True):
+            assert place is not None
+            found[place] = (form, value)
+    if sorted(found) != list(range(len(found))):
+        return site.opaque("it leaves places open")
+    return Dims(tuple(found[k][0] for k in range(len(found))), tuple(found[k][1] for k in range(len(found))))
+
+
+def broadcast_shapes(site: Site) -> Fact:
+    """BroadcastArgs: the shape that two shapes make when they are broadcast against one another."""
+    left, right = site.dims(0), site.dims(1)
+    if left is None or right is None:
+        return site.opaque("the shapes that it broadcasts are not known")
+    longer, shorter = sorted((left, right), key=lambda dims: -len(dims.forms))
+    skipped = len(longer.forms) - len(shorter.forms)
+    forms, values = list(longer.forms), list(longer.values)
+    for axis, (form, value) in enumerate(zip(shorter.forms, shorter.values, strict=True), skipped):
+        if (forms[axis], values[axis]) == (SAME, 1):
+            forms[axis], values[axis] = form, value
+        elif (form, value) != (SAME, 1) and (form, value) != (forms[axis], values[axis]):
+            return site.opaque("it broadcasts shapes whose lengths are not known to fit")
+    return Dims(tuple(forms), tuple(values))
+
+
 def arange(site: Site) -> Fact:
     """Range, LinSpace: numbers of positions within the replica's part join in no way."""
+    positions = all_rows(site) if site.node.op == "Range" else None
+    if positions is not None:
+        return positions
     dims = [site.dims(index) for index in range(len(site.facts))]
     if all(entry is not None and all(form.is_same for form in entry.forms) for entry in dims):
         return SAME
@@ -152,14 +182,7 @@ RULES: dict[str, Rule] = {
     "Fill": fill,
     "BroadcastTo": broadcast_to,
     **dict.fromkeys(["OnesLike", "ZerosLike"], ones_like),
+    **dict.fromkeys(["DynamicStitch", "ParallelDynamicStitch"], stitch),
+    "BroadcastArgs": broadcast_shapes,
     **dict.fromkeys(["Range", "LinSpace"], arange),
 }
-
-_SHAPED = op_names(
-    "RandomUniform RandomStandardNormal RandomUniformInt TruncatedNormal RandomGammaV2 "
-    "ParameterizedTruncatedNormal RandomPoissonV2 "
-    "StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt "
-    "StatelessRandomUniformFullInt StatelessRandomUniformV2 StatelessRandomNormalV2 "
-    "StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2"
-)
-RANDOM_RULES: dict[str, Rule] = dict.fromkeys(_SHAPED, random)

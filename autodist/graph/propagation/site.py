@@ -89,6 +89,23 @@ class Site:
         dims = self.dims(index)
         return None if dims is None else list(dims.values)
 
+    def elements(self, index: int) -> list[int | None] | None:
+        """The elements of an integer input, one after the other, where it may be put together from single ones."""
+        known = self.integers(index)
+        if known is not None and None not in known:
+            return known
+        tensor, node = self._origin(index)
+        value = self.scope.constant(tensor)
+        if value is not None:
+            return [int(element) for element in value.reshape(-1)]
+        if node is None or node.op != "Pack":
+            return known
+        sources = [tensor_name(name) for name in node.input if not name.startswith("^")]
+        if any(self.scope.shape(name).rank != 0 for name in sources):
+            return known
+        values = [self.scope.constant(name) for name in sources]
+        return [None if value is None else int(value) for value in values]
+
     def scalar(self, index: int) -> int | None:
         """The value of an integer input with one element, if it is known."""
         values = self.integers(index)

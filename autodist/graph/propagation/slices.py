@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autodist.graph.propagation.facts import Dims, Fact, Form, Opaque, Rows, with_axis
+from autodist.graph.propagation.facts import Dims, Fact, Form, Opaque, Positions, Rows, with_axis
 from autodist.graph.propagation.layout import count_of, moving
 from autodist.graph.propagation.site import Rule, Site
 
@@ -11,9 +11,17 @@ def strided_slice(site: Site) -> Fact:
     fact = site.facts[0]
     if isinstance(fact, Dims) and not fact.is_scalar:
         return _slice_of_dims(site, fact)
+    if isinstance(fact, Positions) and _only_adds_an_axis(site):
+        return fact
     found = moving(_strided_rows)(site)
     drops_axes = bool(site.number("shrink_axis_mask"))
     return Opaque(found.reason) if isinstance(found, Opaque) and drops_axes else found
+
+
+def _only_adds_an_axis(site: Site) -> bool:
+    """Whether it is x[:, None] of a vector."""
+    whole = site.number("begin_mask") & site.number("end_mask") & 1
+    return bool(whole) and site.number("new_axis_mask") == 2 and not site.number("shrink_axis_mask")
 
 
 def _slice_of_dims(site: Site, dims: Dims) -> Fact:
@@ -76,11 +84,11 @@ def slice_(site: Site) -> Fact:
             return site.opaque("the part of a shape that it takes is not known")
         part = slice(begin[0], None if size[0] == -1 else begin[0] + size[0])
         return Dims(fact.forms[part], fact.values[part])
-    return moving(_slice_rows)(site)
+    return moving(_slice_rows, drawn=1)(site)
 
 
 def _slice_rows(site: Site, form: Form, batch: Rows) -> Fact:
-    begin, size = site.integers(1), site.integers(2)
+    begin, size = site.elements(1), site.elements(2)
     if begin is not None and size is not None and begin[batch.axis] == 0 and size[batch.axis] == -1:
         return form
     return site.opaque("it takes some rows of the batch by their position")

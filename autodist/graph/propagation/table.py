@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from autodist.graph.propagation import (
     arithmetic,
+    blocks,
     choices,
     contractions,
+    derivatives,
+    draws,
     functions,
+    images,
     layout,
     lists,
     lookups,
+    matrices,
     network,
     pieces,
+    positions,
     reductions,
     shapes,
     slices,
@@ -28,21 +34,26 @@ TABLE: dict[str, Rule] = {
     **choices.RULES,
     **reductions.RULES,
     **shapes.RULES,
-    **shapes.RANDOM_RULES,
+    **draws.RULES,
     **layout.RULES,
     **slices.RULES,
     **pieces.RULES,
     **lookups.RULES,
     **contractions.RULES,
     **network.RULES,
+    **matrices.RULES,
+    **images.RULES,
+    **blocks.RULES,
+    **derivatives.RULES,
+    **positions.RULES,
     **lists.RULES,
     **functions.RULES,
     "Enter": arithmetic.linear,
     "LoopCond": arithmetic.linear,
 }
 
-_SHAPES = ("Shape", "ShapeN", "Size", "Rank")
-NOT_FOLDED = frozenset([*shapes.RANDOM_RULES, *functions.RULES, *lists.RULES, *sources.RULES, *_SHAPES])
+_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "BroadcastArgs", "DynamicStitch")
+NOT_FOLDED = frozenset([*draws.RULES, *functions.RULES, *lists.RULES, *sources.RULES, *_SHAPES])
 """Ops that may give something else than "the same everywhere" although all their inputs are."""
 
 

@@ -1,0 +1,50 @@
+"""Blocks of space that become entries of the batch and go back: how convolutions with holes are computed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from autodist.graph.propagation.facts import Fact, Form, Rows
+from autodist.graph.propagation.layout import moving
+from autodist.graph.propagation.site import Rule, Site
+
+_IN_BLOCKS = "in blocks of space"
+
+
+def space_to_batch(site: Site) -> Fact:
+    """SpaceToBatchND: all examples of a block's first place, then all of its second."""
+    return moving(_to_batch)(site)
+
+
+def _to_batch(site: Site, form: Form, batch: Rows) -> Fact:
+    places = _places(site)
+    if places is None or batch.axis != 0:
+        return site.opaque("its blocks are not known, or the examples not along the first axis")
+    per = None if batch.per is None else batch.per * int(np.prod(places))
+    return replace(form, base=replace(batch, per=per, order=(_IN_BLOCKS, places, batch.order)))
+
+
+def batch_to_space(site: Site) -> Fact:
+    """BatchToSpaceND: back, if the blocks are those that space was divided into."""
+    return moving(_to_space)(site)
+
+
+def _to_space(site: Site, form: Form, batch: Rows) -> Fact:
+    places = _places(site)
+    if places is None or batch.axis != 0 or batch.order[:2] != (_IN_BLOCKS, places):
+        return site.opaque("it makes space of entries of the batch that were not made of blocks of space")
+    before = batch.order[2]
+    assert isinstance(before, tuple)
+    per = None if batch.per is None else batch.per / int(np.prod(places))
+    return replace(form, base=replace(batch, per=per, order=before))
+
+
+def _places(site: Site) -> tuple[int, ...] | None:
+    values = site.integers(1)
+    known = tuple(value for value in values or () if value is not None)
+    return known if values and len(known) == len(values) else None
+
+
+RULES: dict[str, Rule] = {"SpaceToBatchND": space_to_batch, "BatchToSpaceND": batch_to_space}

@@ -1,0 +1,134 @@
+"""Ops that TensorFlow makes for gradients, where a loss has a gradient in it (a penalty on its length, say)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autodist.graph.propagation.arithmetic import factors_of, nonlinear
+from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of
+from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, Opaque, Rows, form_of
+from autodist.graph.propagation.site import Rule, Site, op_names
+
+
+def linear_in(given: int, other: int) -> Rule:
+    """Elementwise, linear in the gradient that comes in and any function of the value at which it is taken."""
+
+    def apply(site: Site) -> Fact:
+        operands = operands_of(site)
+        if not has_rows(operands) or factors_of(operands[other]):
+            return nonlinear(site)
+        joined = joined_rows(site, operands, (0, 1))
+        return joined if isinstance(joined, Opaque) else replace(joined, factors=factors_of(operands[given]))
+
+    return apply
+
+
+def bias_gradient(site: Site) -> Fact:
+    """BiasAddGrad: a sum over all axes but the channels'."""
+    form = site.form(0)
+    if not isinstance(form, Form) or form.rows is None:
+        return Opaque(form.reason) if isinstance(form, Opaque) else form
+    channels = 1 if site.text("data_format") == "NCHW" else (site.rank(0) or 0) - 1
+    if form.rows.axis == channels:
+        return site.opaque("the examples lie along its channels")
+    return Form(Base.ADDED, form.factors, form.mixed_at)
+
+
+def filter_gradient(site: Site) -> Fact:
+    """Conv2DBackpropFilter: value, sizes, gradient: a sum over the batch."""
+    value, gradient = site.form(0), site.form(2)
+    for form in (value, gradient):
+        if isinstance(form, Opaque):
+            return Opaque(form.reason)
+    assert isinstance(value, Form) and isinstance(gradient, Form)
+    if value.rows is None or gradient.rows is None or not _same_examples(value.rows, gradient.rows):
+        return site.opaque("its value and its gradient do not both have the examples along the first axis")
+    if value.factors or form_of(site.facts[1]) != SAME:
+        return site.opaque("its value is scaled by sums over the batch")
+    return Form(Base.ADDED, gradient.factors, value.mixed_at or gradient.mixed_at)
+
+
+def _same_examples(left: Rows, right: Rows) -> bool:
+    return left.axis == right.axis == 0 and (left.count, left.order) == (right.count, right.order)
+
+
+def pooling_gradient(site: Site) -> Fact:
+    """MaxPoolGrad: value, result, gradient; linear in the last, each entry of the first axis by itself."""
+    return _pooled(site, (0, 1), 2)
+
+
+def average_gradient(site: Site) -> Fact:
+    """AvgPoolGrad: shape of the value, gradient."""
+    sizes = site.dims(0)
+    if sizes is None or not all(form.is_same for form in sizes.forms[1:]):
+        return site.opaque("the shape of its value is not known")
+    return _pooled(site, (), 1)
+
+
+def _pooled(site: Site, values: tuple[int, ...], given: int) -> Fact:
+    forms = [site.form(index) for index in (*values, given)]
+    for form in forms:
+        if isinstance(form, Opaque):
+            return Opaque(form.reason)
+    known = [form for form in forms if isinstance(form, Form)]
+    gradient = known[-1]
+    fits = all(form.rows and gradient.rows and _same_examples(form.rows, gradient.rows) for form in known)
+    if not fits or any(form.factors for form in known[:-1]):
+        return site.opaque("its inputs do not all have the examples along the first axis")
+    return replace(gradient, mixed_at=next((form.mixed_at for form in known if form.mixed_at), None))
+
+
+def broadcast_axes(site: Site) -> list[Fact]:
+    """BroadcastGradientArgs: for each of two shapes, the axes along which it was repeated to fit the other."""
+    left, right = site.dims(0), site.dims(1)
+    if left is None or right is None:
+        are_same = all(form_of(fact) == SAME for fact in site.facts)
+        return [SAME if are_same else site.opaque("the shapes that were broadcast are not known")] * 2
+    return [_axes_of(site, left, right), _axes_of(site, right, left)]
+
+
+def _axes_of(site: Site, own: Dims, other: Dims) -> Fact:
+    axes = _repeated(own, other)
+    if axes is None:
+        return site.opaque("which axes were broadcast depends on lengths that are not known")
+    return Dims((SAME,) * len(axes), tuple(axes))
+
+
+def _repeated(own: Dims, other: Dims) -> list[int] | None:
+    """The axes of the common shape along which `own` was repeated; None if that is not known."""
+    rank = max(len(own.forms), len(other.forms))
+    axes: list[int] = []
+    for axis in range(rank):
+        at, there = axis - rank + len(own.forms), axis - rank + len(other.forms)
+        if at < 0:
+            axes.append(axis)
+        elif there >= 0:
+            repeated = _is_repeated(own, at, other, there)
+            if repeated is None:
+                return None
+            axes += [axis] if repeated else []
+    return axes
+
+
+def _is_repeated(own: Dims, at: int, other: Dims, there: int) -> bool | None:
+    if own.forms[at] == SAME and own.values[at] is not None:
+        if own.values[at] != 1 or other.values[there] == 1:
+            return False
+        return None if other.forms[there] == SAME and other.values[there] is None else True
+    return False if own.forms[at] != SAME and own.forms[at] == other.forms[there] else None
+
+
+_LINEAR_IN_FIRST = op_names("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad")
+_LINEAR_IN_SECOND = op_names("TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad")
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_LINEAR_IN_FIRST, linear_in(0, 1)),
+    **dict.fromkeys(_LINEAR_IN_SECOND, linear_in(1, 0)),
+    **dict.fromkeys(["IgammaGradA", "RandomGammaGrad"], nonlinear),
+    "BiasAddGrad": bias_gradient,
+    **dict.fromkeys(["Conv2DBackpropFilter", "Conv3DBackpropFilterV2"], filter_gradient),
+    "DepthwiseConv2dNativeBackpropFilter": filter_gradient,
+    **dict.fromkeys(["MaxPoolGrad", "MaxPool3DGrad"], pooling_gradient),
+    **dict.fromkeys(["AvgPoolGrad", "AvgPool3DGrad"], average_gradient),
+    "BroadcastGradientArgs": broadcast_axes,
+}

@@ -1,0 +1,59 @@
+"""Random numbers: one draw an example where the batch says how many, else noise of each replica's own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, Recovery, form_of
+from autodist.graph.propagation.shapes import batch_of
+from autodist.graph.propagation.site import Rule, Site, op_names
+
+
+def of_shape(site: Site) -> Fact:
+    """Random numbers: one draw an example where the shape holds the batch, else noise of each replica's own."""
+    dims = site.dims(0)
+    batch = batch_of(dims) if dims is not None else None
+    if batch is not None:
+        return Form(batch)
+    return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
+
+
+def draw_classes(site: Site) -> Fact:
+    """Multinomial: some draws for each row of logits."""
+    form = site.form(0)
+    if isinstance(form, Form) and form.rows is not None and form.rows.axis == 0 and not form.factors:
+        return form if form_of(site.facts[1]) == SAME else site.opaque("how often it draws is not the same everywhere")
+    return site.opaque("random numbers, which each replica draws for itself", Recovery.ALWAYS)
+
+
+def draw_for_each(site: Site) -> Fact:
+    """RandomGamma, RandomPoissonV2: some draws for each element of what says how they are distributed."""
+    dims, form = site.dims(0), site.form(1)
+    if isinstance(form, Form) and form.rows is not None:
+        if dims is not None and all(d.is_same for d in dims.forms) and not form.factors:
+            return replace(form, base=replace(form.rows, axis=form.rows.axis + len(dims.forms)))
+        return site.opaque("how often it draws is not the same everywhere")
+    if isinstance(dims, Dims) and not all(d.is_same for d in dims.forms):
+        return _drawn_for_batch(site, dims)
+    return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
+
+
+def _drawn_for_batch(site: Site, dims: Dims) -> Fact:
+    batch = batch_of(dims)
+    return (
+        Form(batch) if batch is not None and form_of(site.facts[1]) == SAME else site.opaque("its shape is not known")
+    )
+
+
+_SHAPED = op_names(
+    "RandomUniform RandomStandardNormal RandomUniformInt TruncatedNormal "
+    "ParameterizedTruncatedNormal "
+    "StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt "
+    "StatelessRandomUniformFullInt StatelessRandomUniformV2 StatelessRandomNormalV2 "
+    "StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2"
+)
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_SHAPED, of_shape),
+    **dict.fromkeys(["Multinomial", "StatelessMultinomial"], draw_classes),
+    **dict.fromkeys(["RandomGamma", "RandomPoissonV2"], draw_for_each),
+}

@@ -1,0 +1,123 @@
+"""Ops on the last axes of a tensor, for each entry of the axes before them: linear algebra, Fourier transforms."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autodist.graph.propagation.arithmetic import factors_of, nonlinear
+from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of
+from autodist.graph.propagation.facts import SAME, Fact, Form, Opaque, form_of, times
+from autodist.graph.propagation.layout import moving
+from autodist.graph.propagation.site import Rule, Site, op_names
+
+
+def of_last_axes(number: int, others: Sequence[int] = ()) -> Rule:
+    """A function of the last `number` axes of the first input and of `others`, whose axes are aligned with its own."""
+
+    def apply(site: Site) -> Fact:
+        found = nonlinear(site, [0, *others])
+        if not isinstance(found, Form) or found.rows is None:
+            return found
+        ranks = [site.rank(index) for index in (0, *others)]
+        rank = max(value or 0 for value in ranks)
+        if None in ranks or found.rows.axis >= rank - number:
+            return site.opaque(
+                f"the examples lie along one of its last {number} axes, or its input's rank is not known"
+            )
+        return found if _rest_is_same(site, (0, *others)) else site.opaque("its parameters differ between replicas")
+
+    return apply
+
+
+def linear_in_last_axes(number: int) -> Rule:
+    """A linear function of the last `number` axes of the first input: sums and means of it stay what they are."""
+
+    def apply(site: Site) -> Fact:
+        if not _rest_is_same(site, (0,)):
+            return site.opaque("its parameters differ between replicas")
+        return moving(lambda s, form, rows: _apart(s, form, rows.axis, number))(site)
+
+    return apply
+
+
+def _apart(site: Site, form: Form, axis: int, number: int) -> Fact:
+    rank = site.rank(0)
+    if rank is None or axis >= rank - number:
+        return site.opaque(f"the examples lie along one of its last {number} axes, or its input's rank is not known")
+    return form
+
+
+def _rest_is_same(site: Site, indices: Sequence[int]) -> bool:
+    return all(form_of(fact) == SAME for index, fact in enumerate(site.facts) if index not in indices)
+
+
+def solve(site: Site) -> Fact:
+    """MatrixSolve, MatrixTriangularSolve: linear in the right-hand side, not in the matrix."""
+    operands = operands_of(site)
+    matrix, right = operands[:2]
+    if not has_rows(operands):
+        return nonlinear(site)
+    if factors_of(matrix):
+        return site.opaque("it is not linear in a matrix that is scaled by sums over the batch")
+    found = joined_rows(site, operands[:2], (0, 1))
+    rank = max(site.rank(0) or 0, site.rank(1) or 0)
+    if isinstance(found, Opaque) or found.rows is None:
+        return found
+    if found.rows.axis >= rank - 2:
+        return site.opaque("the examples lie along a matrix's rows or columns")
+    return replace(found, factors=factors_of(right))
+
+
+def cross(site: Site) -> Fact:
+    """Cross: bilinear, along the last axis."""
+    operands = operands_of(site)
+    if not has_rows(operands):
+        return nonlinear(site)
+    found = joined_rows(site, operands, (0, 1))
+    if isinstance(found, Opaque) or found.rows is None or found.rows.axis == (site.rank(0) or 0) - 1:
+        return found if isinstance(found, Opaque) else site.opaque("the examples lie along the axis of its vectors")
+    return replace(found, factors=times(factors_of(operands[0]), factors_of(operands[1])))
+
+
+def set_diagonal(site: Site) -> Fact:
+    """MatrixSetDiagV3: matrix and diagonal have the same leading axes."""
+    matrix, diagonal = site.form(0), site.form(1)
+    for form in (matrix, diagonal):
+        if isinstance(form, Opaque):
+            return Opaque(form.reason)
+    assert isinstance(matrix, Form) and isinstance(diagonal, Form)
+    if matrix.is_same and diagonal.is_same:
+        return SAME
+    if matrix.rows is None or diagonal.rows is None or form_of(site.facts[2]) != SAME:
+        return site.opaque("its matrices and its diagonals do not both have the examples along the same axis")
+    rank, inner = site.rank(0), site.rank(1)
+    alike = (matrix.rows.axis, matrix.rows.count, matrix.rows.order) == (
+        diagonal.rows.axis, diagonal.rows.count, diagonal.rows.order
+    )  # fmt: skip
+    if alike and matrix.factors == diagonal.factors and rank and inner and matrix.rows.axis < min(rank - 2, inner - 1):
+        return replace(matrix, mixed_at=matrix.mixed_at or diagonal.mixed_at)
+    return site.opaque("its matrices and its diagonals do not both have the examples along the same axis")
+
+
+_OF_MATRICES = op_names(
+    "MatrixDeterminant LogMatrixDeterminant MatrixInverse MatrixSquareRoot MatrixLogarithm MatrixExponential Cholesky "
+    "SelfAdjointEigV2 Eig Svd Qr Lu"
+)
+_LINEAR_IN_VECTORS = op_names("FFT IFFT RFFT IRFFT MatrixDiag MatrixDiagV2 MatrixDiagV3 BatchFFT BatchIFFT")
+_LINEAR_IN_MATRICES = op_names(
+    "FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixBandPart"
+)
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_OF_MATRICES, of_last_axes(2)),
+    **dict.fromkeys(_LINEAR_IN_VECTORS, linear_in_last_axes(1)),
+    **dict.fromkeys(_LINEAR_IN_MATRICES, linear_in_last_axes(2)),
+    **dict.fromkeys(["FFT3D", "IFFT3D", "RFFT3D", "IRFFT3D"], linear_in_last_axes(3)),
+    **dict.fromkeys(["MatrixSolve", "MatrixTriangularSolve"], solve),
+    **dict.fromkeys(["LowerBound", "UpperBound"], of_last_axes(1, (1,))),
+    "TridiagonalMatMul": of_last_axes(2, (1, 2, 3)),
+    "TridiagonalSolve": of_last_axes(2, (1,)),
+    "MatrixSetDiagV3": set_diagonal,
+    "Cross": cross,
+}
