@@ -23,7 +23,7 @@ from autodist.kernels import KERNELS, SETTING_KERNELS, find_placements, only_set
 from autodist.proto import strategy_pb2
 from autodist.run import Run
 from autodist.runtime.batches import with_a_row
-from autodist.runtime.program import Program
+from autodist.runtime.program import Program, RunMetadata, RunOptions
 from autodist.session_feeds import SessionFeeds, examples_of
 
 _COUNT = itertools.count()
@@ -98,18 +98,30 @@ class DistributedSession(SessionInterface):
         """The server that it runs on; empty where this worker is alone."""
         return str(self._run.host.session.sess_str)
 
-    def run(self, fetches: Any, feed_dict: Mapping[Any, Any] | None = None) -> Any:
+    def run(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        options: RunOptions | None = None,
+        run_metadata: RunMetadata | None = None,
+    ) -> Any:
         """Runs what `fetches` names, as `tf.compat.v1.Session.run` does.
 
         Args:
             fetches: a tensor, an operation, a variable, a name, or any nest of these.
             feed_dict: values of placeholders or other tensors.
+            options: of TensorFlow for this worker's run: a time limit, whether to trace. A run that a time limit ends
+                is a step that this worker has missed.
+            run_metadata: a `tf.compat.v1.RunMetadata`, filled with what `options` ask for: what this worker's run did,
+                by the names of the rewritten step's nodes. What the other workers' own runs did is not in it; the
+                environment variable AUTODIST_TRACE traces each worker.
 
         Returns:
             The values in the structure of `fetches`; None for operations.
 
         Raises:
-            CaptureError: variables or gradients were added after the session was made, or an input cannot be split.
+            CaptureError: variables or gradients were added after the session was made, or an input cannot be split, or
+                `options` name nodes of the script's graph.
             UnevenBatchError: inputs disagree in their number of examples.
             WorkerFailedError: another worker ended badly.
             ClusterError: this worker failed in an earlier run.
@@ -121,29 +133,37 @@ class DistributedSession(SessionInterface):
         feeds = {self._tensor(key): value for key, value in (feed_dict or {}).items()}
         arrays = {t: np.asarray(value, t.dtype.as_numpy_dtype) for t, value in feeds.items()}
         key = (tuple(e.name for e in elements), tuple(t.name for t in arrays))
+        _check_options(options, run_metadata)
         with self._run.missed_step.noted():
             if key not in self._fetched:
                 self._fetched[key] = self._prepare(elements, arrays)
-            values = iter(self._run_fetched(self._fetched[key], arrays))
+            values = iter(self._run_fetched(self._fetched[key], arrays, options, run_metadata))
         results = [next(values) if isinstance(e, tf.Tensor) else None for e in elements]
         return tf.nest.pack_sequence_as(fetches, results) if tf.nest.is_nested(fetches) else results[0]
 
-    def _run_fetched(self, fetched: _Fetched, arrays: Mapping[tf.Tensor, np.ndarray]) -> list[np.ndarray]:
+    def _run_fetched(
+        self,
+        fetched: _Fetched,
+        arrays: Mapping[tf.Tensor, np.ndarray],
+        options: RunOptions | None,
+        metadata: RunMetadata | None,
+    ) -> list[np.ndarray]:
         examples = examples_of(arrays, fetched.axes)
         values = [
             a if axis is None else with_a_row(a, axis) for a, axis in zip(arrays.values(), fetched.axes, strict=True)
         ]
+        asked = (fetched.program.run, values, examples, options, metadata)
         if fetched.looks:
             self._run.land()
         if not fetched.sets or self._run.workers == 1:
-            return self._run.guard(fetched.program.run, values, examples)
+            return self._run.guard(*asked)
         self._run.meet()
         if self._run.index == 0:
-            results = self._run.guard(fetched.program.run, values, examples)
+            results = self._run.guard(*asked)
             self._run.wait_for_chief()
             return results
         self._run.wait_for_chief()
-        return self._run.guard(fetched.program.run, values, examples)
+        return self._run.guard(*asked)
 
     def _prepare(
         self, elements: Sequence[tf.Tensor | tf.Operation], arrays: Mapping[tf.Tensor, np.ndarray]
@@ -199,3 +219,28 @@ class DistributedSession(SessionInterface):
         if self._default is not None:
             self._default.__exit__(kind, error, trace)
             self._default = None
+
+
+def _check_options(options: RunOptions | None, metadata: RunMetadata | None) -> None:
+    """Passes if options mean the same for the rewritten step as for the script's graph.
+
+    Raises:
+        CaptureError: they do not.
+        TypeError: these are no options, or nothing that metadata can be written to.
+    """
+    if metadata is not None and not isinstance(metadata, tf.compat.v1.RunMetadata):
+        raise TypeError(f"run_metadata is {metadata!r}; it must be a tf.compat.v1.RunMetadata.")
+    if options is None:
+        return
+    if not isinstance(options, tf.compat.v1.RunOptions):
+        raise TypeError(f"options is {options!r}; it must be a tf.compat.v1.RunOptions.")
+    if options.HasField("debug_options"):
+        raise CaptureError(
+            "debug_options name nodes of the script's graph, and what runs is the rewritten step, whose nodes have "
+            "other names. Fetch the tensors that are to be seen, or debug the script in a tf.compat.v1.Session."
+        )
+    if options.experimental.collective_graph_key:
+        raise CaptureError(
+            "experimental.collective_graph_key tells collectives of different runs apart, and AutoDist sets it itself. "
+            "Leave it out of the options."
+        )

@@ -67,10 +67,22 @@ class Host:
         run = self.session.make_callable(fetches, feed_list=list(feeds), accept_options=has_options)
         if not has_options:
             return run
-        options = tf.compat.v1.RunOptions()
-        if has_collectives:
-            options.experimental.collective_graph_key = COLLECTIVE_KEY
+        options = _options(has_collectives)
         return TracedRuns(run, options, trace) if trace else lambda *values: run(*values, options=options)
+
+    def callable_with_options(
+        self, fetches: Any, feeds: Sequence[str | tf.Tensor], has_collectives: bool
+    ) -> Callable[..., Any]:
+        """As `callable`; what it gives also takes `options` and `run_metadata`, as a session's `run` does."""
+        run = self.session.make_callable(fetches, feed_list=list(feeds), accept_options=True)
+
+        def call(*values: Any, options: Any = None, run_metadata: Any = None) -> Any:
+            merged = _options(has_collectives)
+            if options is not None:
+                merged.MergeFrom(options)
+            return run(*values, options=merged, run_metadata=run_metadata)
+
+        return call
 
     def close(self) -> None:
         """Closes the session. May be called twice."""
@@ -83,3 +95,10 @@ class Host:
         if not self._closed:
             self._closed = True
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
+
+
+def _options(has_collectives: bool) -> tf.compat.v1.RunOptions:
+    options = tf.compat.v1.RunOptions()
+    if has_collectives:
+        options.experimental.collective_graph_key = COLLECTIVE_KEY
+    return options

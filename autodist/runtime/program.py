@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,11 @@ from autodist.runtime.host import Host
 from autodist.runtime.memory import collect_and_trim, trim_heaps
 from autodist.runtime.timeline import trace_file
 from autodist.runtime.updates import Updates
+
+RunOptions = Any
+"""`tf.compat.v1.RunOptions`, of which TensorFlow has no types."""
+RunMetadata = Any
+"""`tf.compat.v1.RunMetadata`."""
 
 
 class Program:
@@ -43,17 +49,26 @@ class Program:
         collective = any(node.op.startswith("Collective") for node in item.graph_def.node)
         trace = trace_file(prefix.rstrip("/"), _worker_of(item, feeds[0].removeprefix(prefix))) if feeds else None
         self._run = host.callable([outputs, operations], feeds, collective, trace)
+        self._make_run_with_options = lambda: host.callable_with_options([outputs, operations], feeds, collective)
         self._updates = updates
         self._gives_back = bool(item.gradients)
         self._update = _callable_of(host, prefix, item.served)
         self.land = _callable_of(host, prefix, item.landed)
 
-    def run(self, values: Sequence[Any], examples: int) -> list[np.ndarray]:
+    def run(
+        self,
+        values: Sequence[Any],
+        examples: int,
+        options: RunOptions | None = None,
+        metadata: RunMetadata | None = None,
+    ) -> list[np.ndarray]:
         """One step.
 
         Args:
             values: of the inputs.
             examples: how many examples this worker has; 0 where `values` hold a row that does not count.
+            options: of TensorFlow, for this run.
+            metadata: filled with what TensorFlow tells of this run.
 
         Returns:
             The values of the step's outputs.
@@ -63,13 +78,21 @@ class Program:
             given.append(np.int64(examples))
         if self._update is not None:
             self._updates.release(self._update)
-        return self._first_run(given) if self._gives_back else self._run(*given)[0]
+        run = self._run
+        if options is not None or metadata is not None:
+            run = functools.partial(self._run_with_options, options=options, run_metadata=metadata)
+        return self._first_run(run, given) if self._gives_back else run(*given)[0]
 
-    def _first_run(self, given: Sequence[Any]) -> list[np.ndarray]:
+    @functools.cached_property
+    def _run_with_options(self) -> Callable[..., Any]:
+        """Made when it is first asked for: it takes longer for each run than what takes no options."""
+        return self._make_run_with_options()
+
+    def _first_run(self, run: Callable[..., Any], given: Sequence[Any]) -> list[np.ndarray]:
         """A step, before which goes what its making left behind, and after it what TensorFlow's preparation did."""
         self._gives_back = False
         collect_and_trim()
-        outputs = self._run(*given)[0]
+        outputs = run(*given)[0]
         trim_heaps()
         return outputs
 

@@ -37,6 +37,7 @@ ALL_REDUCE = (
     "graph_few_examples",
     "graph_loop",
     "graph_one_example",
+    "graph_run_options",
     "graph_saved_and_restored",
     "graph_tf_keras",
     "graph_weighted_loss",
@@ -95,6 +96,7 @@ RING = (
     "function-embedding-adam-clipped",
     "graph_decay_and_averages",
     "graph_one_example",
+    "graph_run_options",
     "step_tied_embedding",
     "step_two_optimizers",
 )

@@ -163,6 +163,25 @@ def graph_fetches(ad: Trainer) -> Results:
 
 
 @program
+def graph_run_options(ad: Trainer) -> Results:
+    """Runs with a time limit, and traced."""
+    batches = make_batches("mlp")
+    with tf.Graph().as_default(), ad.scope():
+        net = build("mlp")
+        train = v1.train.MomentumOptimizer(0.05, 0.9).minimize(net.loss)
+        limited = v1.RunOptions(timeout_in_ms=60_000)
+        traced = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer(), options=limited)
+            for k, (x, y) in enumerate(zip(batches.x, batches.y, strict=True)):
+                metadata = v1.RunMetadata()
+                options = (None, limited, traced)[k % 3]
+                session.run(train, {net.x: own(ad, x), net.y: own(ad, y)}, options, metadata)
+                assert bool(metadata.step_stats.dev_stats) == (options is traced)
+            return _variables(session)
+
+
+@program
 def graph_tf_keras(ad: Trainer) -> Results:
     """Layers and an optimizer of tf_keras, Keras 2, in a graph."""
     import tf_keras

@@ -1,0 +1,88 @@
+"""A session of two replicas: what it takes beside fetches and feeds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist import AutoDist, ResourceSpec
+from autodist.errors import CaptureError
+
+v1 = tf.compat.v1
+
+
+def autodist(replicas: int = 2) -> AutoDist:
+    node = {"address": "localhost", "cpus": list(range(replicas))}
+    return AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [node]}))
+
+
+@pytest.fixture
+def trained():
+    """A session with its loss, its train operation and a batch."""
+    ad = autodist()
+    with tf.Graph().as_default(), ad.scope():
+        x = v1.placeholder(tf.float64, [None, 3], "x")
+        weight = v1.get_variable("weight", [3, 1], tf.float64, initializer=tf.ones_initializer())
+        loss = tf.reduce_mean(tf.square(x @ weight), name="loss")
+        train = v1.train.GradientDescentOptimizer(0.001).minimize(loss)
+        session = ad.create_distributed_session()
+        session.run(v1.global_variables_initializer())
+        yield session, loss, train, {x: np.arange(12.0).reshape(4, 3)}
+
+
+def test_a_run_takes_options_and_tells_what_ran(trained):
+    session, loss, train, batch = trained
+    plain = session.run(loss, batch)
+    metadata = v1.RunMetadata()
+    options = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
+    traced, _ = session.run([loss, train], batch, options, metadata)
+    assert traced == plain
+    ran = {node.node_name for device in metadata.step_stats.dev_stats for node in device.node_stats}
+    assert any("MatMul" in name for name in ran) and any("replica_1/" in name for name in ran)
+    assert session.run(loss, feed_dict=batch, options=None, run_metadata=None) < plain
+
+
+def test_metadata_alone_is_filled_and_earlier_contents_go(trained):
+    session, loss, _, batch = trained
+    metadata = v1.RunMetadata()
+    metadata.step_stats.dev_stats.add(device="earlier")
+    session.run(loss, batch, run_metadata=metadata)
+    assert "earlier" not in str(metadata)
+    graphs = v1.RunMetadata()
+    session.run(loss, batch, options=v1.RunOptions(output_partition_graphs=True), run_metadata=graphs)
+    assert graphs.partition_graphs
+
+
+def test_a_time_limit_is_kept(trained):
+    session, _, train, batch = trained
+    session.run(train, batch, options=v1.RunOptions(timeout_in_ms=60_000))
+    with tf.Graph().as_default(), (ad := autodist()).scope():
+        x = v1.placeholder(tf.float64, [None, 3], "x")
+        weight = v1.get_variable("weight", [3, 1], tf.float64)
+        endless = tf.while_loop(lambda k: k < 1e18, lambda k: k + 1.0, [tf.reduce_mean(x @ weight)])
+        v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(x @ weight))
+        session = ad.create_distributed_session()
+        session.run(v1.global_variables_initializer())
+        with pytest.raises(tf.errors.DeadlineExceededError):
+            session.run(endless, {x: np.ones((4, 3))}, options=v1.RunOptions(timeout_in_ms=200))
+
+
+def test_options_that_name_nodes_of_the_script_are_refused(trained):
+    session, loss, _, batch = trained
+    watches = v1.RunOptions()
+    watches.debug_options.debug_tensor_watch_opts.add(node_name="loss")
+    with pytest.raises(CaptureError, match="debug_options name nodes"):
+        session.run(loss, batch, options=watches)
+    keyed = v1.RunOptions()
+    keyed.experimental.collective_graph_key = 7
+    with pytest.raises(CaptureError, match="collective_graph_key"):
+        session.run(loss, batch, options=keyed)
+
+
+def test_what_are_no_options_is_refused(trained):
+    session, loss, _, batch = trained
+    with pytest.raises(TypeError, match="options"):
+        session.run(loss, batch, options="FULL_TRACE")
+    with pytest.raises(TypeError, match="run_metadata"):
+        session.run(loss, batch, run_metadata={})
