@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -73,7 +74,7 @@ class DistributedSession(SessionInterface):
         self._run, self._captured, self._notes = run, captured, notes
         self._version = captured.graph.version
         named = {self._tensor(key).name: axis for key, axis in (batch_axis or {}).items()}
-        self._feeds = SessionFeeds(run.spec, run.index, named)
+        self._feeds = SessionFeeds(run.spec, run.index, named, frozenset(v.shape for v in captured.variables))
         prefix = f"session_{next(_COUNT)}"  # each session has values of its own, as TensorFlow's have
         self._names = {v.name: f"{prefix}/{v.handle}" for v in captured.variables}
         whole = captured.whole()
@@ -170,9 +171,9 @@ class DistributedSession(SessionInterface):
     ) -> _Fetched:
         outputs = [e.name for e in elements if isinstance(e, tf.Tensor)]
         targets = [e.name for e in elements if isinstance(e, tf.Operation)]
-        axes = self._feeds.axes_of(arrays)
-        inputs = {t.name: axis for t, axis in zip(arrays, axes, strict=True)}
-        item = place_variables(self._captured.step(outputs, targets, inputs), self._placements)
+        capture = functools.partial(self._captured.step, outputs, targets)
+        axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
+        item = place_variables(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}), self._placements)
         self._require_fed_data(item)
         require_any_length(item, self._feeds.dealt(arrays, axes))
         sets = only_sets(item)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +13,11 @@ from autodist.errors import CaptureError
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.walks import reach
+from autodist.kernels import only_sets
 from autodist.resources import ResourceSpec
 from autodist.runtime.batches import count_examples
+
+_PASSING = ("Identity", "Cast", "EnsureShape", "Reshape", "NoOp")
 
 Arrays = Mapping[tf.Tensor, np.ndarray]
 
@@ -27,11 +30,13 @@ class SessionFeeds:
         spec: the machines.
         worker: whose session it is.
         batch_axis: by name of a tensor, the axis that the script has named; None: every replica gets the whole.
+        shapes: of the graph's variables.
     """
 
     spec: ResourceSpec
     worker: int
     batch_axis: Mapping[str, int | None]
+    shapes: frozenset[tuple[int, ...]]
 
     def require_open_axes(self, whole: GraphItem, graph: tf.Graph) -> None:
         """Passes if every placeholder that the training needs can be split, on whichever worker has several replicas.
@@ -53,12 +58,18 @@ class SessionFeeds:
             item = replace(whole, inputs={t.name: axis for t, axis in split.items()})
             require_any_length(item, Dealt(lengths.pop(), most, len(self.spec.replicas)))
 
-    def axes_of(self, arrays: Arrays) -> list[int | None]:
+    def axes_of(self, arrays: Arrays, capture: Callable[[], GraphItem]) -> list[int | None]:
         """For each tensor that is fed, the axis along which it is split.
+
+        Args:
+            arrays: what is fed.
+            capture: gives the run, as if nothing were split.
 
         Raises:
             CaptureError: it cannot be told.
         """
+        if self._may_set(arrays) and _sets_what_is_fed(capture(), arrays):
+            return [None] * len(arrays)  # such as Variable.load, which feeds an initial value
         here = self._replicas_of(self.worker)
         return [
             self._axis_of(t, here) if array.ndim or t.name in self.batch_axis else None for t, array in arrays.items()
@@ -68,6 +79,12 @@ class SessionFeeds:
         """How the examples of a run are dealt out."""
         return Dealt(examples_of(arrays, axes), self._replicas_of(self.worker), len(self.spec.replicas))
 
+    def _may_set(self, arrays: Arrays) -> bool:
+        """Whether what is fed may be values of variables; it is dear to look."""
+        if self.batch_axis.keys() & {t.name for t in arrays}:
+            return False
+        return any(not _is_open(t) or a.shape in self.shapes for t, a in arrays.items() if a.ndim)
+
     def _replicas_of(self, worker: int) -> int:
         return sum(r.worker.index == worker for r in self.spec.replicas)
 
@@ -75,7 +92,7 @@ class SessionFeeds:
         """The axis along which a tensor that has axes is split over a worker's replicas."""
         if tensor.name in self.batch_axis:
             return self.batch_axis[tensor.name]
-        if tensor.shape.rank is None or tensor.shape[0] is None:
+        if _is_open(tensor):
             return 0
         if replicas > 1:
             raise CaptureError(
@@ -84,6 +101,36 @@ class SessionFeeds:
                 f"create_distributed_session(batch_axis={{{tensor.op.name!r}: None}}) for the other."
             )
         return None
+
+
+def _is_open(tensor: tf.Tensor) -> bool:
+    return tensor.shape.rank is None or (tensor.shape.rank > 0 and tensor.shape[0] is None)
+
+
+def _sets_what_is_fed(item: GraphItem, arrays: Arrays) -> bool:
+    """Whether a run only sets variables, and nothing that is fed can be a batch."""
+    if not only_sets(item):
+        return False
+    values = _assigned(item)
+    return all(t.name in values or not _is_open(t) for t, a in arrays.items() if a.ndim)
+
+
+def _assigned(item: GraphItem) -> set[str]:
+    """The inputs of a run that become a variable's value as they are fed, and nothing else."""
+    found = set()
+    for name in item.inputs:
+        front, ends = [node_of(name)], True
+        while front and ends:
+            source = front.pop()
+            for consumer in item.wiring.consumers[source]:
+                node = item.wiring.nodes[consumer]
+                if node.op in _PASSING:
+                    front.append(consumer)
+                elif node.op != "AssignVariableOp" or node_of(node.input[1]) != source:
+                    ends = False
+        if ends:
+            found.add(name)
+    return found
 
 
 def examples_of(arrays: Arrays, axes: Sequence[int | None]) -> int:

@@ -86,3 +86,65 @@ def test_what_are_no_options_is_refused(trained):
         session.run(loss, batch, options="FULL_TRACE")
     with pytest.raises(TypeError, match="run_metadata"):
         session.run(loss, batch, run_metadata={})
+
+
+@pytest.fixture
+def setting():
+    """A session, three of its variables, and what sets them."""
+    ad = autodist()
+    with tf.Graph().as_default(), ad.scope():
+        x = v1.placeholder(tf.float32, [None, 3], "x")
+        weight, bias = v1.get_variable("weight", [3, 2]), v1.get_variable("bias", [2])
+        rate = v1.get_variable("rate", [], initializer=v1.zeros_initializer(), trainable=False)
+        total = v1.get_variable("total", [3], initializer=v1.zeros_initializer(), trainable=False)
+        loss = tf.reduce_mean(tf.square(x @ weight + bias))
+        v1.train.GradientDescentOptimizer(rate).minimize(loss, name="train")
+        session = ad.create_distributed_session()
+        session.run(v1.global_variables_initializer())
+        v1.assign(weight, v1.placeholder(tf.float32, [3, 2], "fixed"), name="assign_fixed")
+        v1.assign(weight, v1.placeholder(tf.float32, [None, 2], "open"), name="assign_open")
+        v1.assign(weight, v1.placeholder(tf.float32, name="shapeless"), name="assign_shapeless")
+        bias.assign_add(v1.placeholder(tf.float32, [2], "more"), name="add_more")
+        total.assign_add(tf.reduce_sum(x, 0), name="count")
+        tf.identity(x @ weight + v1.placeholder(tf.float32, [2], "shift"), name="predicted")
+        yield session, weight, bias, rate, total
+
+
+VALUE = np.arange(6, dtype=np.float32).reshape(3, 2)
+
+
+def test_variables_are_loaded(setting):
+    session, weight, bias, rate, _ = setting
+    weight.load(VALUE, session)
+    bias.load([7, 8], session)
+    rate.load(0.5, session)
+    found = session.run([weight, bias, rate])
+    for value, wanted in zip(found, (VALUE, [7, 8], 0.5), strict=True):
+        np.testing.assert_array_equal(value, wanted)
+
+
+@pytest.mark.parametrize("name", ["fixed", "open", "shapeless"])
+def test_variables_are_assigned_what_is_fed(setting, name):
+    session, weight = setting[:2]
+    session.run(f"assign_{name}", {f"{name}:0": VALUE})
+    np.testing.assert_array_equal(session.run(weight), VALUE)
+
+
+def test_what_is_fed_to_be_added_is_added_once(setting):
+    session, _, bias, *_ = setting
+    bias.load([7, 8], session)
+    session.run("add_more", {"more:0": [1, 2]})
+    np.testing.assert_array_equal(session.run(bias), [8, 10])
+
+
+def test_a_batch_that_is_counted_is_still_split(setting):
+    """Each replica adds up its part; a variable of which nothing is declared gets the mean of what they leave."""
+    session, *_, total = setting
+    session.run("count", {"x:0": np.ones((3, 3), np.float32)})
+    np.testing.assert_allclose(session.run(total), np.full(3, 2 / 3 * 2 + 1 / 3 * 1), rtol=1e-6)
+
+
+def test_a_fixed_shape_in_a_run_that_only_looks_is_still_asked_about(setting):
+    session, *_ = setting
+    with pytest.raises(CaptureError, match=r"shift:0 has the fixed shape \(2,\)"):
+        session.run("predicted:0", {"x:0": np.ones((4, 3)), "shift:0": np.ones(2)})

@@ -182,6 +182,26 @@ def graph_run_options(ad: Trainer) -> Results:
 
 
 @program
+def graph_loaded_variables(ad: Trainer) -> Results:
+    """Values from Python: by `load`, and by placeholders of fixed and of open shape."""
+    with tf.Graph().as_default(), ad.scope():
+        net = build("mlp")
+        train = v1.train.MomentumOptimizer(0.05, 0.9).minimize(net.loss)
+        kernel, bias, last = v1.trainable_variables()[:3]
+        fixed, open_ = v1.placeholder(tf.float64, bias.shape), v1.placeholder(tf.float64, [None, last.shape[1]])
+        assign = tf.group(bias.assign(fixed), last.assign(open_))
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            _run(ad, session, net, train)
+            kernel.load(np.linspace(-1, 1, kernel.shape.num_elements()).reshape(kernel.shape), session)
+            values = [np.linspace(0, 1, v.shape.num_elements()).reshape(v.shape) for v in (bias, last)]
+            session.run(assign, {fixed: values[0], open_: values[1]})
+            loaded = _variables(session)
+            _run(ad, session, net, train)
+            return _variables(session) | _named("loaded", loaded)
+
+
+@program
 def graph_tf_keras(ad: Trainer) -> Results:
     """Layers and an optimizer of tf_keras, Keras 2, in a graph."""
     import tf_keras
