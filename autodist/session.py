@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface  # by which a Saver knows that it is given a session
 from tensorflow.python.framework import stack  # the stack of default sessions, by which Tensor.eval finds its own
 
+from autodist.capture.accumulation import require_applied, require_means
 from autodist.capture.batch_length import require_any_length
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
@@ -78,11 +79,7 @@ class DistributedSession(SessionInterface):
         prefix = f"session_{next(_COUNT)}"  # each session has values of its own, as TensorFlow's have
         self._names = {v.name: f"{prefix}/{v.handle}" for v in captured.variables}
         whole = captured.whole()
-        if not whole.gradients:
-            raise CaptureError(
-                "the graph makes no gradient that is written to its variable, so there is nothing to synchronise. "
-                "Build the optimizer's train operation within the scope, before the session."
-            )
+        require_applied(captured, whole)
         self._feeds.require_open_axes(whole, captured.graph)
         self._strategy: strategy_pb2.Strategy = run.plan(whole, self._names, rehearses=False)
         self._placements = find_placements(whole, self._strategy) if run.workers > 1 else {}
@@ -175,6 +172,8 @@ class DistributedSession(SessionInterface):
         axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
         item = place_variables(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}), self._placements)
         self._require_fed_data(item)
+        if len(self._run.spec.replicas) > 1:
+            require_means(self._captured, item)
         require_any_length(item, self._feeds.dealt(arrays, axes))
         sets = only_sets(item)
         program, _ = self._run.program(

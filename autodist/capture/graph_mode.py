@@ -105,7 +105,7 @@ class CapturedGraph:
         return assemble(self._notes(calls), editor.to_graph_def(), variables, inputs, outputs, targets)
 
     def _notes(self, calls: Sequence[NotedCall]) -> GraphNotes:
-        return GraphNotes(self.graph, calls, _handle_name)
+        return GraphNotes(self.graph, calls, handle_name)
 
 
 def find_variables(graph: tf.Graph) -> list[FoundVariable[VariableLike]]:
@@ -134,13 +134,19 @@ def find_variables(graph: tf.Graph) -> list[FoundVariable[VariableLike]]:
     return found
 
 
-def _handle_name(handle: Any) -> str | None:
+def handle_name(handle: Any) -> str | None:
+    """The node of a variable's handle, as it was noted; None for what is no handle of a graph."""
     return handle.op.name if isinstance(handle, tf.Tensor) else None
 
 
+def noted_nodes(gradient: tf.Tensor | tf.IndexedSlices) -> list[str]:
+    """The nodes that make a gradient's values."""
+    return [(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient).op.name]
+
+
 def _is_used(call: NotedCall, needed: set[str]) -> bool:
-    gradients = [g.values if isinstance(g, tf.IndexedSlices) else g for _, g in call.pairs]
-    return call.seed.op.name in needed and any(g.op.name in needed for g in gradients)
+    made = [name for _, gradient in call.pairs for name in noted_nodes(gradient)]
+    return call.seed.op.name in needed and not needed.isdisjoint(made)
 
 
 def _become_fed(editor: GraphEditor, name: str, tensor: tf.Tensor) -> None:

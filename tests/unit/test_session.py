@@ -148,3 +148,25 @@ def test_a_fixed_shape_in_a_run_that_only_looks_is_still_asked_about(setting):
     session, *_ = setting
     with pytest.raises(CaptureError, match=r"shift:0 has the fixed shape \(2,\)"):
         session.run("predicted:0", {"x:0": np.ones((4, 3)), "shift:0": np.ones(2)})
+
+
+def test_gradients_of_a_mean_are_gathered_as_one_device_gathers_them():
+    ad = autodist()
+    with tf.Graph().as_default(), ad.scope():
+        x = v1.placeholder(tf.float64, [None, 2], "x")
+        weight = v1.get_variable("weight", [2, 1], tf.float64, initializer=v1.ones_initializer())
+        kept = v1.get_variable("kept", [2, 1], tf.float64, trainable=False, initializer=v1.zeros_initializer())
+        loss = tf.reduce_mean(tf.square(x @ weight))
+        optimizer = v1.train.GradientDescentOptimizer(tf.constant(0.1, tf.float64))
+        gather = kept.assign_add(tf.gradients(loss, weight)[0])
+        apply = optimizer.apply_gradients([(kept, weight)])
+        optimizer.minimize(loss)
+        session = ad.create_distributed_session()
+        session.run(v1.global_variables_initializer())
+        batches = [np.arange(6.0).reshape(3, 2), np.arange(10.0).reshape(5, 2)]
+        for batch in batches:
+            session.run(gather, {x: batch})
+        session.run(apply)
+        slopes = sum(2 * batch.T @ batch.sum(1, keepdims=True) / len(batch) for batch in batches)
+        np.testing.assert_allclose(session.run(kept), slopes, rtol=1e-12)
+        np.testing.assert_allclose(session.run(weight), 1 - 0.1 * slopes, rtol=1e-12)
