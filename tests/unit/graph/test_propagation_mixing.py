@@ -1,0 +1,64 @@
+"""Kinds where examples of a part see one another, or may: statistics, noise, ops that the table does not know."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from autodist.graph.propagation import Mean, PerExample, Unknown
+from tests.unit.graph.propagation_batches import MEAN, reason, tensor
+from tests.unit.graph.propagation_graphs import Case
+
+
+def test_random_numbers_of_a_fixed_shape_are_noise_beside_rows_only(case):
+    x = tensor(case, "x")
+    noise = tf.random.uniform([3], dtype=tf.float64)
+    assert "each replica draws for itself" in case.kind(noise).reason
+    assert case.kind(x * noise) == PerExample(0)
+    assert isinstance(case.kind(tf.reduce_sum(x) * noise), Unknown)
+
+
+def test_statistics_of_the_batch_leave_rows_but_say_so(case):
+    x = tensor(case, "x")
+    mean, variance = tf.nn.moments(x, [0])
+    normal = tf.nn.batch_normalization(x, mean, variance, None, None, 1e-3)
+    assert case.kind(mean) == MEAN
+    assert isinstance(case.kind(variance), (Mean, Unknown))
+    kind = case.kind(tf.reduce_mean(normal))
+    assert kind == MEAN
+    assert "batchnorm" in kind.mixed_at
+    assert case.kind(tf.reduce_mean(x)).mixed_at is None
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_the_statistics_of_fused_batch_norm_are_over_all_but_the_channels(axis):
+    case = Case()
+    with case.graph.as_default():
+        x = case.batch("images", 4, 5, 3, dtype=tf.float32, axis=axis)
+        nothing = tf.constant([], tf.float32)
+        normal, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=x, scale=tf.ones(3), offset=tf.zeros(3), mean=nothing, variance=nothing, name="fused"
+        )
+    assert case.kind(normal) == PerExample(axis) and case.kind(normal).mixed_at == "fused"
+    assert case.kind(mean) == MEAN
+    assert "no mean of variances" in case.kind(variance).reason
+
+
+def test_examples_along_the_channels_are_not_normalised_together():
+    case = Case()
+    with case.graph.as_default():
+        x = case.batch("images", 4, 5, 3, dtype=tf.float32, axis=3)
+        nothing, n = tf.constant([], tf.float32), tf.shape(x)[3:]
+        fused = tf.raw_ops.FusedBatchNormV3(x=x, scale=tf.ones(n), offset=tf.zeros(n), mean=nothing, variance=nothing)
+    assert isinstance(case.kind(fused.y), Unknown)
+
+
+def test_unknown_ops_are_unknown_until_they_meet_rows_of_their_shape(case):
+    x = tensor(case, "x")
+    strange = tf.numpy_function(lambda v: v, [x], tf.float64)
+    strange.set_shape([None, 3])
+    assert "not in the table" in reason(case, strange)
+    assert case.kind(strange - x) == PerExample(0)
+    assert case.kind(tf.reduce_mean(strange - x)) == MEAN
+    assert isinstance(case.kind(tf.reduce_mean(strange)), Unknown)
+    assert isinstance(case.kind(tf.reduce_mean(strange) * x), Unknown)
