@@ -163,6 +163,17 @@ def broadcast_shapes(site: Site) -> Fact:
     return Dims(tuple(forms), tuple(values))
 
 
+def _of_shapes(rule: Rule) -> Rule:
+    """A rule for integers of shapes; what is made of what is the same stays the same, be it a shape or not."""
+
+    def apply(site: Site) -> Fact | list[Fact]:
+        found = rule(site)
+        are_same = all(form_of(fact) == SAME for fact in site.facts)
+        return SAME if are_same and isinstance(found, Opaque) else found
+
+    return apply
+
+
 def arange(site: Site) -> Fact:
     """Range, LinSpace: numbers of positions within the replica's part join in no way."""
     positions = all_rows(site) if site.node.op == "Range" else None
@@ -182,7 +193,7 @@ RULES: dict[str, Rule] = {
     "Fill": fill,
     "BroadcastTo": broadcast_to,
     **dict.fromkeys(["OnesLike", "ZerosLike"], ones_like),
-    **dict.fromkeys(["DynamicStitch", "ParallelDynamicStitch"], stitch),
-    "BroadcastArgs": broadcast_shapes,
+    **dict.fromkeys(["DynamicStitch", "ParallelDynamicStitch"], _of_shapes(stitch)),
+    "BroadcastArgs": _of_shapes(broadcast_shapes),
     **dict.fromkeys(["Range", "LinSpace"], arange),
 }

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.propagation import Elements, Examples, Mean, PerExample, Sum, Unknown
+from autodist.graph.propagation import Elements, Examples, Mean, PerExample, Replicated, Sum, Unknown
 from tests.unit.graph.propagation_graphs import Case
 
 SIZES = (1, 4, 2)
@@ -217,48 +217,6 @@ def test_parts_by_class_are_weighed_by_their_rows(case, feeds):
     assert all(isinstance(kind.weight, Elements) for kind in kinds[:2])
 
 
-PENALISED: dict[str, Made] = {
-    "dense": lambda v: tf.tanh(v @ tf.ones([6, 3], v.dtype)) @ tf.ones([3, 1], v.dtype),
-    **{
-        name: lambda v, f=f: f(v @ tf.linspace(tf.ones([6], v.dtype), -tf.ones([6], v.dtype), 3, axis=1))
-        for name, f in {
-            "sigmoid": tf.sigmoid,
-            "relu": tf.nn.relu,
-            "elu": tf.nn.elu,
-            "selu": tf.nn.selu,
-            "leaky relu": tf.nn.leaky_relu,
-            "softplus": tf.nn.softplus,
-            "softsign": tf.nn.softsign,
-            "relu6": tf.nn.relu6,
-        }.items()
-    },
-    "roots": lambda v: tf.sqrt(v) + tf.math.rsqrt(v) + tf.math.reciprocal(v) + 1 / tf.square(v),
-    "normalised": lambda v: (v - tf.reduce_mean(v, 1, keepdims=True)) / tf.norm(v, axis=1, keepdims=True),
-    "pooled": lambda image: tf.nn.max_pool2d(tf.nn.avg_pool2d(image * image, 2, 2, "VALID"), 2, 2, "VALID"),
-    "convolved": lambda image: tf.tanh(tf.nn.bias_add(tf.nn.conv2d(image, tf.ones([3, 3, 3, 2]), 2, "SAME"), [0.1, 1])),
-}
-
-
-@pytest.mark.parametrize("name", PENALISED)
-def test_a_penalty_on_gradients_is_a_mean(case, feeds, name):
-    """As a critic's is held to a length of one: each example's gradient by itself."""
-    names = {"image"} & set(PENALISED[name].__code__.co_varnames) or {"v"}
-    value = case.graph.get_tensor_by_name(f"{names.pop()}:0")
-    [slope] = tf.gradients(tf.reduce_sum(PENALISED[name](value)), value)
-    length = tf.sqrt(tf.reduce_sum(tf.square(slope), list(range(1, slope.shape.rank))) + 1e-6)
-    penalty = tf.reduce_mean(tf.square(length - 1))
-    kinds = case.assert_joins([slope, penalty], feeds, SIZES, rtol=1e-4 if value.dtype == tf.float32 else 1e-9)
-    assert kinds == [PerExample(0), Mean(Examples())]
-
-
-def test_gradients_of_filters_and_biases_are_sums(case, feeds):
-    images = case.graph.get_tensor_by_name("image:0")
-    filters, bias = tf.ones([3, 3, 3, 2]), tf.constant([0.1, 1.0])
-    made = tf.square(tf.nn.bias_add(tf.nn.conv2d(images, filters, 2, "SAME"), bias))
-    gradients = tf.gradients(tf.reduce_sum(made), [filters, bias])
-    assert case.assert_joins(gradients, feeds, SIZES, rtol=1e-4) == [Sum(), Sum()]
-
-
 DRAWS: dict[str, Made] = {
     "classes": lambda v: tf.cast(tf.random.categorical(v, 3), tf.float64),
     "classes, stateless": lambda v: tf.cast(tf.random.stateless_categorical(v, 3, [1, 2]), tf.float64),
@@ -279,6 +237,12 @@ def test_draws_for_each_example_and_noise_that_all_share(case, name):
 @pytest.mark.parametrize("draw", [lambda: tf.random.gamma([3], 2.0), lambda: tf.random.categorical([[0.1, 0.9]], 3)])
 def test_draws_of_a_fixed_shape_are_unknown(case, draw):
     assert isinstance(case.kind(draw()), Unknown)
+
+
+def test_what_is_stitched_of_constants_is_the_same_everywhere(case):
+    """Values as well as shapes."""
+    stitched = tf.dynamic_stitch([[0, 2], [1]], [[[0.5, 1.0], [2.0, 3.0]], [[4.0, 5.0]]])
+    assert case.kind(stitched) == Replicated()
 
 
 def test_a_function_that_is_an_op_of_its_own_is_followed(case):

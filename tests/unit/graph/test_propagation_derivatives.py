@@ -1,0 +1,73 @@
+"""Gradients within a loss: those of each example stay its own, those of parameters are sums."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.graph.propagation import Examples, Mean, PerExample, Sum
+from tests.unit.graph.propagation_batches import SIZES
+from tests.unit.graph.propagation_graphs import Case
+
+Made = Callable[[tf.Tensor], tf.Tensor]
+
+
+@pytest.fixture
+def case():
+    built = Case()
+    with built.graph.as_default():
+        built.batch("v", 6)
+        built.batch("image", 8, 8, 3, dtype=tf.float32)
+        yield built
+
+
+@pytest.fixture
+def feeds():
+    rng = np.random.default_rng(3)
+    images = rng.uniform(0.2, 1, (sum(SIZES), 8, 8, 3)).astype(np.float32)
+    return {"v": rng.uniform(0.5, 2, (sum(SIZES), 6)), "image": images}
+
+
+PENALISED: dict[str, Made] = {
+    "dense": lambda v: tf.tanh(v @ tf.ones([6, 3], v.dtype)) @ tf.ones([3, 1], v.dtype),
+    **{
+        name: lambda v, f=f: f(v @ tf.linspace(tf.ones([6], v.dtype), -tf.ones([6], v.dtype), 3, axis=1))
+        for name, f in {
+            "sigmoid": tf.sigmoid,
+            "relu": tf.nn.relu,
+            "elu": tf.nn.elu,
+            "selu": tf.nn.selu,
+            "leaky relu": tf.nn.leaky_relu,
+            "softplus": tf.nn.softplus,
+            "softsign": tf.nn.softsign,
+            "relu6": tf.nn.relu6,
+        }.items()
+    },
+    "roots": lambda v: tf.sqrt(v) + tf.math.rsqrt(v) + tf.math.reciprocal(v) + 1 / tf.square(v),
+    "normalised": lambda v: (v - tf.reduce_mean(v, 1, keepdims=True)) / tf.norm(v, axis=1, keepdims=True),
+    "pooled": lambda image: tf.nn.max_pool2d(tf.nn.avg_pool2d(image * image, 2, 2, "VALID"), 2, 2, "VALID"),
+    "convolved": lambda image: tf.tanh(tf.nn.bias_add(tf.nn.conv2d(image, tf.ones([3, 3, 3, 2]), 2, "SAME"), [0.1, 1])),
+}
+OF_IMAGES = ("pooled", "convolved")
+
+
+@pytest.mark.parametrize("name", PENALISED)
+def test_a_penalty_on_gradients_is_a_mean(case, feeds, name):
+    """As a critic's is held to a length of one: each example's gradient by itself."""
+    value = case.graph.get_tensor_by_name("image:0" if name in OF_IMAGES else "v:0")
+    [slope] = tf.gradients(tf.reduce_sum(PENALISED[name](value)), value)
+    length = tf.sqrt(tf.reduce_sum(tf.square(slope), list(range(1, slope.shape.rank))) + 1e-6)
+    penalty = tf.reduce_mean(tf.square(length - 1))
+    kinds = case.assert_joins([slope, penalty], feeds, SIZES, rtol=1e-4 if value.dtype == tf.float32 else 1e-9)
+    assert kinds == [PerExample(0), Mean(Examples())]
+
+
+def test_gradients_of_filters_and_biases_are_sums(case, feeds):
+    images = case.graph.get_tensor_by_name("image:0")
+    filters, bias = tf.ones([3, 3, 3, 2]), tf.constant([0.1, 1.0])
+    made = tf.square(tf.nn.bias_add(tf.nn.conv2d(images, filters, 2, "SAME"), bias))
+    gradients = tf.gradients(tf.reduce_sum(made), [filters, bias])
+    assert case.assert_joins(gradients, feeds, SIZES, rtol=1e-4) == [Sum(), Sum()]
