@@ -35,7 +35,10 @@ class KerasModels:
     @contextmanager
     def adopting(self) -> Iterator[None]:
         """Adopts every model that is compiled or makes its train function while the context is open."""
-        compile_model, make_train = keras.Model.compile, keras.Model.make_train_function
+        # Where Keras defines them: a model counts as one with a `compile` of its own, which loading a file leaves
+        # uncompiled, if `keras.Model.compile` is not the function that stands there.
+        compiles, trains = _definer("compile"), _definer("make_train_function")
+        compile_model, make_train = compiles.compile, trains.make_train_function
         adopt = self.adopt
 
         @functools.wraps(compile_model)
@@ -48,11 +51,11 @@ class KerasModels:
             adopt(model)
             return model.make_train_function(force)
 
-        keras.Model.compile, keras.Model.make_train_function = compile_and_adopt, adopt_and_make
+        compiles.compile, trains.make_train_function = compile_and_adopt, adopt_and_make
         try:
             yield
         finally:
-            keras.Model.compile, keras.Model.make_train_function = compile_model, make_train
+            compiles.compile, trains.make_train_function = compile_model, make_train
 
     def adopt(self, model: keras.Model) -> None:
         """Gives one model a train function of ours; it keeps it after the scope."""
@@ -86,6 +89,11 @@ class KerasModels:
             return logs
 
         return train
+
+
+def _definer(method: str) -> Any:
+    """The class from which `keras.Model` has `method`."""
+    return next(base for base in keras.Model.__mro__ if method in vars(base))
 
 
 def _check(model: keras.Model) -> None:

@@ -1,0 +1,57 @@
+"""What Keras does with models that are adopted: they are saved, loaded and cloned as ever."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from autodist.capture.keras_models import KerasModels
+
+
+class _Steps:
+    """Makes steps that are Keras's own, and counts for how many models it was asked."""
+
+    def __init__(self) -> None:
+        self.made = 0
+
+    def __call__(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
+        self.made += 1
+        return train_step
+
+
+def _fit(model: keras.Model) -> None:
+    model.fit(np.ones((4, 3), "float32"), np.ones((4, 2), "float32"), batch_size=2, verbose=0)
+
+
+@pytest.fixture
+def trained() -> keras.Model:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(optimizer=keras.optimizers.Adam(), loss="mse", metrics=["mae"])
+    _fit(model)
+    return model
+
+
+def test_a_model_that_is_loaded_is_compiled_and_goes_on_where_it_was(trained: keras.Model, tmp_path: Path) -> None:
+    trained.save(tmp_path / "model.keras")
+    steps = _Steps()
+    with KerasModels(steps, shows_progress=False).adopting():
+        loaded = keras.models.load_model(tmp_path / "model.keras")
+        assert loaded.compiled
+        for before, after in zip(trained.optimizer.variables, loaded.optimizer.variables, strict=True):
+            np.testing.assert_array_equal(before, after)
+        _fit(loaded)
+    assert steps.made == 1
+    assert int(loaded.optimizer.iterations) == 4
+
+
+def test_after_the_scope_keras_is_as_it_was() -> None:
+    def methods() -> list[Any]:
+        return [vars(base).get(name) for base in keras.Model.__mro__ for name in ("compile", "make_train_function")]
+
+    before = methods()
+    with KerasModels(_Steps(), shows_progress=True).adopting():
+        assert methods() != before
+    assert methods() == before
