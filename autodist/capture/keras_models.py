@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+from keras import tree
 
 from autodist.errors import CaptureError
 
@@ -19,6 +20,7 @@ StepMaker = Callable[[Callable[..., Any]], Callable[..., Any]]
 """Makes of a Keras `train_step`, a function of one batch, one that trains on all replicas."""
 
 _SHOWS_PROGRESS = ("fit", "evaluate", "predict")
+_WRITE_FILES = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore, keras.callbacks.CSVLogger)
 
 
 class KerasModels:
@@ -70,7 +72,7 @@ class KerasModels:
         model.train_function = None
         if not self._shows_progress:
             for name in _SHOWS_PROGRESS:
-                vars(model)[name] = _silenced(getattr(type(model), name).__get__(model))
+                vars(model)[name] = _of_another_worker(getattr(type(model), name).__get__(model))
 
     def _train_function(self, model: keras.Model) -> Callable[[Iterator[Any]], Any]:
         def train_step(data: Any) -> Any:
@@ -106,14 +108,27 @@ def _check(model: keras.Model) -> None:
         log.warning("%s is compiled with jit_compile=True; its steps run without XLA under AutoDist.", model.name)
 
 
-def _silenced(method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method` without its progress bar, however `verbose` was passed."""
+def _of_another_worker(method: Callable[..., Any]) -> Callable[..., Any]:
+    """`method` as workers that are not the chief call it: without its progress bar, however `verbose` was passed."""
     signature = inspect.signature(method)
 
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         bound = signature.bind(*args, **kwargs)
         bound.arguments["verbose"] = 0
+        _warn_of_files(bound.arguments.get("callbacks"))
         return method(*bound.args, **bound.kwargs)
 
     return call
+
+
+def _warn_of_files(callbacks: Any) -> None:
+    """Says that files are written here as well as by the chief: on one machine they may be the same files."""
+    given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else tree.flatten(callbacks)
+    writers = sorted({type(callback).__name__ for callback in given if isinstance(callback, _WRITE_FILES)})
+    if writers:
+        log.warning(
+            "%s is given on this worker too, and workers on one machine then write the same file at the same time. "
+            "Pass it where ad.is_chief is true, or give each worker a path of its own (by ad.worker_index).",
+            ", ".join(writers),
+        )

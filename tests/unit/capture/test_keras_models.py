@@ -55,3 +55,19 @@ def test_after_the_scope_keras_is_as_it_was() -> None:
     with KerasModels(_Steps(), shows_progress=True).adopting():
         assert methods() != before
     assert methods() == before
+
+
+@pytest.mark.parametrize("is_chief", [True, False])
+def test_another_worker_says_that_callbacks_write_files_there_too(
+    is_chief: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    callbacks = [keras.callbacks.ModelCheckpoint(tmp_path / "best.keras"), keras.callbacks.History()]
+    with KerasModels(_Steps(), shows_progress=is_chief).adopting():
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+        model.compile(loss="mse")
+        as_list = keras.callbacks.CallbackList(callbacks, model=model)
+        for given in (callbacks, as_list, callbacks[0], callbacks[1], None):
+            model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0, callbacks=given)
+    said = [r.getMessage() for r in caplog.records if "ad.is_chief" in r.getMessage()]
+    assert len(said) == (0 if is_chief else 3)
+    assert all(text.startswith("ModelCheckpoint is given on this worker too") for text in said)
