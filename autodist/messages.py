@@ -8,6 +8,9 @@ import os
 LEVEL_VARIABLE = "AUTODIST_LOG_LEVEL"
 """Environment variable: DEBUG, INFO (what the chief shows by default), WARNING (what other workers show) or ERROR."""
 
+ALIKE_EVERYWHERE = {"alike_everywhere": True}
+"""`extra` of a message that every worker has to tell of the step that all have captured alike; the chief shows it."""
+
 
 def log_to_the_terminal(is_chief: bool) -> None:
     """Shows the log on standard error, unless the script has set up logging itself."""
@@ -16,6 +19,12 @@ def log_to_the_terminal(is_chief: bool) -> None:
         return
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("autodist: %(message)s"))
+    if not is_chief:
+        handler.addFilter(_is_of_this_worker)
     logger.addHandler(handler)
     logger.propagate = False
     logger.setLevel(os.environ.get(LEVEL_VARIABLE, "INFO" if is_chief else "WARNING").upper())
+
+
+def _is_of_this_worker(record: logging.LogRecord) -> bool:
+    return not any(hasattr(record, key) for key in ALIKE_EVERYWHERE)

@@ -14,6 +14,7 @@ from autodist.capture.specs import note_specs
 from autodist.errors import CaptureError
 from autodist.graph.item import Aggregation, Gradient, GradientCall, GraphItem, Variable
 from autodist.graph.stages import find_stages
+from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 
@@ -162,5 +163,5 @@ def warn_of_variables_without_gradient(item: GraphItem, notes: GraphNotes) -> No
     if lost:
         log.warning(
             "the loss does not depend on %s; without a gradient they are not synchronised and keep their values.",
-            ", ".join(sorted(lost)),
-        )
+            ", ".join(sorted(lost)), extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip

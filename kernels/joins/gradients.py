@@ -13,6 +13,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.kernels.joins.joiner import Joiner
 from autodist.kernels.sums import ordered_sum, rows_together
+from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 
@@ -53,7 +54,7 @@ class GradientJoins:
             reason = kind.reason if isinstance(kind, Unknown) else "its targets are means with different weights"
             log.warning(
                 "%s: it is not known how the loss depends on the batch (%s); it is taken for a mean over examples, and "
-                "batches that do not divide evenly are refused.", target, reason,
+                "batches that do not divide evenly are refused.", target, reason, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         self._joiner.require_even_parts()
         return Examples()

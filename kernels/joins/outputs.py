@@ -11,6 +11,7 @@ from autodist.graph.item import JoinKind
 from autodist.graph.names import node_of
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown
 from autodist.kernels.joins.joiner import Joiner
+from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 
@@ -59,8 +60,11 @@ class OutputJoins:
         """What is done with an output of unknown kind: float scalars are averaged, the rest is the first replica's."""
         spec = self._joiner.item.spec_of(name)
         averaged = spec.dtype.is_floating and spec.shape.rank == 0
-        how = "averaged over the replicas" if averaged else "taken from the first replica"
-        log.warning("output %s is %s: it is not known how it depends on the batch (%s).", name, how, kind.reason)
+        over_all = self._joiner.context.joins_outputs
+        if self._joiner.count > 1 or (over_all and len(self._joiner.context.replicas) > 1):
+            how = "averaged over the replicas" if averaged else "taken from each worker's first replica"
+            text = "output %s is %s: it is not known how it depends on the batch (%s)."
+            log.warning(text, name, how, kind.reason, extra=ALIKE_EVERYWHERE if over_all else None)
         return Mean(Examples()) if averaged else Replicated()
 
     def _concatenated(self, position: int, name: str, axis: int) -> str:

@@ -12,6 +12,7 @@ from keras import layers
 
 from autodist.errors import RewriteError
 from autodist.graph.item import EXAMPLES
+from autodist.kernels import rewrite
 from autodist.kernels.base import Context
 from autodist.kernels.replicate import Replicate
 from tests.unit.graph.graph_text import assert_imports
@@ -377,6 +378,26 @@ def test_a_loss_of_unknown_kind_takes_even_batches_alone(shape, caplog):
     assert "it is not known how the loss depends on the batch" in caplog.text
     with pytest.raises(tf.errors.InvalidArgumentError, match="different numbers of examples"):
         train(captured, strategy, batches(13))
+
+
+@pytest.mark.parametrize(
+    ("shape", "joins_outputs", "says"), [((2, 1), False, 0), ((2, 1), True, 2), ((1, 2), False, 1)]
+)
+def test_an_output_of_unknown_kind_is_told_of_where_replicas_are_joined(shape, joins_outputs, says, caplog):
+    weight = variable("w", 4, 1)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        weight.assign_sub(1e-3 * tape.gradient(loss, weight))
+        return tf.linalg.det(tf.matmul(x, x, transpose_a=True))
+
+    captured = capture(step, np.ones((1, 4)))
+    strategy = plan(captured.item, *shape)
+    with caplog.at_level(logging.WARNING, "autodist"):
+        for worker in range(shape[0]):
+            rewrite(captured.item, Context(strategy, worker, joins_outputs))
+    assert caplog.text.count("is averaged over the replicas") == says
 
 
 def test_replicas_draw_different_numbers_and_repeat_them():
