@@ -104,7 +104,7 @@ class _Replication:
         batch = [node_of(name) for name, axis in self.item.inputs.items() if axis is not None]
         calls = [self.item.gradient_calls[k].seed for k in {g.call for g in self.stages.gradients}]
         sources = [*batch, *calls, *seed_readers]
-        return set(find_varying(self.item, sources, self.stages.once))
+        return set(find_varying(self.item, sources, self.stages))
 
     def _clone(self, varying: frozenset[str]) -> list[dict[str, str]]:
         """For each local replica what its copies are called; the first one's keep their names."""

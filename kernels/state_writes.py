@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
@@ -18,6 +18,26 @@ _ADDITIONS = ("AddV2", "Add")
 
 
 @dataclass(frozen=True)
+class Made:
+    """What a variable's value is made of, after some writes of the step.
+
+    Attributes:
+        base: captured tensor that was assigned last; None where additions start from what the step found.
+        added: captured tensors that were added since.
+        subtracted: captured tensors that were subtracted since.
+    """
+
+    base: str | None
+    added: tuple[str, ...] = ()
+    subtracted: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """What was added or subtracted."""
+        return self.added + self.subtracted
+
+
+@dataclass(frozen=True)
 class StateChange:
     """What the compute part does to one variable in a step.
 
@@ -25,16 +45,26 @@ class StateChange:
         variable: that it writes.
         before: tensor with the value that the step found.
         after: tensor with the value that a replica leaves.
-        added: tensor that a replica added to the value, where the write was an addition; exact where `after - before`
-            would be rounded.
+        made: by the captured writes, in their order, of what the value after each is made.
         write: the node that writes the combined value; its value is still to be given.
     """
 
     variable: Variable
     before: str
     after: str
-    added: str | None
+    made: Mapping[str, Made]
     write: str
+
+    @property
+    def in_all(self) -> Made:
+        """Of what the value is made that a replica leaves."""
+        return self.made[node_of(self.after)]
+
+    @property
+    def only_added(self) -> str | None:
+        """What was added, if nothing else was done; exact where `after - before` would be rounded."""
+        made = self.in_all
+        return made.added[0] if made.base is None and len(made.added) == 1 and not made.subtracted else None
 
 
 def take_state_writes(
@@ -69,14 +99,14 @@ def _take(editor: GraphEditor, item: GraphItem, stages: Stages, handle: str, wri
             )
     before = _read(editor, variable)
     write = _write(editor, variable, [i for w in writes for i in editor[w].input if is_control(i)])
-    added = _addend(editor, item, variable, writes)
+    made = _made(editor, item, stages, variable, writes)
     _reads_become_values(editor, stages, handle, before, set(writes), write)
     for w in writes:
         earlier = [e for e in stages.writes_before(w, handle) if e in writes and e != w]
         _become_value(editor, editor[w], tensor(max(earlier, key=stages.order.__getitem__)) if earlier else before)
         outside = [c for c in editor.consumers(w) if c in stages.once or c == write]
         editor.replace_control(w, [write], outside)
-    return StateChange(variable, before, tensor(writes[-1]), added, write)
+    return StateChange(variable, before, tensor(writes[-1]), made, write)
 
 
 def _read(editor: GraphEditor, variable: Variable) -> str:
@@ -97,11 +127,29 @@ def _write(editor: GraphEditor, variable: Variable, control: list[str]) -> str:
     return editor.add(node)
 
 
-def _addend(editor: GraphEditor, item: GraphItem, variable: Variable, writes: list[str]) -> str | None:
-    """What the only write adds to the variable, if it adds."""
-    if len(writes) != 1:
-        return None
-    node = editor[writes[0]]
+def _made(
+    editor: GraphEditor, item: GraphItem, stages: Stages, variable: Variable, writes: list[str]
+) -> dict[str, Made]:
+    found = {}
+    made = Made(None)
+    for k, write in enumerate(writes):
+        value = tensor(editor[write].input[1])
+        addend = _addend(editor, item, stages, variable, writes[:k], write)
+        if addend is not None:
+            made = replace(made, added=(*made.added, addend))
+        elif editor[write].op == "AssignSubVariableOp":
+            made = replace(made, subtracted=(*made.subtracted, value))
+        else:
+            made = Made(value)
+        found[write] = made
+    return found
+
+
+def _addend(
+    editor: GraphEditor, item: GraphItem, stages: Stages, variable: Variable, earlier: list[str], write: str
+) -> str | None:
+    """What a write adds to the value that the earlier ones leave, if it adds."""
+    node = editor[write]
     if node.op == "AssignAddVariableOp":
         return tensor(node.input[1])
     value = editor[node_of(node.input[1])]
@@ -111,7 +159,8 @@ def _addend(editor: GraphEditor, item: GraphItem, variable: Variable, writes: li
         source = editor[node_of(value.input[mine])]
         if source.op == "ReadVariableOp" and node_of(source.input[0]) == variable.handle:
             added = tensor(value.input[other])
-            return added if item.spec_of(added).shape == tf.TensorShape(variable.shape) else None
+            is_current = set(earlier) <= set(stages.writes_before(source.name, variable.handle))
+            return added if is_current and item.spec_of(added).shape == tf.TensorShape(variable.shape) else None
     return None
 
 

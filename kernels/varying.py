@@ -1,4 +1,7 @@
-"""Which nodes differ between replicas: those that a batch, a gradient's weight or a random draw reaches by data."""
+"""Which nodes differ between replicas: those that a batch, a gradient's weight or a random draw reaches.
+
+They reach by data, and through variables: what a replica has written is its own, until the whole is known.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ from collections.abc import Collection, Iterable
 
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.stages import Stages
 from autodist.graph.wiring import Wiring
 
 # Stateful ops that draw numbers from the seeds in their attributes.
@@ -21,15 +25,33 @@ RANDOM = frozenset(
 _LOOPS = ("Enter", "RefEnter")
 
 
-def find_varying(item: GraphItem, sources: Iterable[str], outside: Collection[str]) -> frozenset[str]:
+def find_varying(item: GraphItem, sources: Iterable[str], stages: Stages) -> frozenset[str]:
     """Names of the nodes that every replica needs a copy of.
 
     Args:
         item: the captured step.
         sources: names of nodes whose outputs differ between replicas.
-        outside: nodes that run once whatever reaches them.
+        stages: what of the step runs once, whatever reaches it.
     """
-    wiring = item.wiring
+    found = _reached(item.wiring, set(sources), stages.once)
+    while late := find_late_reads(stages, found) - found:
+        found = _reached(item.wiring, found | late, stages.once)
+    return frozenset(found)
+
+
+def find_late_reads(stages: Stages, varying: Collection[str]) -> set[str]:
+    """What reads, within the compute part, a variable that has been written there before, and differs since."""
+    written = {w for w in stages.state_writes if w in varying}
+    handles = {handle for w in written for handle in stages.effects[w].writes}
+    return {
+        reader
+        for handle in handles
+        for reader in stages.readers(handle)
+        if reader not in stages.once and not written.isdisjoint(stages.writes_before(reader, handle))
+    }
+
+
+def _reached(wiring: Wiring, sources: set[str], outside: Collection[str]) -> set[str]:
     found = set(sources)
     drawn = {node.name for node in wiring.of_op(*RANDOM)}
     for name in wiring.order:
@@ -37,7 +59,7 @@ def find_varying(item: GraphItem, sources: Iterable[str], outside: Collection[st
             found.add(name)
     if wiring.of_op(*_LOOPS):
         found |= _whole_loops(wiring, found, outside)
-    return frozenset(found)
+    return found
 
 
 def _whole_loops(wiring: Wiring, varying: set[str], outside: Collection[str]) -> set[str]:

@@ -1,18 +1,29 @@
-"""State: what the compute part writes is combined as its variable declares it."""
+"""State: what the compute part writes is combined as its variable declares it, or to what one device makes of it."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import Aggregation, Join, JoinKind
-from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.propagation import Examples, Mean, Replicated, Sum, Unknown
+from autodist.graph.names import node_of
+from autodist.graph.propagation import Examples, Sum, Weight
 from autodist.kernels.joins.joiner import Joiner
+from autodist.kernels.joins.whole_state import WholeState
 from autodist.kernels.state_writes import StateChange
 from autodist.kernels.sums import ordered_sum
+from autodist.messages import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
+
+_GUESSES = {
+    Aggregation.MEAN: "the mean of what the replicas leave in it",
+    Aggregation.SUM: "the sum of what each replica changes",
+    Aggregation.ONLY_FIRST_REPLICA: "what the first replica leaves in it",
+}
 
 
 class StateJoins:
@@ -22,48 +33,74 @@ class StateJoins:
         self._joiner = joiner
 
     def join_state(self, changes: Sequence[StateChange]) -> None:
-        """Combines what the compute part writes, as the variable declares it."""
+        """Combines what the compute part writes: as the variable declares it, else to what one device leaves there."""
         combined = []
+        whole = WholeState(self._joiner, changes)
         with fragment(self._joiner.editor, "state") as f:
             for change in changes:
                 with tf.name_scope(f"{change.variable.handle}/joined"):
-                    combined.append(self._combine(f, change, self._aggregation(change)))
+                    combined.append(self._combine(f, change, whole))
         for change, value in zip(changes, combined, strict=True):
             write = self._joiner.editor[change.write]
             placeholder = node_of(write.input[1])
             self._joiner.editor.set_inputs(change.write, [write.input[0], value, *write.input[2:]])
             self._joiner.editor.remove([placeholder])
 
-    @staticmethod
-    def _aggregation(change: StateChange) -> Aggregation:
+    def _combine(self, f: Fragment, change: StateChange, whole: WholeState) -> str:
+        declared, only_adds = change.variable.aggregation, change.in_all.base is None
+        if declared not in (Aggregation.NONE, Aggregation.SUM):
+            return self._as_declared(f, change, declared)
+        if declared is Aggregation.SUM and only_adds and self._adds_sums(change):
+            return self._sum_of_changes(f, change)
+        unknown = whole.unknown(change)
+        if unknown is not None:
+            is_told = declared is Aggregation.SUM and only_adds
+            return self._sum_of_changes(f, change) if is_told else self._guess(f, change, unknown)
+        mean = whole.mean(change)
+        return whole.value(change) if mean is None else self._mean_of_states(change, mean.weight)
+
+    def _adds_sums(self, change: StateChange) -> bool:
+        return all(isinstance(self._joiner.flows.kind(t), Sum) for t in change.in_all.changes)
+
+    def _guess(self, f: Fragment, change: StateChange, reason: str) -> str:
         variable = change.variable
-        if variable.aggregation is not Aggregation.NONE:
-            return variable.aggregation
-        return Aggregation.MEAN if variable.dtype.is_floating else Aggregation.ONLY_FIRST_REPLICA
+        aggregation = variable.aggregation
+        if aggregation is Aggregation.NONE:
+            aggregation = Aggregation.MEAN if variable.dtype.is_floating else Aggregation.ONLY_FIRST_REPLICA
+        log.warning(
+            "%s becomes %s: it is not known how what the step writes there depends on the batch (%s). Compute it from "
+            "means and sums over the batch, or say by the variable's `aggregation` how it is to be combined.",
+            variable.name, _GUESSES[aggregation], reason, extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+        return self._as_declared(f, change, aggregation)
 
-    def _combine(self, f: Fragment, change: StateChange, aggregation: Aggregation) -> str:
-        variable, is_sum = change.variable, aggregation is Aggregation.SUM
-        if is_sum and change.added and not isinstance(self._joiner.flows.kind(change.added), Sum):
-            whole = self._added_of_whole(change, change.added)
-            if whole is not None:
-                return whole
+    def _as_declared(self, f: Fragment, change: StateChange, aggregation: Aggregation) -> str:
         if aggregation is Aggregation.MEAN:
-            return self._mean_of_states(change)
-        before = f.input(change.before, variable.dtype, variable.shape)
-        after = self._in_replicas(f, change, change.after)
-        if is_sum:
-            local = self._sum_of_added(f, change, before, after)
-            result = tf.identity(local)
-        else:
-            is_first = self._joiner.context.worker == self._joiner.context.computing[0]
-            local = after[0] if is_first else tf.zeros_like(after[0])
-            result = tf.identity(after[0])
-        name = f"state/{variable.handle}/joined"
-        joined = self._joiner.noted(f, name, JoinKind.STATE, local, None, result, self._joiner.level(change.after))
-        return f.name(before + result) if is_sum else joined
+            return self._mean_of_states(change, Examples())
+        return self._sum_of_changes(f, change) if aggregation is Aggregation.SUM else self._first(f, change)
 
-    def _mean_of_states(self, change: StateChange) -> str:
-        """The mean of what the replicas leave, by their numbers of examples; without any the variable stays."""
+    def _sum_of_changes(self, f: Fragment, change: StateChange) -> str:
+        before = f.input(change.before, change.variable.dtype, change.variable.shape)
+        if change.only_added is not None:
+            added = self._in_replicas(f, change, change.only_added)
+        else:
+            added = [after - before for after in self._in_replicas(f, change, change.after)]
+        local = ordered_sum([self._joiner.kept(f, a, k) for k, a in enumerate(added)])
+        result = tf.identity(local)
+        self._noted(f, change, local, result)
+        return f.name(before + result)
+
+    def _first(self, f: Fragment, change: StateChange) -> str:
+        after = self._in_replicas(f, change, change.after)
+        is_first = self._joiner.context.worker == self._joiner.context.computing[0]
+        return self._noted(f, change, after[0] if is_first else tf.zeros_like(after[0]), tf.identity(after[0]))
+
+    def _noted(self, f: Fragment, change: StateChange, local: tf.Tensor, result: tf.Tensor) -> str:
+        name, level = f"state/{change.variable.handle}/joined", self._joiner.level(change.after)
+        return self._joiner.noted(f, name, JoinKind.STATE, local, None, result, level)
+
+    def _mean_of_states(self, change: StateChange, weight: Weight) -> str:
+        """The mean of what the replicas leave; where all weigh nothing the variable stays."""
         variable, count = change.variable, self._joiner.count
 
         def mean(before: tf.Tensor, total: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
@@ -71,7 +108,7 @@ class StateJoins:
             local = ordered_sum(terms)
             return [local, tf.where(total > 0, tf.math.divide_no_nan(local, total), before)]
 
-        weights, total = self._joiner.weights_of(Examples(), variable.dtype)
+        weights, total = self._joiner.weights_of(weight, variable.dtype)
         after = [self._joiner.parts.named(change.after, k) for k in range(count)]
         template = self._joiner.template(("mean", variable.dtype), [variable.dtype] * (2 + 2 * count), mean)
         name = f"state/{variable.handle}/joined"
@@ -84,60 +121,6 @@ class StateJoins:
             )
         )  # fmt: skip
         return result
-
-    def _added_of_whole(self, change: StateChange, added: str) -> str | None:
-        """What one device would have added, where that is arithmetic of means and sums over the batch.
-
-        Keras adds loss · examples to its running loss. The loss of the whole batch is a mean with weights of its own,
-        and not Σ loss · examples over the replicas: the means and sums are joined, and the arithmetic is done once on
-        these.
-        """
-        found = self._means_and_sums_behind(added)
-        if found is None:
-            return None
-        values, arithmetic = found
-        name = f"state/{change.variable.handle}/whole"
-        joined = {
-            t: self._joiner.join_value(f"{name}/{k}", JoinKind.STATE, t, self._joiner.flows.kind(t))
-            for k, t in enumerate(values)
-        }
-        clones = self._joiner.editor.clone(arithmetic, f"autodist/{name}/", lambda i: joined.get(tensor(i), i))
-        dtype, shape = change.variable.dtype, change.variable.shape
-        with fragment(self._joiner.editor, f"{name}/added") as f:
-            once = tensor(added).replace(node_of(added), clones[node_of(added)], 1)
-            result = f.input(change.before, dtype, shape) + f.input(once, dtype, shape)
-        return f.name(result)
-
-    def _means_and_sums_behind(self, name: str) -> tuple[list[str], list[str]] | None:
-        """The tensors of known kind that `name` is made from, and the nodes between; None if others are among them."""
-        values: dict[str, None] = {}
-        between: dict[str, None] = {node_of(name): None}
-        front = [node_of(name)]
-        while front:
-            for i in self._joiner.editor[front.pop()].input:
-                source = node_of(i)
-                if is_control(i):
-                    continue
-                if source not in self._joiner.item.wiring.nodes:
-                    return None  # a replica's part of an input, or the state itself
-                kind = self._joiner.flows.kind(i)
-                if isinstance(kind, Replicated):
-                    continue
-                if isinstance(kind, Mean | Sum):
-                    values[tensor(i)] = None
-                elif isinstance(kind, Unknown) and self._joiner.item.spec_of(tensor(i)).shape.is_fully_defined():
-                    if source not in between:
-                        between[source] = None
-                        front.append(source)
-                else:
-                    return None
-        return (list(values), list(between)) if values else None
-
-    def _sum_of_added(
-        self, f: Fragment, change: StateChange, before: tf.Tensor, after: Sequence[tf.Tensor]
-    ) -> tf.Tensor:
-        added = [a - before for a in after] if change.added is None else self._in_replicas(f, change, change.added)
-        return ordered_sum([self._joiner.kept(f, a, k) for k, a in enumerate(added)])
 
     def _in_replicas(self, f: Fragment, change: StateChange, captured: str) -> list[tf.Tensor]:
         """A captured tensor of a variable's shape, as each local replica has it."""

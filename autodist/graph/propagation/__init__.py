@@ -18,6 +18,7 @@ from autodist.graph.propagation.kinds import (
     Unknown,
     Weight,
 )
+from autodist.graph.propagation.table import draws_numbers
 
 __all__ = [
     "Elements",
@@ -32,5 +33,6 @@ __all__ = [
     "Total",
     "Unknown",
     "Weight",
+    "draws_numbers",
     "propagate",
 ]

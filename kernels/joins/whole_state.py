@@ -1,0 +1,178 @@
+"""Whole state: what one device would leave in a variable, made of means and sums over the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.graph.fragment import fragment
+from autodist.graph.item import Aggregation, JoinKind
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.propagation import Kind, Mean, PerExample, Replicated, Sum, Unknown, draws_numbers
+from autodist.kernels.joins.joiner import Joiner
+from autodist.kernels.state_writes import StateChange
+from autodist.kernels.varying import find_late_reads
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A variable as it is after one of the step's writes."""
+
+    change: StateChange
+    write: str
+
+
+class WholeState:
+    """Makes of what a replica assigns and adds what the whole batch assigns and adds.
+
+        v ← v + n·loss, with n = Σ 1, loss = mean      becomes      v ← v + (Σₖ nₖ)·(Σₖ nₖ·lossₖ / Σₖ nₖ)
+
+    Means and sums are joined, and the arithmetic on them is done once: Keras adds loss · examples to its running loss,
+    which is not Σ loss · examples over the replicas where the mean has weights of its own. Where the step reads a
+    variable after it has written it, the arithmetic reads what one device would have written.
+
+    Args:
+        joiner: joins the means and sums.
+        changes: all of the step.
+    """
+
+    def __init__(self, joiner: Joiner, changes: Sequence[StateChange]) -> None:
+        self._joiner = joiner
+        self._late = self._find_late(changes)
+        self._own = self._find_own()
+        self._kinds: dict[str, Kind] = {}
+        self._values: dict[str, str] = {}
+
+    def unknown(self, change: StateChange) -> str | None:
+        """Why it is not known what one device would leave; None if it is."""
+        return self._unknown_after(_Written(change, node_of(change.after)))
+
+    def value(self, change: StateChange) -> str:
+        """The tensor that holds what one device would leave."""
+        return self._value_after(_Written(change, node_of(change.after)))
+
+    def mean(self, change: StateChange) -> Mean | None:
+        """The mean that is all that a replica leaves, if it is one."""
+        made = change.in_all
+        kind = self._kind(made.base) if made.base is not None and not made.changes else None
+        return kind if isinstance(kind, Mean) else None
+
+    # -- what is read after it was written -------------------------------------------------------------------------
+
+    def _find_late(self, changes: Sequence[StateChange]) -> dict[str, _Written]:
+        """By what reads a variable after writes of the compute part: the variable, and the last of these writes."""
+        stages, found = self._joiner.stages, {}
+        late = find_late_reads(stages, self._joiner.varying)
+        for change in changes:
+            for reader in late.intersection(stages.readers(change.variable.handle)):
+                before = [w for w in stages.writes_before(reader, change.variable.handle) if w in change.made]
+                if before and reader not in change.made:
+                    found[reader] = _Written(change, max(before, key=stages.order.__getitem__))
+        return found
+
+    def _find_own(self) -> set[str]:
+        """The nodes to which data comes from such reads: they are each replica's own, whatever propagation says."""
+        wiring, found = self._joiner.item.wiring, set(self._late)
+        for name in wiring.order if found else ():
+            if not found.isdisjoint(wiring.data[name]):
+                found.add(name)
+        return found
+
+    def _kind(self, name: str) -> Kind:
+        if name not in self._kinds:
+            self._kinds[name] = self._find_kind(name)
+        return self._kinds[name]
+
+    def _find_kind(self, name: str) -> Kind:
+        """As propagation says; but a mean of what only its own replica wrote is one where nothing better is known."""
+        kind = self._joiner.flows.kind(name)
+        if node_of(name) not in self._own or isinstance(kind, PerExample | Unknown):
+            return kind
+        if isinstance(kind, Replicated) or node_of(name) in self._late or self._behind(name) is not None:
+            return Unknown(f"{name} is made of what the step has written to a variable")
+        return kind
+
+    # -- what is known ---------------------------------------------------------------------------------------------
+
+    def _unknown_after(self, written: _Written) -> str | None:
+        made = written.change.made[written.write]
+        if written.change.variable.aggregation not in (Aggregation.NONE, Aggregation.SUM):
+            return f"{written.change.variable.name} is combined as it declares"
+        parts = [t for t in (made.base, *made.changes) if t is not None]
+        return next((reason for t in parts if (reason := self._unknown(t))), None)
+
+    def _unknown(self, name: str) -> str | None:
+        kind = self._kind(name)
+        if node_of(name) in self._late:
+            return self._unknown_after(self._late[node_of(name)])
+        if isinstance(kind, Replicated | Sum):
+            return None
+        if isinstance(kind, Mean):
+            known = self._joiner.item.spec_of(name).dtype.is_floating
+            return None if known else f"{name} is a mean of whole numbers"
+        if isinstance(kind, Unknown):
+            return kind.reason if self._behind(name) is None else None
+        return f"{name} holds a value for each example"
+
+    def _behind(self, name: str) -> tuple[list[str], list[str]] | None:
+        """The tensors that `name` is made from and whose whole is known, and the nodes between; None if not all are."""
+        known: dict[str, None] = {}
+        between: dict[str, None] = {node_of(name): None}
+        front = [node_of(name)]
+        while front:
+            node = self._joiner.item.wiring.nodes[front.pop()]
+            if draws_numbers(node.op):
+                return None
+            for i in node.input:
+                source, kind = node_of(i), None if is_control(i) else self._kind(i)
+                if kind is None or isinstance(kind, Replicated):
+                    continue
+                if source in self._late or isinstance(kind, Mean | Sum):
+                    if self._unknown(tensor(i)) is not None:
+                        return None
+                    known[tensor(i)] = None
+                elif isinstance(kind, Unknown) and self._joiner.item.spec_of(tensor(i)).shape.is_fully_defined():
+                    if source not in between:
+                        between[source] = None
+                        front.append(source)
+                else:
+                    return None
+        return (list(known), list(between)) if known else None
+
+    # -- what it is ------------------------------------------------------------------------------------------------
+
+    def _value_after(self, written: _Written) -> str:
+        if written.write not in self._values:
+            self._values[written.write] = self._make(written)
+        return self._values[written.write]
+
+    def _make(self, written: _Written) -> str:
+        change, made = written.change, written.change.made[written.write]
+        dtype, shape, name = change.variable.dtype, change.variable.shape, f"state/{written.write}/whole"
+        base = change.before if made.base is None else self._whole(f"{name}/base", made.base)
+        wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(dict.fromkeys(made.changes))}
+        with fragment(self._joiner.editor, f"{name}/added") as f:
+            result = f.input(base, dtype, shape)
+            for t in made.added:
+                result += f.input(wholes[t], dtype, shape)
+            for t in made.subtracted:
+                result -= f.input(wholes[t], dtype, shape)
+            result = tf.identity(result)
+        return f.name(result)
+
+    def _whole(self, name: str, captured: str) -> str:
+        kind = self._kind(captured)
+        if node_of(captured) in self._late:
+            return self._value_after(self._late[node_of(captured)])
+        if isinstance(kind, Replicated):
+            return captured
+        if isinstance(kind, Mean | Sum):
+            return self._joiner.join_value(name, JoinKind.STATE, captured, kind)
+        found = self._behind(captured)
+        assert found is not None, "`unknown` says so"
+        known, arithmetic = found
+        wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(known)}
+        clones = self._joiner.editor.clone(arithmetic, f"autodist/{name}/", lambda i: wholes.get(tensor(i), i))
+        return tensor(captured).replace(node_of(captured), clones[node_of(captured)], 1)

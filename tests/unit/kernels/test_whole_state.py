@@ -1,0 +1,218 @@
+"""State that a step writes beside its update, where nothing is declared: what one device would leave there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one_device, plan, train
+
+pytestmark = pytest.mark.usefixtures("keras_in_float64")
+
+every_shape = pytest.mark.parametrize("shape", [(1, 2), (2, 1), (2, 2)], ids=lambda s: f"{s[0]}x{s[1]}")
+
+F64, I64 = tf.float64, tf.int64
+Write = Callable[..., object]
+
+
+def state(value: object, dtype: tf.DType = F64, name: str = "state") -> tf.Variable:
+    return tf.Variable(value, dtype=dtype, name=name, trainable=False)
+
+
+def step_that(write: Write) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A step of training which also makes `write(x, errors, loss)`, with x of shape [n, 3] and errors of shape [n]."""
+    weight = tf.Variable(np.random.default_rng(1).normal(size=(3, 1)), name="weight")
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            errors = tf.square(x @ weight)[:, 0]
+            loss = tf.reduce_mean(errors)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        write(x, errors, loss)
+        return loss
+
+    return step
+
+
+def trained(write: Write, shape: tuple[int, int]) -> tuple[Trained, Trained]:
+    """After three steps whose batches do not divide: by replicas, and on one device."""
+    step, rng = step_that(write), np.random.default_rng(0)
+    data = [(rng.normal(size=(n, 3)),) for n in (7, 4, 5)]
+    captured = capture(step, *data[0])
+    return train(captured, plan(captured.item, *shape), data), one_device(captured, step, data)
+
+
+def examples(x: tf.Tensor, dtype: tf.DType = I64) -> tf.Tensor:
+    return tf.cast(tf.shape(x)[0], dtype)
+
+
+def examples_seen() -> Write:
+    seen = state(0, I64)
+    return lambda x, errors, loss: seen.assign_add(examples(x))
+
+
+def examples_seen_in_three_goes() -> Write:
+    seen = state(0, I64)
+    return lambda x, errors, loss: [seen.assign_add(examples(x)) for _ in range(3)]
+
+
+def examples_left() -> Write:
+    left = state(100, I64)
+    return lambda x, errors, loss: left.assign_sub(examples(x))
+
+
+def large_errors() -> Write:
+    count = state(0, I64)
+    return lambda x, errors, loss: count.assign_add(tf.reduce_sum(tf.cast(errors > 1, I64)))
+
+
+def large_losses() -> Write:
+    count = state(0, I64)
+    return lambda x, errors, loss: count.assign_add(tf.cast(loss > 1, I64))
+
+
+def sum_by_column() -> Write:
+    total = state(np.zeros(3))
+    return lambda x, errors, loss: total.assign_add(tf.reduce_sum(x, 0))
+
+
+def least_loss() -> Write:
+    least = state(100.0)
+    return lambda x, errors, loss: least.assign(tf.minimum(least, loss))
+
+
+def squared_losses() -> Write:
+    total = state(0.0)
+    return lambda x, errors, loss: total.assign_add(loss * loss)
+
+
+def masked_mean() -> Write:
+    last = state(0.0)
+
+    def write(x: tf.Tensor, errors: tf.Tensor, loss: tf.Tensor) -> None:
+        mask = tf.cast(errors > 0.5, F64)
+        last.assign(tf.reduce_sum(errors * mask) / tf.reduce_sum(mask))
+
+    return write
+
+
+def moving_average_by_subtraction() -> Write:
+    average = state(1.0)
+    return lambda x, errors, loss: average.assign_sub(0.1 * (average - loss))
+
+
+def moving_counts() -> Write:
+    counts = state(np.zeros(3))
+
+    def write(x: tf.Tensor, errors: tf.Tensor, loss: tf.Tensor) -> None:
+        hits = tf.one_hot(tf.argmax(x, 1), 3, dtype=F64)
+        counts.assign(0.9 * counts + 0.1 * tf.reduce_sum(hits, 0))
+
+    return write
+
+
+def added_and_scaled() -> Write:
+    total = state(0.0)
+
+    def write(x: tf.Tensor, errors: tf.Tensor, loss: tf.Tensor) -> None:
+        total.assign_add(tf.reduce_sum(errors))
+        total.assign(total * 0.5)
+
+    return write
+
+
+def reset_and_added() -> Write:
+    total = state(5.0)
+
+    def write(x: tf.Tensor, errors: tf.Tensor, loss: tf.Tensor) -> None:
+        total.assign(0.0)
+        total.assign_add(tf.reduce_sum(errors))
+
+    return write
+
+
+def one_from_another() -> Write:
+    total, half, weighed = state(0.0), state(0.0, name="half"), state(0.0, name="weighed")
+
+    def write(x: tf.Tensor, errors: tf.Tensor, loss: tf.Tensor) -> None:
+        total.assign_add(tf.reduce_sum(errors))
+        half.assign(total * 0.5)
+        weighed.assign(total * loss)
+
+    return write
+
+
+def metric_of_several_losses() -> Write:
+    mean = keras.metrics.Mean()
+    return lambda x, errors, loss: [mean.update_state(loss * k) for k in (1.0, 2.0, 3.0)]
+
+
+def metric_that_is_reset() -> Write:
+    mean = keras.metrics.Mean()
+    return lambda x, errors, loss: (mean.reset_state(), mean.update_state(errors))
+
+
+CASES = [
+    examples_seen, examples_seen_in_three_goes, examples_left, large_errors, large_losses, sum_by_column, least_loss,
+    squared_losses, masked_mean, moving_average_by_subtraction, moving_counts, added_and_scaled, reset_and_added,
+    one_from_another, metric_of_several_losses, metric_that_is_reset,
+]  # fmt: skip
+
+
+@every_shape
+@pytest.mark.parametrize("make", CASES, ids=lambda m: m.__name__)
+def test_it_is_that_of_one_device(
+    make: Callable[[], Write], shape: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    found, expected = trained(make(), shape)
+    assert_same(found, expected)
+    assert not caplog.records
+
+
+def largest() -> Write:
+    most = state(0.0)
+    return lambda x, errors, loss: most.assign(tf.maximum(most, tf.reduce_max(errors)))
+
+
+def largest_of_inputs() -> Write:
+    most = state(0.0)
+    return lambda x, errors, loss: most.assign_add(tf.reduce_max(x))
+
+
+def last_rows() -> Write:
+    queue = state(np.zeros((8, 3)))
+    return lambda x, errors, loss: queue.assign(tf.concat([x, queue], 0)[:8])
+
+
+def whole_number_of_the_largest() -> Write:
+    most = state(0, I64)
+    return lambda x, errors, loss: most.assign(tf.cast(tf.reduce_max(errors), I64))
+
+
+def noise() -> Write:
+    drawn = state(0.0)
+    return lambda x, errors, loss: drawn.assign(loss + tf.random.normal([], dtype=F64, seed=1))
+
+
+@every_shape
+@pytest.mark.parametrize("make", [largest, largest_of_inputs, last_rows, whole_number_of_the_largest, noise])
+def test_where_it_is_not_known_the_log_says_what_it_becomes_and_workers_stay_alike(
+    make: Callable[[], Write], shape: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    found, _ = trained(make(), shape)
+    found.variable(next(name for name in found.variables[0] if name != "weight"))  # fails if workers differ
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == shape[0]
+    assert all("not known how what the step writes there depends on the batch" in text for text in said)
+
+
+@every_shape
+def test_a_metric_that_is_not_a_sum_is_told_of(shape: tuple[int, int], caplog: pytest.LogCaptureFixture) -> None:
+    declared = tf.VariableAggregation.SUM
+    most = tf.Variable(0.0, dtype=F64, name="state", trainable=False, aggregation=declared)
+    trained(lambda x, errors, loss: most.assign(tf.maximum(most, tf.reduce_max(errors))), shape)
+    assert "state becomes the sum of what each replica changes" in caplog.text
