@@ -15,12 +15,13 @@ from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem, Join
 from autodist.graph.keeper import Pace
 from autodist.graph.names import is_control, node_of
+from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.stages import Stages
 from autodist.kernels.all_reduce import mean_of, own_rows, rows_of, weight_of
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.exchange import Exchange
-from autodist.kernels.own_part import OwnPart
+from autodist.kernels.own_part import NOBODY, OwnPart
 from autodist.kernels.results import Results
 from autodist.kernels.tokens import Group, group_writes
 
@@ -80,7 +81,7 @@ class _Servers:
             return
         for name in self.item.outputs:
             node = node_of(name)
-            if node in part.private and node not in part.computed:
+            if part.private.get(node, NOBODY) - {EVERY_WORKER} and node not in part.computed:
                 raise StrategyError(
                     f"{name} is fetched together with a training step, and it is made from what other workers have. "
                     "Fetch it in a run of its own after the step, or synchronise its variable by AllReduce."

@@ -89,8 +89,8 @@ class Cluster:
 CUTS = {"v": Cut(0, (1, 3)), "table": Cut(0, (3, 4))}
 
 
-def build(uses_loop: bool = False) -> None:
-    """A graph that trains a matrix and an embedding by momentum."""
+def build(uses_loop: bool = False, measures: bool = False) -> None:
+    """A graph that trains a matrix and an embedding by momentum; `measures` adds a metric of TensorFlow 1."""
     x, ids = v1.placeholder(tf.float64, [None, 4], "x"), v1.placeholder(tf.int32, [None, 2], "ids")
     v = v1.get_variable("v", initializer=numbers(0, 4, 3), use_resource=True)
     table = v1.get_variable("table", initializer=numbers(1, 7, 3), use_resource=True)
@@ -108,6 +108,9 @@ def build(uses_loop: bool = False) -> None:
     tf.identity(v, name="read")
     tf.reduce_all([v1.is_variable_initialized(one) for one in v1.global_variables()], name="ready")
     v1.global_variables_initializer()
+    if measures:
+        v1.metrics.mean(tf.square(hidden), name="metric")
+        v1.variables_initializer(v1.local_variables(), name="init_metric")
 
 
 @contextmanager
@@ -167,6 +170,19 @@ def test_what_a_branch_reads_is_read_after_the_question_whether_there_is_a_value
 def test_a_graph_trains_what_one_device_does(uses_loop):
     with built(uses_loop=uses_loop) as (cluster, alone):
         assert_trains_alike(cluster, alone)
+
+
+def test_a_metric_is_updated_in_a_run_of_its_own_from_variables_that_others_hold():
+    with built(measures=True) as (cluster, alone):
+        cluster.run(targets=["init", "init_metric"])
+        alone.run(["init", "init_metric"])
+        for batch in batches(3):
+            fed = {f"{name}:0": value for name, value in batch.items()}
+            found = cluster.run(["metric/update_op:0"], **batch)
+            np.testing.assert_allclose(found, [[alone.run("metric/update_op:0", fed)]] * 2, rtol=1e-12)
+            cluster.run(targets=["train"], **batch)
+            alone.run("train", fed)
+        np.testing.assert_allclose(cluster.run(["metric/value:0"]), [[alone.run("metric/value:0")]] * 2, rtol=1e-12)
 
 
 def test_assignments_reach_the_shards():
