@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -37,6 +38,19 @@ class GradientJoins:
         calls = sorted({g.call for g in self._joiner.stages.gradients})
         for k in calls:
             self._weigh(k, self._loss_kind(k))
+        self._tell_of_mixing(calls)
+
+    def _tell_of_mixing(self, calls: Sequence[int]) -> None:
+        """Says where examples see only those of their own replica: the loss is not that of the whole batch there."""
+        targets = [t for k in calls for t in self._joiner.item.gradient_calls[k].targets]
+        kinds = [self._joiner.flows.kind(t) for t in targets]
+        nodes = dict.fromkeys(k.mixed_at for k in kinds if isinstance(k, Sum | Mean | PerExample) and k.mixed_at)
+        for node in nodes:
+            log.info(
+                "examples see one another in the model, as in batch normalisation (first at node %r): each sees those "
+                "of its own replica alone, as on one device that computes the replicas' parts one after the other.",
+                node, extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
 
     def _loss_kind(self, call: int) -> Weight | None:
         """The weight of a mean, or None for a sum."""

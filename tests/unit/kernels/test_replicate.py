@@ -380,6 +380,23 @@ def test_a_loss_of_unknown_kind_takes_even_batches_alone(shape, caplog):
         train(captured, strategy, batches(13))
 
 
+@pytest.mark.parametrize("standardises", [False, True])
+def test_it_is_told_of_where_examples_see_one_another(standardises, caplog):
+    weight = variable("w", 4, 1)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            seen = x - tf.reduce_mean(x, 0, name="average") if standardises else x
+            loss = tf.reduce_mean(tf.square(seen @ weight))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    captured = capture(step, np.ones((1, 4)))
+    with caplog.at_level(logging.INFO, "autodist"):
+        rewritten(captured, plan(captured.item, 1, 2))
+    assert ("examples see one another in the model" in caplog.text) == standardises
+
+
 @pytest.mark.parametrize(
     ("shape", "joins_outputs", "says"), [((2, 1), False, 0), ((2, 1), True, 2), ((1, 2), False, 1)]
 )
