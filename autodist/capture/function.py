@@ -106,7 +106,8 @@ def _trace(function: Callable[..., Any], arguments: Any) -> tuple[Any, GradientN
 
 _NONE = (
     "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with "
-    "tf.GradientTape or tf.gradients inside the step, and apply them there."
+    "tf.GradientTape or tf.gradients inside the step, and apply them there. A function that only evaluates stays under "
+    "tf.function."
 )
 _UNUSED = (
     "the step computes gradients but writes no variable from them. Apply them to their variables inside the step "

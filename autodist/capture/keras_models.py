@@ -128,7 +128,7 @@ def _warn_of_files(callbacks: Any) -> None:
     writers = sorted({type(callback).__name__ for callback in given if isinstance(callback, _WRITE_FILES)})
     if writers:
         log.warning(
-            "%s is given on this worker too, and workers on one machine then write the same file at the same time. "
-            "Pass it where ad.is_chief is true, or give each worker a path of its own (by ad.worker_index).",
-            ", ".join(writers),
+            "fit is given %s here too, and workers on one machine then write the same files at the same time. "
+            "Pass them where ad.is_chief is true, or give each worker a path of its own (by ad.worker_index).",
+            " and ".join(writers),
         )

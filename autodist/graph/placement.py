@@ -31,6 +31,10 @@ class Cut:
         return (*whole[: self.axis], self.sizes[shard], *whole[self.axis + 1 :])
 
 
+WHOLE = "/whole"
+"""What the variable that puts shards together is called, after the name of the variable that is cut."""
+
+
 def shard_name(variable: str, shard: int) -> str:
     """The name of one shard of a variable; of its handle, and in the session, as well."""
     return f"{variable}/shard_{shard}"

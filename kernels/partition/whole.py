@@ -10,6 +10,7 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.fragment import Fragment
 from autodist.graph.item import Variable
 from autodist.graph.names import tensor
+from autodist.graph.placement import WHOLE
 from autodist.kernels.copies import add_copy, read_before, take_copy
 from autodist.kernels.partition.reads import read
 from autodist.kernels.partition.work import CutVariable, Work
@@ -38,10 +39,10 @@ def give_whole(work: Work, node: NodeDef) -> None:
 def _refreshed(work: Work, node: NodeDef, cut: CutVariable, taken: list[str]) -> Variable:
     """The variable that holds the whole, which `node` takes with the value that it finds."""
     variable = cut.variable
-    whole = replace(variable, name=f"{variable.name}/whole", handle=f"{variable.handle}/whole")
+    whole = replace(variable, name=f"{variable.name}{WHOLE}", handle=f"{variable.handle}{WHOLE}")
     if whole.handle not in work.editor:
         work.copies.append(whole)
-        add_copy(work.editor, variable, whole.handle, "/whole")
+        add_copy(work.editor, variable, whole.handle, WHOLE)
     value = read_before(work.editor, node.name, variable, f"{whole.handle}/for/{node.name}")
     work.specs[tensor(value)] = tf.TensorSpec(whole.shape, whole.dtype)
     asking = _asked_before(work, node, cut)

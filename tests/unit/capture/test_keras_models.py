@@ -70,4 +70,4 @@ def test_another_worker_says_that_callbacks_write_files_there_too(
             model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0, callbacks=given)
     said = [r.getMessage() for r in caplog.records if "ad.is_chief" in r.getMessage()]
     assert len(said) == (0 if is_chief else 3)
-    assert all(text.startswith("ModelCheckpoint is given on this worker too") for text in said)
+    assert all(text.startswith("fit is given ModelCheckpoint here too") for text in said)
