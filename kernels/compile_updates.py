@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
-from autodist.graph.names import is_control, node_of
+from autodist.graph.names import node_of
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.compiled_function import CompiledFunction, compiled_function
+from autodist.kernels.compiled_function import compiled_function, put_call
 from autodist.kernels.update_regions import find_regions
 
 
@@ -68,21 +68,4 @@ class CompileUpdates(Kernel):
 def _compile(editor: GraphEditor, region: Sequence[str]) -> str:
     """Puts a call of a function in the place of the nodes `region`; returns its name."""
     function = compiled_function([editor[name] for name in region])
-    if function.name not in {known.signature.name for known in editor.library.function}:
-        editor.library.function.append(function.definition)
-    before = [i for name in region for i in editor[name].input if is_control(i) and node_of(i) not in region]
-    call = editor.add(_call(f"autodist/compiled/{region[-1]}", editor[region[-1]].device, function, before))
-    for name in region:
-        editor.replace_control(name, [call], editor.consumers(name).difference(region))
-    editor.remove(reversed(region))
-    return call
-
-
-def _call(name: str, device: str, function: CompiledFunction, before: Iterable[str]) -> NodeDef:
-    node = NodeDef(name=name, op="StatefulPartitionedCall", device=device)
-    node.input[:] = [*function.arguments, *dict.fromkeys(before)]
-    node.attr["f"].func.name = function.name
-    node.attr["Tin"].list.type[:] = [argument.type for argument in function.definition.signature.input_arg]
-    node.attr["Tout"].list.SetInParent()
-    node.attr["_XlaMustCompile"].b = True
-    return node
+    return put_call(editor, f"autodist/compiled/{region[-1]}", region, function)

@@ -1,18 +1,17 @@
-"""A function of elementwise ops and accesses to variables, for XLA to compile."""
+"""Functions for XLA to compile, and their calls in the place of the nodes that they are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
-from autodist.graph.editor import NodeDef
-from autodist.graph.effects import ASSIGNMENTS
-from autodist.graph.names import as_input, is_control, node_of
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.kernels.buckets import digest
+from autodist.kernels.compilable import spelled_outputs, types_of_inputs, types_of_outputs
 
 _EXACT = (
     "Abs Add AddN AddV2 Const Div DivNoNan Greater GreaterEqual Identity Inv Less LessEqual LogicalAnd LogicalNot "
@@ -34,56 +33,125 @@ class CompiledFunction:
     Attributes:
         definition: a FunctionDef; nodes that do the same have the same one, and differ in their arguments.
         arguments: inputs of the call.
+        results: the tensors that stand for the outputs of the call.
     """
 
     definition: Any
     arguments: tuple[str, ...]
+    results: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
         return str(self.definition.signature.name)
 
 
-def compiled_function(nodes: Sequence[NodeDef]) -> CompiledFunction:
-    """Makes a function without results of nodes of EXACT, ASSIGNMENTS and ReadVariableOp.
+def compiled_function(
+    nodes: Sequence[NodeDef], results: Sequence[str] = (), short: Callable[[int, str], str] = "node_{0}".format
+) -> CompiledFunction:
+    """Makes a function of nodes; what writes variables among them runs whenever it is called.
 
     Args:
         nodes: each after what it needs of the others. What they read of other nodes becomes arguments.
+        results: tensors of theirs that it returns.
+        short: what a node is called in it, by its position and its name; nodes that do the same should be called the
+            same.
     """
-    made = tf.compat.v1.GraphDef().library.function.add()
-    short = {node.name: f"node_{k}" for k, node in enumerate(nodes)}
-    inside = {node.name: f"{short[node.name]}:{_output_of(node)}:0" for node in nodes if node.op not in ASSIGNMENTS}
-    arguments: dict[str, str] = {}
+    made = _Function(nodes, short)
     for node in nodes:
-        copy = made.node_def.add(name=short[node.name], op=node.op)
+        made.add(node)
+    for name in results:
+        made.give(name)
+    signature = made.definition.signature
+    signature.is_stateful = True
+    made.definition.attr["_XlaMustCompile"].b = True
+    made.definition.attr["_noinline"].b = True
+    signature.name = f"autodist_compiled_{digest(made.definition.SerializeToString(deterministic=True).hex())}"
+    return CompiledFunction(made.definition, tuple(made.arguments), tuple(results))
+
+
+class _Function:
+    """A FunctionDef that is being made."""
+
+    def __init__(self, nodes: Sequence[NodeDef], short: Callable[[int, str], str]) -> None:
+        self.definition: Any = tf.compat.v1.GraphDef().library.function.add()
+        self.short = {node.name: short(k, node.name) for k, node in enumerate(nodes)}
+        self.inside: dict[str, tuple[str, int]] = {}
+        self.arguments: dict[str, str] = {}
+
+    def add(self, node: NodeDef) -> None:
+        own = self.short[node.name]
+        copy = self.definition.node_def.add(name=own, op=node.op)
         for key, value in node.attr.items():
             if not key.startswith("_"):
                 copy.attr[key].CopyFrom(value)
         data = [as_input(i) for i in node.input if not is_control(i)]
-        for spelling, kind in zip(data, _types_of_inputs(node), strict=True):
-            if spelling not in inside and spelling not in arguments:
-                arguments[spelling] = f"argument_{len(arguments)}"
-                made.signature.input_arg.add(name=arguments[spelling], type=kind)
-            copy.input.append(inside.get(spelling) or arguments[spelling])
-        copy.input.extend(f"^{short[node_of(i)]}" for i in node.input if is_control(i) and node_of(i) in short)
-        if node.op in ASSIGNMENTS:
-            made.signature.control_output.append(copy.name)
-            made.control_ret[copy.name] = copy.name
-    made.signature.is_stateful = True
-    made.attr["_XlaMustCompile"].b = True
-    made.attr["_noinline"].b = True
-    made.signature.name = f"autodist_update_{digest(str(made))}"
-    return CompiledFunction(made, tuple(arguments))
+        for spelling, kind in zip(data, types_of_inputs(node), strict=True):
+            copy.input.append(self._taken(spelling, kind))
+        waits = (node_of(i) for i in node.input if is_control(i))
+        copy.input.extend(dict.fromkeys(f"^{self.short[name]}" for name in waits if name in self.short))
+        outputs = list(zip(spelled_outputs(node), types_of_outputs(node), strict=True))
+        self.inside.update(
+            {as_input(f"{node.name}:{k}"): (f"{own}:{output}", kind) for k, (output, kind) in enumerate(outputs)}
+        )
+        if not outputs and node.op != "NoOp":
+            self.definition.signature.control_output.append(own)
+            self.definition.control_ret[own] = own
+
+    def _taken(self, spelling: str, kind: int) -> str:
+        if spelling in self.inside:
+            return self.inside[spelling][0]
+        if spelling not in self.arguments:
+            self.arguments[spelling] = f"argument_{len(self.arguments)}"
+            self.definition.signature.input_arg.add(name=self.arguments[spelling], type=kind)
+        return self.arguments[spelling]
+
+    def give(self, name: str) -> None:
+        output, kind = self.inside[as_input(name)]
+        result = f"result_{len(self.definition.ret)}"
+        self.definition.signature.output_arg.add(name=result, type=kind)
+        self.definition.ret[result] = output
 
 
-def _output_of(node: NodeDef) -> str:
-    """The name of a node's one output, by which functions name tensors."""
-    (output,) = op_def_registry.get(node.op).output_arg
-    return str(output.name)
+def put_call(editor: GraphEditor, name: str, region: Sequence[str], function: CompiledFunction) -> str:
+    """Puts a call of a function, made of the nodes `region`, in their place; returns the call's name.
+
+    The call waits for all that one of them waited for, and what waited for one of them waits for the call.
+    """
+    inside = frozenset(region)
+    if function.name not in {known.signature.name for known in editor.library.function}:
+        editor.library.function.append(function.definition)
+    before = [i for member in region for i in editor[member].input if is_control(i) and node_of(i) not in inside]
+    call = editor.add(_call(name, editor[region[-1]].device, function, before))
+    for k, result in enumerate(function.results):
+        editor.rewire(result, f"{call}:{k}", editor.consumers(node_of(result)).difference(inside))
+    for member in region:
+        editor.replace_control(member, [call], editor.consumers(member).difference(inside))
+    editor.remove(reversed(region))
+    return call
 
 
-def _types_of_inputs(node: NodeDef) -> Iterator[int]:
-    for argument in op_def_registry.get(node.op).input_arg:
-        kind = argument.type or node.attr[argument.type_attr].type
-        count = node.attr[argument.number_attr].i if argument.number_attr else 1
-        yield from [kind] * count
+def _call(name: str, device: str, function: CompiledFunction, before: Iterable[str]) -> NodeDef:
+    signature = function.definition.signature
+    node = NodeDef(name=name, op="StatefulPartitionedCall", device=device)
+    node.input[:] = [*function.arguments, *dict.fromkeys(before)]
+    node.attr["f"].func.name = function.name
+    node.attr["Tin"].list.type[:] = [argument.type for argument in signature.input_arg]
+    node.attr["Tout"].list.SetInParent()
+    node.attr["Tout"].list.type[:] = [result.type for result in signature.output_arg]
+    node.attr["_XlaMustCompile"].b = True
+    return node
+
+
+def results_of(editor: GraphEditor, region: Sequence[str], returned: Collection[str]) -> list[str]:
+    """The tensors of the nodes `region` that others read, or that are among `returned`; each node's in their order."""
+    inside = frozenset(region)
+    found: dict[str, None] = {}
+    for member in region:
+        read = {
+            tensor(i)
+            for consumer in editor.consumers(member).difference(inside)
+            for i in editor[consumer].input
+            if not is_control(i) and node_of(i) == member
+        }
+        found.update(dict.fromkeys(sorted(read | {t for t in returned if node_of(t) == member})))
+    return list(found)

@@ -1,0 +1,132 @@
+"""What XLA can compile and may contain, node by node."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
+from tensorflow.python.util import pywrap_xla_ops  # the only list of what XLA can compile
+
+from autodist.graph.editor import NodeDef
+from autodist.graph.effects import is_scatter
+from autodist.kernels.varying import RANDOM
+
+_OUTSIDE = (
+    # What a run of AutoDist feeds or fetches, and what says something or stops the step: XLA would leave it out.
+    "PlaceholderWithDefault Assert CheckNumerics "
+    # Shapes that depend on data.
+    "DynamicPartition ListDiff NonMaxSuppressionV3 NonMaxSuppressionV4 Unique UniqueV2 Where "
+    # Generators of numbers whose state XLA would not keep, so that a seed would no longer tell what is drawn.
+    "RngReadAndSkip RngSkip StatefulStandardNormalV2 StatefulTruncatedNormal StatefulUniform StatefulUniformFullInt "
+    "StatefulUniformInt "
+    # Rows of a variable: a compiled function would take and give back the whole.
+    "ResourceGather ResourceStridedSliceAssign VarIsInitializedOp "
+    # Communication.
+    "CollectiveAssignGroupV2 CollectiveReduceV2 XlaAllReduce XlaRecv XlaReduceScatter XlaSend"
+)
+
+_CALLS = frozenset({"Case", "If", "PartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile", "While"})
+
+_NEVER_WAITS = frozenset({"Assert", "Print", "PrintV2", "VarHandleOp", "VarIsInitializedOp", *RANDOM})
+
+_OPAQUE = frozenset(t.as_datatype_enum for t in (tf.string, tf.variant, tf.resource))
+"""Types whose values XLA cannot hold; a resource may be a variable's handle, which is looked at by itself."""
+
+
+@functools.cache
+def _known() -> frozenset[str]:
+    """Ops that XLA can compile on CPUs and GPUs and that may stand in a function of ours."""
+    every = frozenset(pywrap_xla_ops.get_cpu_kernel_names()) & frozenset(pywrap_xla_ops.get_gpu_kernel_names())
+    rows = {op for op in every if is_scatter(op)}
+    lists = {op for op in every if op.startswith(("Stack", "TensorArray", "TensorList", "EmptyTensorList", "_"))}
+    calls = {"StatefulPartitionedCall", "SymbolicGradient"}
+    return every - rows - lists - calls - RANDOM - frozenset(_OUTSIDE.split())
+
+
+class Compilable:
+    """Answers for one graph.
+
+    Args:
+        graph_def: the graph, for the functions that its nodes call.
+    """
+
+    def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
+        self._functions = {f.signature.name: f for f in graph_def.library.function}
+        self._answers: dict[str, bool] = {}
+        self._waits: dict[str, bool] = {}
+
+    def can_compile(self, node: NodeDef) -> bool:
+        """Whether XLA can compile a node, given that what it has of resources are handles of variables."""
+        if node.op not in _known():
+            return False
+        if node.op in _CALLS and not all(map(self._is_compilable_body, called_by(node))):
+            return False
+        return _OPAQUE.isdisjoint(types_of_outputs(node)) and _OPAQUE.difference({_RESOURCE}).isdisjoint(
+            types_of_inputs(node)
+        )
+
+    def _is_compilable_body(self, name: str) -> bool:
+        """Whether XLA can compile a function that takes no variables; variables in branches and loops stay outside."""
+        if name not in self._answers:
+            body = self._functions[name]
+            takes = {argument.type for argument in body.signature.input_arg}
+            self._answers[name] = _OPAQUE.isdisjoint(takes) and all(map(self.can_compile, body.node_def))
+        return self._answers[name]
+
+    def may_wait(self, node: NodeDef) -> bool:
+        """Whether a node may wait for something that is no node of this graph: what another worker sends, say."""
+        if node.op in _NEVER_WAITS or _touches_a_variable(node.op):
+            return False
+        bodies = called_by(node)
+        if bodies:
+            return any(map(self._body_may_wait, bodies))
+        known = op_def_registry.get(node.op)
+        return known is None or known.is_stateful
+
+    def _body_may_wait(self, name: str) -> bool:
+        if name not in self._waits:
+            self._waits[name] = any(map(self.may_wait, self._functions[name].node_def))
+        return self._waits[name]
+
+
+_RESOURCE = tf.resource.as_datatype_enum
+
+
+def _touches_a_variable(op: str) -> bool:
+    return op.endswith("VariableOp") or op.startswith(("ResourceApply", "ResourceGather")) or is_scatter(op)
+
+
+def called_by(node: NodeDef) -> list[str]:
+    """The functions that a node names in its attributes."""
+    found = [value.func.name for value in node.attr.values() if value.HasField("func")]
+    return found + [f.name for value in node.attr.values() for f in value.list.func]
+
+
+def types_of_inputs(node: NodeDef) -> Iterator[int]:
+    """The types of a node's data inputs, in their order."""
+    for argument in op_def_registry.get(node.op).input_arg:
+        yield from _types(node, argument)
+
+
+def types_of_outputs(node: NodeDef) -> Iterator[int]:
+    """The types of a node's outputs, in their order."""
+    for argument in op_def_registry.get(node.op).output_arg:
+        yield from _types(node, argument)
+
+
+def spelled_outputs(node: NodeDef) -> list[str]:
+    """How a function's nodes spell the outputs of a node among them, without its name: "output:0", …"""
+    found = []
+    for argument in op_def_registry.get(node.op).output_arg:
+        found += [f"{argument.name}:{k}" for k, _ in enumerate(_types(node, argument))]
+    return found
+
+
+def _types(node: NodeDef, argument: Any) -> list[int]:
+    if argument.type_list_attr:
+        return list(node.attr[argument.type_list_attr].list.type)
+    kind = argument.type or node.attr[argument.type_attr].type
+    return [kind] * (node.attr[argument.number_attr].i if argument.number_attr else 1)
