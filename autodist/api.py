@@ -57,7 +57,10 @@ class AutoDist:
         share_cores(self._run.spec.workers, self._run.index)
         keras_steps_are_global = self._run.spec.batch != "per_worker"
         self._keras = KerasModels(
-            lambda step: DistributedFunction(step, self._run, is_global=keras_steps_are_global), self.is_chief
+            lambda step, jit_compile: DistributedFunction(
+                step, self._run, is_global=keras_steps_are_global, jit_compile=jit_compile
+            ),
+            self.is_chief,
         )
         self._notes: GradientNotes | None = None
         atexit.register(self._end)
@@ -128,6 +131,7 @@ class AutoDist:
         *,
         batch_axis: Mapping[str, int | None] | None = None,
         batch: str | None = None,
+        jit_compile: bool | None = None,
     ) -> Any:
         """Decorator of a training step, in place of `tf.function`.
 
@@ -137,13 +141,15 @@ class AutoDist:
                 one of arrays, none of scalars; None: every replica gets the whole.
             batch: "per_worker" (default): what is passed is this worker's own part; "global": every worker passes the
                 same batch, of which each keeps its share.
+            jit_compile: whether XLA compiles the step, as for `tf.function`; what it cannot compile runs without it, and
+                the log names it.
         """
         if batch not in (None, "per_worker", "global"):
             raise ValueError(f"batch is {batch!r}; it may be 'global' or 'per_worker'.")
         is_global = (batch or self._run.spec.batch) == "global"
 
         def decorate(function: Callable[..., Any]) -> DistributedFunction:
-            return DistributedFunction(function, self._run, batch_axis, is_global)
+            return DistributedFunction(function, self._run, batch_axis, is_global, jit_compile=bool(jit_compile))
 
         return decorate if step is None else decorate(step)
 

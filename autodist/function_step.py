@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,7 @@ class DistributedFunction:
         is_global: whether every worker passes the same global batch, of which each keeps its share; otherwise what is
             passed is this worker's own part.
         needs_gradients: whether a step without gradients is an error.
+        jit_compile: whether XLA is to compile the step.
     """
 
     def __init__(
@@ -70,11 +71,13 @@ class DistributedFunction:
         batch_axis: Mapping[str, int | None] | None = None,
         is_global: bool = False,
         needs_gradients: bool = True,
+        jit_compile: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._run = function, run
         self._batch_axis = dict(batch_axis or {})
         self._is_global, self._needs_gradients = is_global, needs_gradients
+        self._jit_compile = jit_compile
         self._traced: dict[Any, _Traced] = {}
         self._signature = inspect.signature(function)
         unknown = set(self._batch_axis) - set(self._signature.parameters)
@@ -122,10 +125,11 @@ class DistributedFunction:
         axes = [leaf.axis for leaf in leaves]
         with _explaining_open_axes():
             captured = capture_function(step, tuple(leaf.spec for leaf in leaves), axes, self._needs_gradients)
+        item = replace(captured.item, jit_compile=self._jit_compile)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
-        require_any_length(captured.item, self._dealt(_count(leaves), names))
+        require_any_length(item, self._dealt(_count(leaves), names))
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
-        return _Traced(captured, prepare(self._run, captured.item, sources))
+        return _Traced(captured, prepare(self._run, item, sources))
 
     def _dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:
         replicas = self._run.spec.replicas

@@ -20,6 +20,7 @@ from autodist.kernels.asynchronous import AsynchronousServers
 from autodist.kernels.base import Context, Kernel, run_pipeline
 from autodist.kernels.bundles import SplitBundles
 from autodist.kernels.collectives import ReduceByCollective
+from autodist.kernels.compile_step import CompileStep
 from autodist.kernels.compile_updates import CompileUpdates
 from autodist.kernels.divide_rows import DivideRows
 from autodist.kernels.far_reads import ReadFarVariables
@@ -81,6 +82,7 @@ KERNELS: tuple[Kernel, ...] = (
     Prune(),
     ReadFarVariables(),
     Place(),
+    CompileStep(),
     CompileUpdates(),
 )
 

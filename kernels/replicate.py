@@ -11,6 +11,7 @@ from autodist.graph.item import GraphItem, JoinKind
 from autodist.graph.names import is_control, node_of
 from autodist.graph.propagation import Propagation
 from autodist.graph.stages import Stages, find_stages
+from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.joins import GradientJoins, Joiner, OutputJoins, StateJoins
 from autodist.kernels.random_draws import STRIDE, draw_apart, reads_to_offset
@@ -78,27 +79,13 @@ class _Replication:
             inputs={**self.item.inputs, **parts.given},
             joins=tuple(joiner.joins),
             stages=self.stages,
+            replicated=frozenset(clones[0]),
             joined_gradients=frozenset(t for j in joiner.joins if j.kind is JoinKind.GRADIENT for t in j.result),
         )
 
     def _free_constants(self) -> None:
-        """Constants wait for nothing, or replicas that share one would wait for each other; readers wait instead.
-
-        A step of TensorFlow 1 is often held together by such a constant alone: what is added to `global_step` waits for
-        the whole update.
-        """
-        wiring = self.item.wiring
-        if wiring.of_op("Enter"):
-            return  # a control input tells in which frame of a v1 loop a constant stands
-        returned = {*map(node_of, self.item.outputs), *self.item.targets}
-        waiting = [n.name for n in wiring.of_op("Const") if wiring.sources[n.name] and n.name not in returned]
-        for name in sorted(waiting, key=self.stages.order.__getitem__):
-            before = [node_of(i) for i in self.editor[name].input]
-            readers = self.editor.consumers(name)
-            self.editor.replace_control(name, before, readers)
-            for reader in readers:
-                self.editor.add_control(reader, before)
-            self.editor.set_inputs(name, [])
+        """Constants wait for nothing, or replicas that share one would wait for each other."""
+        free_constants(self.editor, self.item.wiring, {*map(node_of, self.item.outputs), *self.item.targets})
 
     def _find_varying(self, seed_readers: list[str]) -> set[str]:
         batch = [node_of(name) for name, axis in self.item.inputs.items() if axis is not None]

@@ -13,6 +13,7 @@ from autodist.capture.gradients import NotedCall
 from autodist.capture.specs import note_specs
 from autodist.errors import CaptureError
 from autodist.graph.item import Aggregation, Gradient, GradientCall, GraphItem, Variable
+from autodist.graph.jit_scope import without_jit_scope
 from autodist.graph.stages import find_stages
 from autodist.messages import ALIKE_EVERYWHERE
 
@@ -82,7 +83,7 @@ def describe_variables(found: Iterable[FoundVariable[V]]) -> tuple[Variable, ...
     described = []
     for one in found:
         source = one.source
-        name = source.name.removesuffix(":0")
+        name = without_jit_scope(source.name.removesuffix(":0"))
         count = taken[name] = taken.get(name, 0) + 1
         unique = name if count == 1 else f"{name}_{count - 1}"
         if not source.shape.is_fully_defined():

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
+
+from autodist.graph.jit_scope import JIT_SCOPE
 
 
 @contextmanager
 def inlining_functions() -> Iterator[None]:
     """Within it, calling a `tf.function` while a graph is being built traces its Python function into that graph.
 
-    AutoGraph is kept: the Python function is converted as `tf.function` would convert it.
+    AutoGraph is kept: the Python function is converted as `tf.function` would convert it. What it asks XLA to compile
+    stands in a name scope that says so (`autodist.graph.jit_scope`).
     """
     kind = type(tf.function(lambda: None))
     plain = kind.__call__
@@ -25,7 +28,8 @@ def inlining_functions() -> Iterator[None]:
         body = self.python_function
         if getattr(self, "_autograph", True):
             body = tf.__internal__.autograph.tf_convert(body, status)
-        return body(*args, **kwargs)
+        with tf.name_scope(JIT_SCOPE) if getattr(self, "_jit_compile", None) else nullcontext():
+            return body(*args, **kwargs)
 
     kind.__call__ = call
     try:

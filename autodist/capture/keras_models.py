@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,10 +13,8 @@ from keras import tree
 
 from autodist.errors import CaptureError
 
-log = logging.getLogger("autodist")
-
-StepMaker = Callable[[Callable[..., Any]], Callable[..., Any]]
-"""Makes of a Keras `train_step`, a function of one batch, one that trains on all replicas."""
+StepMaker = Callable[[Callable[..., Any], bool], Callable[..., Any]]
+"""Makes of a Keras `train_step`, a function of one batch, one that trains on all replicas; compiled by XLA or not."""
 
 _SHOWS_PROGRESS = ("fit", "evaluate", "predict")
 _WRITE_FILES = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore, keras.callbacks.CSVLogger)
@@ -78,7 +75,7 @@ class KerasModels:
         def train_step(data: Any) -> Any:
             return model.train_step(data)
 
-        step = self._distribute(train_step)
+        step = self._distribute(train_step, model.jit_compile)
 
         def train(iterator: Iterator[Any]) -> Any:
             logs = step(next(iterator))
@@ -104,8 +101,6 @@ def _check(model: keras.Model) -> None:
             f"{model.name} is compiled with run_eagerly=True, and a step that is never a graph cannot be distributed. "
             "Compile it without."
         )
-    if model.jit_compile:
-        log.warning("%s is compiled with jit_compile=True; its steps run without XLA under AutoDist.", model.name)
 
 
 def _of_another_worker(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -189,6 +189,9 @@ class GraphItem:
         served: nodes that the owner of stale variables runs once for every step, beside it.
         landed: nodes that end, run between two steps, once all is written that this worker's steps have asked for.
         copies: suffixes of a variable's name in the session under which every worker has copies of it.
+        jit_compile: whether the script asks XLA to compile all of the step. Where it asks for parts, the names of their
+            nodes say so (`autodist.graph.jit_scope`).
+        replicated: captured nodes of which each replica has a copy of its own, once the step is replicated.
         wiring: how the nodes of `graph_def` hang together; `replace` hands it on for as long as the graph is the same.
     """
 
@@ -211,6 +214,8 @@ class GraphItem:
     served: tuple[str, ...] = ()
     landed: tuple[str, ...] = ()
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    jit_compile: bool = False
+    replicated: frozenset[str] = frozenset()
     wiring: Wiring = field(default=_UNREAD, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Collection, Set
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import is_control, node_of
+from autodist.graph.wiring import Wiring
 
 _ALWAYS_DONE = frozenset({"Const", "Placeholder", "VarHandleOp"})
 """Nothing needs to wait for them."""
@@ -46,3 +47,27 @@ def nearest_before(editor: GraphEditor, name: str, kept: Set[str]) -> frozenset[
             elif editor[source].op not in _ALWAYS_DONE:
                 found.add(source)
     return frozenset(found)
+
+
+def free_constants(editor: GraphEditor, wiring: Wiring, kept: Collection[str]) -> bool:
+    """Lets constants wait for nothing and their readers wait instead; returns whether one waited.
+
+    A step of TensorFlow 1 is often held together by such a constant alone: what is added to `global_step` waits for the
+    whole update.
+
+    Args:
+        editor: of the graph.
+        wiring: of the graph as it was given to the editor.
+        kept: constants that stay as they are.
+    """
+    if wiring.of_op("Enter"):
+        return False  # a control input tells in which frame of a v1 loop a constant stands
+    waiting = {n.name for n in wiring.of_op("Const") if wiring.sources[n.name] and n.name not in kept}
+    for name in filter(waiting.__contains__, wiring.order if waiting else ()):
+        before = [node_of(i) for i in editor[name].input]
+        readers = editor.consumers(name)
+        editor.replace_control(name, before, readers)
+        for reader in readers:
+            editor.add_control(reader, before)
+        editor.set_inputs(name, [])
+    return bool(waiting)

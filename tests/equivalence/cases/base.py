@@ -31,7 +31,7 @@ class Trainer(Protocol):
 
     def scope(self) -> AbstractContextManager[Any]: ...
 
-    def function(self, step: Callable[..., Any]) -> Callable[..., Any]: ...
+    def function(self, step: Callable[..., Any], *, jit_compile: bool | None = None) -> Callable[..., Any]: ...
 
     def create_distributed_session(self) -> tf.compat.v1.Session: ...
 
@@ -46,8 +46,8 @@ class Alone:
     def scope(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def function(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        return tf.function(step)
+    def function(self, step: Callable[..., Any], *, jit_compile: bool | None = None) -> Callable[..., Any]:
+        return tf.function(step, jit_compile=jit_compile)
 
     def create_distributed_session(self) -> tf.compat.v1.Session:
         return tf.compat.v1.Session()

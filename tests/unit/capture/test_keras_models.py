@@ -1,4 +1,4 @@
-"""What Keras does with models that are adopted: they are saved, loaded and cloned as ever."""
+"""Models that are adopted: they are saved, loaded and cloned as ever, and their steps are what is asked of them."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ class _Steps:
     def __init__(self) -> None:
         self.made = 0
 
-    def __call__(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
+    def __call__(self, train_step: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
         self.made += 1
         return train_step
 
@@ -71,3 +71,26 @@ def test_another_worker_says_that_callbacks_write_files_there_too(
     said = [r.getMessage() for r in caplog.records if "ad.is_chief" in r.getMessage()]
     assert len(said) == (0 if is_chief else 3)
     assert all(text.startswith("fit is given ModelCheckpoint here too") for text in said)
+
+
+def asked_of(**settings):
+    """Whether the step of a model that is compiled so is to be compiled by XLA."""
+    asked = []
+    models = KerasModels(lambda step, jit_compile: asked.append(jit_compile), shows_progress=True)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    with models.adopting():
+        model.compile("sgd", "mse", **settings)
+    model.make_train_function()
+    return asked
+
+
+@pytest.mark.parametrize("jit_compile", [True, False])
+def test_a_model_that_asks_for_xla_gets_a_step_that_does(jit_compile):
+    assert asked_of(jit_compile=jit_compile) == [jit_compile]
+
+
+def test_what_keras_decides_itself_is_as_keras_decides(monkeypatch):
+    monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda model: True)
+    assert asked_of() == [True]
+    monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda model: False)
+    assert asked_of() == [False]
