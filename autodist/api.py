@@ -141,8 +141,8 @@ class AutoDist:
                 one of arrays, none of scalars; None: every replica gets the whole.
             batch: "per_worker" (default): what is passed is this worker's own part; "global": every worker passes the
                 same batch, of which each keeps its share.
-            jit_compile: whether XLA compiles the step, as for `tf.function`; what it cannot compile runs without it, and
-                the log names it.
+            jit_compile: whether XLA compiles the step, as for `tf.function`; what it cannot compile runs without it and
+                is named in the log.
         """
         if batch not in (None, "per_worker", "global"):
             raise ValueError(f"batch is {batch!r}; it may be 'global' or 'per_worker'.")

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -123,13 +123,13 @@ class DistributedFunction:
             return self._function(*bound.args, **bound.kwargs)
 
         axes = [leaf.axis for leaf in leaves]
+        specs = tuple(leaf.spec for leaf in leaves)
         with _explaining_open_axes():
-            captured = capture_function(step, tuple(leaf.spec for leaf in leaves), axes, self._needs_gradients)
-        item = replace(captured.item, jit_compile=self._jit_compile)
+            captured = capture_function(step, specs, axes, self._needs_gradients, self._jit_compile)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
-        require_any_length(item, self._dealt(_count(leaves), names))
+        require_any_length(captured.item, self._dealt(_count(leaves), names))
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
-        return _Traced(captured, prepare(self._run, item, sources))
+        return _Traced(captured, prepare(self._run, captured.item, sources))
 
     def _dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:
         replicas = self._run.spec.replicas

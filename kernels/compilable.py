@@ -30,10 +30,10 @@ _OUTSIDE = (
 
 _CALLS = frozenset({"Case", "If", "PartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile", "While"})
 
-_NEVER_WAITS = frozenset({"Assert", "Print", "PrintV2", "VarHandleOp", "VarIsInitializedOp", *RANDOM})
+_NEVER_WAITS = frozenset({"Assert", "Print", "PrintV2", "VarHandleOp", "VarIsInitializedOp", "VariableShape", *RANDOM})
 
-_OPAQUE = frozenset(t.as_datatype_enum for t in (tf.string, tf.variant, tf.resource))
-"""Types whose values XLA cannot hold; a resource may be a variable's handle, which is looked at by itself."""
+_STRING, RESOURCE, VARIANT = (t.as_datatype_enum for t in (tf.string, tf.resource, tf.variant))
+"""XLA has no strings; a resource may be a variable's handle; a variant may be a list that never leaves a function."""
 
 
 @functools.cache
@@ -41,7 +41,7 @@ def _known() -> frozenset[str]:
     """Ops that XLA can compile on CPUs and GPUs and that may stand in a function of ours."""
     every = frozenset(pywrap_xla_ops.get_cpu_kernel_names()) & frozenset(pywrap_xla_ops.get_gpu_kernel_names())
     rows = {op for op in every if is_scatter(op)}
-    lists = {op for op in every if op.startswith(("Stack", "TensorArray", "TensorList", "EmptyTensorList", "_"))}
+    lists = {op for op in every if op.startswith(("Stack", "TensorArray", "_"))}
     calls = {"StatefulPartitionedCall", "SymbolicGradient"}
     return every - rows - lists - calls - RANDOM - frozenset(_OUTSIDE.split())
 
@@ -51,9 +51,13 @@ class Compilable:
 
     Args:
         graph_def: the graph, for the functions that its nodes call.
+        allows_loops: whether what loops take and give besides plain tensors may stand in what is compiled: variables,
+            and lists of tensors.
     """
 
-    def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
+    def __init__(self, graph_def: tf.compat.v1.GraphDef, allows_loops: bool) -> None:
+        self._refused = frozenset({_STRING} if allows_loops else {_STRING, VARIANT})
+        self._refused_of_loops = frozenset({_STRING} if allows_loops else {_STRING, VARIANT, RESOURCE})
         self._functions = {f.signature.name: f for f in graph_def.library.function}
         self._answers: dict[str, bool] = {}
         self._waits: dict[str, bool] = {}
@@ -62,18 +66,19 @@ class Compilable:
         """Whether XLA can compile a node, given that what it has of resources are handles of variables."""
         if node.op not in _known():
             return False
-        if node.op in _CALLS and not all(map(self._is_compilable_body, called_by(node))):
-            return False
-        return _OPAQUE.isdisjoint(types_of_outputs(node)) and _OPAQUE.difference({_RESOURCE}).isdisjoint(
-            types_of_inputs(node)
-        )
+        if node.op in _CALLS:
+            bodies = all(map(self._is_compilable_body, called_by(node)))
+            return bodies and self._refused_of_loops.isdisjoint((*types_of_inputs(node), *types_of_outputs(node)))
+        given = (self._refused | {RESOURCE}).isdisjoint(types_of_outputs(node))
+        return given and self._refused.isdisjoint(types_of_inputs(node))
 
     def _is_compilable_body(self, name: str) -> bool:
-        """Whether XLA can compile a function that takes no variables; variables in branches and loops stay outside."""
         if name not in self._answers:
             body = self._functions[name]
             takes = {argument.type for argument in body.signature.input_arg}
-            self._answers[name] = _OPAQUE.isdisjoint(takes) and all(map(self.can_compile, body.node_def))
+            self._answers[name] = self._refused_of_loops.isdisjoint(takes) and all(
+                _passes_on(n) or self.can_compile(n) for n in body.node_def
+            )
         return self._answers[name]
 
     def may_wait(self, node: NodeDef) -> bool:
@@ -92,7 +97,8 @@ class Compilable:
         return self._waits[name]
 
 
-_RESOURCE = tf.resource.as_datatype_enum
+def _passes_on(node: NodeDef) -> bool:
+    return node.op == "Identity" and node.attr["T"].type == RESOURCE
 
 
 def _touches_a_variable(op: str) -> bool:

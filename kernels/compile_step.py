@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import is_in_jit_scope
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import node_of, tensor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.compilable import Compilable
 from autodist.kernels.compiled_function import compiled_function, put_call, results_of
-from autodist.kernels.compiled_regions import PartOf, find_regions, split_replica, work_in
+from autodist.kernels.compiled_regions import PartOf, find_regions, is_copied, split_replica, work_in
 from autodist.kernels.prune import Prune
 
 log = logging.getLogger("autodist")
@@ -30,8 +30,9 @@ class CompileStep(Kernel):
 
     Each takes in what XLA can compile of the captured nodes that wait for the same communication. The rest stays
     between the functions: what the kernels made (joins, sends, queues), rows of variables, shapes that depend on data,
-    random draws from seeds that XLA does not know, assertions, Python functions, loops whose number of turns is open.
-    `tf.function(jit_compile=True)` refuses such ops; here they run as without XLA, and the log names them once.
+    random draws from seeds that XLA does not know, assertions, Python functions, and the loops of nested functions,
+    which TensorFlow builds as XLA wants them under a whole step alone. `tf.function(jit_compile=True)` refuses such
+    ops; here they run as without XLA, and the log names them once.
 
     A function begins when all its arguments are there and gives its results all at once: gradients are sent after the
     whole backward pass, not during it.
@@ -77,13 +78,16 @@ def _asked_of(item: GraphItem) -> Callable[[str], bool]:
 
 def _with_calls(item: GraphItem, regions: Iterable[Sequence[str]]) -> GraphItem:
     editor = GraphEditor(item.graph_def, item.wiring)
-    part_of = PartOf(item)
     calls: dict[str, str] = {}
+
+    def short(_: int, name: str) -> str:
+        return name if item.stages is None else split_replica(name)[1]
+
     outputs = list(item.outputs)
     for k, region in enumerate(regions):
         results = results_of(editor, region, outputs)
-        nodes = [*_constants(editor, region, part_of), *(editor[name] for name in region)]
-        function = compiled_function(nodes, results, lambda _, name: split_replica(name)[1])
+        nodes = [editor[name] for name in (*_copied(item, region), *region)]
+        function = compiled_function(nodes, results, short)
         call = put_call(editor, f"autodist/compiled_step/{k}", region, function)
         calls.update(dict.fromkeys(region, call))
         given = {result: f"{call}:{position}" for position, result in enumerate(results)}
@@ -98,15 +102,17 @@ def _with_calls(item: GraphItem, regions: Iterable[Sequence[str]]) -> GraphItem:
     )  # fmt: skip
 
 
-def _constants(editor: GraphEditor, region: Iterable[str], part_of: PartOf) -> list[NodeDef]:
-    """The captured constants that a region reads and that wait for nothing; kernels' own may differ by replica."""
-    read = dict.fromkeys(node_of(i) for name in region for i in editor[name].input if not is_control(i))
-    return [editor[n] for n in read if editor[n].op == "Const" and not editor[n].input and part_of(n) is not None]
+def _copied(item: GraphItem, region: Iterable[str]) -> list[str]:
+    """The nodes of which a region has copies, each after what it needs of the others."""
+    data = item.wiring.data
+    read = {source: None for name in region for source in data[name] if is_copied(item, source)}
+    of_these = (source for name in read for source in data[name] if is_copied(item, source))
+    return list(dict.fromkeys([*of_these, *read]))
 
 
 def _tell_what_is_left(item: GraphItem, context: Context, asked: Callable[[str], bool]) -> None:
     """Names the ops that run without XLA although it is asked for; the chief tells it once for a step."""
-    part_of, compilable = PartOf(item), Compilable(item.graph_def)
+    part_of, compilable = PartOf(item), Compilable(item.graph_def, allows_loops=item.jit_compile)
     left = Counter(
         node.op for name, node in item.wiring.nodes.items()
         if node.op not in _NEEDS_NO_COMPILER and asked(name) and part_of(name) is not None

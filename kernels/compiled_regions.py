@@ -6,13 +6,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autodist.graph.item import GraphItem
-from autodist.graph.names import node_of
+from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.units import by_levels, is_acyclic
 from autodist.graph.walks import reach
 from autodist.graph.wiring import Wiring
 from autodist.kernels.base import Context
-from autodist.kernels.compilable import Compilable
+from autodist.kernels.compilable import RESOURCE, VARIANT, Compilable, types_of_inputs, types_of_outputs
 
 Key = tuple[Hashable, ...]
 """What the nodes of one region have in common."""
@@ -55,6 +55,18 @@ def split_replica(name: str) -> tuple[str, str]:
     return (first + slash, rest) if slash and kind == "replica" and position.isdecimal() else ("", name)
 
 
+def is_copied(item: GraphItem, name: str) -> bool:
+    """Whether each region that reads a node has a copy of its own: a constant, or an empty list that replicas share.
+
+    Not a constant that a kernel made: it may differ from replica to replica, and they are to share their functions.
+    """
+    op = item.wiring.nodes[name].op
+    if op not in ("Const", "EmptyTensorList", "TensorListReserve"):
+        return False
+    part = PartOf(item)(name)
+    return part is not None and (part[0] == SHARED if op != "Const" else not item.wiring.sources[name])
+
+
 def find_regions(item: GraphItem, context: Context, asked: Callable[[str], bool]) -> list[list[str]]:
     """The nodes of each region, each after what it needs of the others.
 
@@ -67,14 +79,40 @@ def find_regions(item: GraphItem, context: Context, asked: Callable[[str], bool]
         context: whose graph it is.
         asked: whether XLA is asked for what a node computes.
     """
-    search = _Search(item, context, asked, PartOf(item))
-    keys = search.keys()
-    units = keys if is_acyclic(item.wiring, keys) else by_levels(item.wiring, keys)
+    # Only under a whole step that asks for XLA does TensorFlow build loops, and their gradients, as XLA wants them.
+    units = _units(item, context, asked, allows_loops=item.jit_compile)
+    if item.jit_compile and _parts_of_loops_leave(item, units):
+        units = _units(item, context, asked, allows_loops=False)
     found: dict[Key, list[str]] = {}
     for name in item.wiring.order:
         if name in units:
             found.setdefault(units[name], []).append(name)
     return list(found.values())
+
+
+def _units(item: GraphItem, context: Context, asked: Callable[[str], bool], allows_loops: bool) -> dict[str, Key]:
+    keys = _Search(item, context, asked, PartOf(item), allows_loops).keys()
+    return keys if is_acyclic(item.wiring, keys) else by_levels(item.wiring, keys)
+
+
+def _parts_of_loops_leave(item: GraphItem, units: Mapping[str, Key]) -> bool:
+    """Whether a list of tensors, or a handle that a loop gives, comes into a region or leaves it."""
+    wiring = item.wiring
+    for name in units:
+        node = wiring.nodes[name]
+        for spelling, kind in zip(node.input, types_of_inputs(node), strict=False):
+            source = node_of(spelling)
+            comes = units.get(source) != units[name] and wiring.nodes[source].op != "VarHandleOp"
+            if kind in _OF_LOOPS and comes and not is_copied(item, source):
+                return True
+        given = {tensor(f"{name}:{k}") for k, kind in enumerate(types_of_outputs(node)) if kind in _OF_LOOPS}
+        readers = [c for c in wiring.consumers[name] if units.get(c) != units[name]] if given else []
+        if any(not is_control(i) and tensor(i) in given for reader in readers for i in wiring.nodes[reader].input):
+            return True
+    return False
+
+
+_OF_LOOPS = frozenset({RESOURCE, VARIANT})
 
 
 @dataclass
@@ -83,11 +121,12 @@ class _Search:
     context: Context
     asked: Callable[[str], bool]
     part_of: PartOf
+    allows_loops: bool
     wiring: Wiring = field(init=False)
 
     def __post_init__(self) -> None:
         self.wiring = self.item.wiring
-        self._compilable = Compilable(self.item.graph_def)
+        self._compilable = Compilable(self.item.graph_def, self.allows_loops)
         branches = (n.name for n in self.wiring.of_op("Switch", "RefSwitch", "Enter", "RefEnter"))
         self._perhaps_dead = reach(branches, self.wiring.consumers.__getitem__)
         self._kept = {*map(node_of, self.item.inputs), *self.item.initializers.values()} | self._made_by_all()
@@ -130,22 +169,20 @@ class _Search:
     def _is_free(self, name: str) -> bool:
         node = self.wiring.nodes[name]
         return (
-            node.op != "Const"  # each region has copies of its own
+            not is_copied(self.item, name)
             and name not in self._kept
             and name not in self._perhaps_dead
             and node.device.startswith(self.context.task(self.context.worker))
             and self._compilable.can_compile(node)
-            and self._takes_handles_alone(name)
+            and self._has_handles_beside_it(name)
         )
 
-    def _takes_handles_alone(self, name: str) -> bool:
-        """Whether what a node has of variables comes straight from their handles, which stand beside it."""
-        if name not in self.wiring.effects:
-            return True
-        effect = self.wiring.effects[name]
-        handles = effect.reads | effect.writes
-        own = self.wiring.nodes[name].device
-        return handles <= set(self.wiring.data[name]) and all(self.wiring.nodes[h].device == own for h in handles)
+    def _has_handles_beside_it(self, name: str) -> bool:
+        """Whether what a node has of variables comes from their handles, or from a loop's, on its device."""
+        node = self.wiring.nodes[name]
+        sources = zip(self.wiring.data[name], types_of_inputs(node), strict=True)
+        handles = [self.wiring.nodes[source] for source, kind in sources if kind == RESOURCE]
+        return all(h.op in ("VarHandleOp", "While") and h.device == node.device for h in handles)
 
     def _key_of_readers(self, name: str, own: Key, found: Mapping[str, Key]) -> Key | None:
         """The region of all that read a node, if it is one and could take it; what many read stays by itself."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import OptionalXlaContext  # tf.function's own
 
 from autodist.capture.assemble import (
     FoundVariable,
@@ -45,7 +46,11 @@ class CapturedFunction:
 
 
 def capture_function(
-    function: Callable[..., Any], arguments: Any, batch_axes: Iterable[int | None], needs_gradients: bool = True
+    function: Callable[..., Any],
+    arguments: Any,
+    batch_axes: Iterable[int | None],
+    needs_gradients: bool = True,
+    jit_compile: bool = False,
 ) -> CapturedFunction:
     """Traces `function(*arguments)`.
 
@@ -54,16 +59,17 @@ def capture_function(
         arguments: a tuple whose tensors are `tf.TensorSpec`s.
         batch_axes: for each tensor of the flattened arguments, the axis along which it is split.
         needs_gradients: whether a step without gradients is an error.
+        jit_compile: whether the script asks XLA to compile the step, so that loops are built as XLA wants them.
 
     Raises:
         CaptureError: no gradient of a variable is made in the step, or it is made in a loop; or the step uses something
             that lives outside of it and cannot be brought along.
     """
     with fusing_batch_norms() as norms:
-        concrete, noted = _trace(function, arguments)
+        concrete, noted = _trace(function, arguments, jit_compile)
     if norms.are_differentiated_twice:
         norms = FusedNorms()  # none: what is trained is what the script's own arithmetic trains
-        concrete, noted = _trace(function, arguments)
+        concrete, noted = _trace(function, arguments, jit_compile)
     graph = concrete.graph
     calls = [c for c in noted.calls if c.graph is graph]
     if needs_gradients:
@@ -87,6 +93,7 @@ def capture_function(
     notes = GraphNotes(graph, calls, handle_of)
     axes = dict(zip(inputs, batch_axes, strict=True))
     item = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
+    item = replace(item, jit_compile=jit_compile)
     if needs_gradients and not item.gradients:
         raise CaptureError(_UNUSED)
     warn_of_variables_without_gradient(item, notes)
@@ -98,9 +105,9 @@ def _without_graph(leaf: Any) -> Any:
     return tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, tf.Tensor) else leaf
 
 
-def _trace(function: Callable[..., Any], arguments: Any) -> tuple[Any, GradientNotes]:
+def _trace(function: Callable[..., Any], arguments: Any, jit_compile: bool) -> tuple[Any, GradientNotes]:
     """The concrete function, and the gradients that were made in it."""
-    with noting_gradients() as noted, inlining_functions(), naming_captures():
+    with noting_gradients() as noted, inlining_functions(), naming_captures(), OptionalXlaContext(jit_compile):
         return tf.function(function).get_concrete_function(*arguments), noted
 
 

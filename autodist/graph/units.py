@@ -50,6 +50,7 @@ def by_levels(wiring: Wiring, units: Mapping[str, Unit]) -> dict[str, Unit]:
     """The units, cut where a path leaves one and may come back: a node's level counts how often one was left before.
 
     Levels never fall along an edge and rise wherever a unit is left, so that nothing comes back to one level of it.
+    What only its own unit reads belongs to the level where it is read first.
     """
     levels: dict[str, int] = {}
     for name in wiring.order:
@@ -57,4 +58,8 @@ def by_levels(wiring: Wiring, units: Mapping[str, Unit]) -> dict[str, Unit]:
         levels[name] = max(
             (levels.get(s, 0) + (s in units and units[s] != own) for s in wiring.sources[name]), default=0
         )
+    for name in reversed(wiring.order):
+        readers = wiring.consumers[name]
+        if name in units and readers and all(units.get(reader) == units[name] for reader in readers):
+            levels[name] = max(levels[name], min(levels[reader] for reader in readers))
     return {name: (*unit, levels[name]) for name, unit in units.items()}

@@ -28,14 +28,16 @@ Values = dict[str, np.ndarray]
 Batch = Sequence[np.ndarray]
 
 
-def capture(step: Callable[..., object], *examples: np.ndarray | tf.TensorSpec) -> CapturedFunction:
+def capture(
+    step: Callable[..., object], *examples: np.ndarray | tf.TensorSpec, jit_compile: bool = False
+) -> CapturedFunction:
     """A step whose arguments of rank 1 and more are split along their first axis."""
     specs, axes = [], []
     for example in examples:
         shape = list(example.shape)
         axes.append(0 if shape else None)
         specs.append(tf.TensorSpec([None, *shape[1:]] if shape else [], example.dtype))
-    return capture_function(step, tuple(specs), axes)
+    return capture_function(step, tuple(specs), axes, jit_compile=jit_compile)
 
 
 def plan(

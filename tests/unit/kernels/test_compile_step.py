@@ -31,8 +31,7 @@ optimizers = keras.optimizers
 
 
 def asking(step, *examples):
-    captured = capture(step, *examples)
-    return replace(captured, item=replace(captured.item, jit_compile=True))
+    return capture(step, *examples, jit_compile=True)
 
 
 def matrices(make_optimizer):
@@ -261,6 +260,67 @@ def test_a_nested_function_is_compiled_with_its_gradient_and_nothing_else():
     assert not {"Tanh", "TanhGrad"} & set(body_of(item, function)) and not writes_in(item, function)
     assert ops_in(item, "TanhGrad") and ops_in(item, "AssignSub")
     assert_same(session.train(given), one_device(captured, step, given))
+
+
+@pytest.fixture
+def recurrent(keras_in_float64):
+    """Makes steps of an LSTM whose forward pass stands in a function that asks for XLA, or does not; and batches."""
+    net = keras.Sequential([keras.Input((5, 4)), keras.layers.LSTM(3), keras.layers.Dense(2)])
+    optimizer = optimizers.Adam(0.01)
+    optimizer.build(net.trainable_variables)
+
+    def step_with(asks):
+        @tf.function(jit_compile=asks)
+        def loss_of(x):
+            return tf.reduce_mean(tf.square(net(x)))
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = loss_of(x)
+            gradients = tape.gradient(loss, net.trainable_variables)
+            optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
+            return loss
+
+        return step
+
+    return step_with, [[np.random.default_rng(k).normal(size=(4, 5, 4))] for k in range(2)]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1)])
+def test_loops_and_their_gradients_are_part_of_a_replicas_function(recurrent, shape):
+    step_with, given_batches = recurrent
+    captured = asking(step_with(None), *given_batches[0])
+    session = Session(captured, plan(captured.item, *shape, one_machine=True))
+    assert not any(ops_in(item, "While", "StatelessWhile", "TensorList") for item in session.items)
+    assert_same(session.train(given_batches), one_device(captured, step_with(None), given_batches), rtol=1e-11)
+
+
+def test_loops_of_a_nested_function_stay_outside(recurrent):
+    step_with, given_batches = recurrent
+    captured = capture(step_with(True), *given_batches[0])
+    session = Session(captured, plan(captured.item, 1, 2))
+    (item,) = session.items
+    assert called(item) and ops_in(item, "While")
+    assert_same(session.train(given_batches), one_device(captured, step_with(None), given_batches), rtol=1e-11)
+
+
+def test_names_of_the_script_that_look_like_a_replicas_are_told_apart():
+    weight = tf.Variable(np.linspace(-1.0, 1.0, 4))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            first = tf.tanh(x * weight, name="activation")
+            with tf.name_scope("replica_1"):
+                loss = tf.reduce_mean(tf.square(tf.tanh(first * 0.5, name="activation")))
+        weight.assign_sub(tape.gradient(loss, weight) * 0.1)
+        return loss
+
+    given_batches = [[np.random.default_rng(k).normal(size=(4, 4))] for k in range(2)]
+    captured = asking(step, *given_batches[0])
+    for shape in ((1, 1), (2, 1)):
+        session = Session(captured, plan(captured.item, *shape, one_machine=True))
+        assert all(called(item) for item in session.items)
+        assert_same(session.train(given_batches), one_device(captured, step, given_batches))
 
 
 def test_control_inputs_of_a_call_are_those_of_its_nodes(keras_in_float64):
