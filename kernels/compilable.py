@@ -19,18 +19,25 @@ _OUTSIDE = (
     "PlaceholderWithDefault Assert CheckNumerics "
     # Shapes that depend on data.
     "DynamicPartition ListDiff NonMaxSuppressionV3 NonMaxSuppressionV4 Unique UniqueV2 Where "
-    # Generators of numbers whose state XLA would not keep, so that a seed would no longer tell what is drawn.
-    "RngReadAndSkip RngSkip StatefulStandardNormalV2 StatefulTruncatedNormal StatefulUniform StatefulUniformFullInt "
-    "StatefulUniformInt "
     # Rows of a variable: a compiled function would take and give back the whole.
     "ResourceGather ResourceStridedSliceAssign VarIsInitializedOp "
     # Communication.
     "CollectiveAssignGroupV2 CollectiveReduceV2 XlaAllReduce XlaRecv XlaReduceScatter XlaSend"
 )
 
+_GENERATORS = frozenset(
+    {
+        "RngReadAndSkip", "RngSkip", "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulUniform",
+        "StatefulUniformFullInt", "StatefulUniformInt",
+    }
+) | RANDOM  # fmt: skip
+"""Ops that draw from a state, or from seeds, that XLA would not go by: a seed would no longer tell what is drawn."""
+
 _CALLS = frozenset({"Case", "If", "PartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile", "While"})
 
-_NEVER_WAITS = frozenset({"Assert", "Print", "PrintV2", "VarHandleOp", "VarIsInitializedOp", "VariableShape", *RANDOM})
+_NEVER_WAITS = _GENERATORS | frozenset(
+    {"Assert", "CheckNumerics", "Print", "PrintV2", "VarHandleOp", "VarIsInitializedOp", "VariableShape"}
+)
 
 _STRING, RESOURCE, VARIANT = (t.as_datatype_enum for t in (tf.string, tf.resource, tf.variant))
 """XLA has no strings; a resource may be a variable's handle; a variant may be a list that never leaves a function."""
@@ -43,7 +50,7 @@ def _known() -> frozenset[str]:
     rows = {op for op in every if is_scatter(op)}
     lists = {op for op in every if op.startswith(("Stack", "TensorArray", "_"))}
     calls = {"StatefulPartitionedCall", "SymbolicGradient"}
-    return every - rows - lists - calls - RANDOM - frozenset(_OUTSIDE.split())
+    return every - rows - lists - calls - _GENERATORS - frozenset(_OUTSIDE.split())
 
 
 class Compilable:

@@ -54,8 +54,8 @@ DUMP_VARIABLE = "AUTODIST_DUMP"
 # become rows, before gathers move past the arithmetic that this leaves behind them, and then into variables; how rows
 # of replicas are joined is chosen while the captured batch can still be followed; the order of rows is fixed where they
 # are written, before the scatter is moved to a parameter server; what is joined between workers exists only once the
-# step is replicated, and rows are merged before they are sent; updates are compiled when it is known who makes them,
-# and where.
+# step is replicated, and rows are merged before they are sent; functions of XLA are made last, since no kernel looks
+# into them.
 KERNELS: tuple[Kernel, ...] = (
     SplitBundles(),
     DivideRows(),

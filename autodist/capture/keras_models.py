@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,8 @@ import keras
 from keras import tree
 
 from autodist.errors import CaptureError
+
+log = logging.getLogger("autodist")
 
 StepMaker = Callable[[Callable[..., Any], bool], Callable[..., Any]]
 """Makes of a Keras `train_step`, a function of one batch, one that trains on all replicas; compiled by XLA or not."""
