@@ -28,8 +28,8 @@ _BUSY = 0.1
 """Seconds of processor time a second; a process that only waits for messages takes less."""
 
 SAME_STEPS = (
-    "Every worker has to make the same steps: see that each has as many batches, and that no step, pull or reduce "
-    "stands where only some workers come by."
+    "Every worker has to make the same steps: see that each has as many batches, and the same callbacks that may end "
+    "the training, and that no step, pull or reduce stands where only some workers come by."
 )
 
 
