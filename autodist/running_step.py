@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autodist.graph.find_stages import written_handles
 from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.placement import Placement
-from autodist.graph.stages import written_handles
 from autodist.proto import strategy_pb2
 from autodist.run import Run
 from autodist.runtime.program import Program

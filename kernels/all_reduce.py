@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.item import GraphItem, Join
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Join
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
 from autodist.kernels.compressors import Compressor, Reduction, compressor_of

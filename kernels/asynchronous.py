@@ -12,10 +12,11 @@ from autodist.graph.devices import device_of
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effect
 from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem, Join
+from autodist.graph.item import GraphItem
 from autodist.graph.keeper import Pace
 from autodist.graph.names import is_control, node_of
 from autodist.graph.order import topological
+from autodist.graph.parts import Join
 from autodist.graph.stages import Stages
 from autodist.kernels.all_reduce import own_rows, rows_of, weight_of
 from autodist.kernels.base import Context, Kernel

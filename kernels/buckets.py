@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment
-from autodist.graph.item import Join
+from autodist.graph.parts import Join
 
 BUCKET_BYTES = 4 << 20
 

@@ -13,7 +13,8 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.item import GraphItem, Join
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Join
 from autodist.kernels.all_reduce import weight_of
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets

@@ -7,8 +7,8 @@ from collections.abc import Collection
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.item import Variable
 from autodist.graph.names import is_control, tensor
+from autodist.graph.parts import Variable
 
 
 def add_copy(editor: GraphEditor, variable: Variable, name: str, suffix: str, device: str = "") -> str:

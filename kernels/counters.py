@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from autodist.graph.item import Aggregation, GraphItem
+from autodist.graph.find_stages import find_stages
+from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.stages import Stages, find_stages
+from autodist.graph.parts import Aggregation
+from autodist.graph.stages import Stages
 from autodist.graph.walks import reach
 from autodist.kernels.varying import RANDOM
 

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import QUERIES, READS
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Variable
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.copies import add_copy, read_before, take_copy
 

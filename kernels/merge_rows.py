@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem, Join, JoinKind
+from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Join, JoinKind
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import SpecOf
 

@@ -10,8 +10,9 @@ import tensorflow as tf
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effect
 from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem, Join
+from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Join
 from autodist.graph.placement import EVERY_WORKER
 from autodist.kernels.base import Context
 from autodist.kernels.buckets import digest

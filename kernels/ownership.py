@@ -6,10 +6,12 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.find_stages import find_stages
+from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Variable
 from autodist.graph.placement import EVERY_WORKER, Cut, Placement, shard_name
-from autodist.graph.stages import Stages, find_stages
+from autodist.graph.stages import Stages
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.counters import find_counters
 from autodist.kernels.plan import Plan, owners_of

@@ -13,8 +13,9 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem, Join, JoinKind
+from autodist.graph.item import GraphItem
 from autodist.graph.keeper import Keeper, Pace
+from autodist.graph.parts import Join, JoinKind
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.joins import EVEN_PARTS
 from autodist.kernels.keepers import find_keepers, require_one_keeper_a_write, require_unmixed, runs_freely

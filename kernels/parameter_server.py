@@ -12,9 +12,10 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem, Join
+from autodist.graph.item import GraphItem
 from autodist.graph.keeper import Pace
 from autodist.graph.names import is_control, node_of
+from autodist.graph.parts import Join
 from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.stages import Stages
 from autodist.kernels.all_reduce import mean_of, own_rows, rows_of, weight_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from functools import cached_property
 
-from autodist.graph.item import Join, JoinKind
 from autodist.graph.keeper import Keeper, Pace
+from autodist.graph.parts import Join, JoinKind
 from autodist.graph.placement import shard_name
 from autodist.proto import strategy_pb2
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel

@@ -6,11 +6,13 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
+from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem, JoinKind
+from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
+from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Propagation
-from autodist.graph.stages import Stages, find_stages
+from autodist.graph.stages import Stages
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.joins import GradientJoins, Joiner, OutputJoins, StateJoins

@@ -6,7 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import GraphItem, Join
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Join
 
 
 @dataclass

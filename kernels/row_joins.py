@@ -9,8 +9,9 @@ from typing import ClassVar
 from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of
-from autodist.graph.item import Gradient, GraphItem, RowJoin
+from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.graph.parts import Gradient, RowJoin
 from autodist.graph.propagation import PerExample, Propagation, Replicated
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.merge_rows import is_added_up

@@ -11,8 +11,9 @@ from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import NO_EFFECT, Effect
 from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem, Join
+from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Join
 from autodist.graph.waiting import nearest_before
 from autodist.kernels.base import Context
 from autodist.kernels.buckets import digest

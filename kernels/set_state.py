@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Variable
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.plan import Plan

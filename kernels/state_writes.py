@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
 
 _ARITHMETIC = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from autodist.graph.item import RowJoin
+from autodist.graph.parts import RowJoin
 
 
 def ordered_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:

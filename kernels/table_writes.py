@@ -9,9 +9,11 @@ from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import ASSIGNMENTS
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.find_stages import find_stages
+from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.stages import Stages, find_stages
+from autodist.graph.parts import Variable
+from autodist.graph.stages import Stages
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import ELEMENTWISE
 

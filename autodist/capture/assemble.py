@@ -12,9 +12,10 @@ import tensorflow as tf
 from autodist.capture.gradients import NotedCall
 from autodist.capture.specs import note_specs
 from autodist.errors import CaptureError
-from autodist.graph.item import Aggregation, Gradient, GradientCall, GraphItem, Variable
+from autodist.graph.find_stages import find_stages
+from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import without_jit_scope
-from autodist.graph.stages import find_stages
+from autodist.graph.parts import Aggregation, Gradient, GradientCall, Variable
 from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")

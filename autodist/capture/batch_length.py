@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from autodist.errors import CaptureError
+from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.parts import Variable
 from autodist.graph.propagation import PerExample, Propagation, Unknown
-from autodist.graph.stages import written_handles
 from autodist.graph.walks import reach
 
 _MEND = (

@@ -12,8 +12,9 @@ from autodist.capture.assemble import FoundVariable, GraphNotes, VariableLike, a
 from autodist.capture.gradients import NotedCall
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.parts import Variable
 
 _REFERENCES = ("VariableV2", "Variable", "TemporaryVariable")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from autodist.graph.item import Aggregation, Gradient, GraphItem, Variable
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Aggregation, Gradient, Variable
 from autodist.proto import graph_item_pb2
 
 _AGGREGATIONS = {

@@ -10,7 +10,7 @@ from functools import cached_property
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment
-from autodist.graph.item import Join
+from autodist.graph.parts import Join
 from autodist.kernels.buckets import Bucket, digest, key_of
 from autodist.kernels.compressors.memory import Memory
 from autodist.kernels.exchange import Exchange

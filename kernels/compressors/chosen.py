@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.item import Join
+from autodist.graph.parts import Join
 from autodist.kernels.compressors.base import Compressor
 from autodist.kernels.compressors.power_sgd import PowerSGD
 from autodist.kernels.compressors.sixteen_bits import SixteenBits

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist.graph.item import Join
+from autodist.graph.parts import Join
 from autodist.kernels.compressors.base import Compressor, Reduction
 from autodist.kernels.exchange import Exchange
 from autodist.kernels.sums import ordered_sum

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist.graph.item import Join
+from autodist.graph.parts import Join
 from autodist.kernels.compressors.base import Compressor, Reduction
 
 INDEX = tf.int32

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.fragment import Fragment, Template, fragment
-from autodist.graph.item import Gradient, Join, JoinKind, RowJoin
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Gradient, Join, JoinKind, RowJoin
 from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.kernels.joins.joiner import Joiner
 from autodist.kernels.sums import ordered_sum, rows_together

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, Template, fragment
-from autodist.graph.item import GraphItem, Join, JoinKind
+from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.parts import Join, JoinKind
 from autodist.graph.propagation import Kind, Mean, Propagation, Weight
 from autodist.graph.stages import Stages
 from autodist.kernels.base import Context

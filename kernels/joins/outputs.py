@@ -7,8 +7,8 @@ import logging
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.item import JoinKind
 from autodist.graph.names import node_of
+from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown
 from autodist.kernels.joins.joiner import Joiner
 from autodist.messages import ALIKE_EVERYWHERE

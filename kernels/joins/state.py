@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.item import Aggregation, Join, JoinKind
 from autodist.graph.names import node_of
+from autodist.graph.parts import Aggregation, Join, JoinKind
 from autodist.graph.propagation import Examples, Sum, Weight
 from autodist.kernels.joins.joiner import Joiner
 from autodist.kernels.joins.whole_state import WholeState

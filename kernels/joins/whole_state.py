@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.fragment import fragment
-from autodist.graph.item import Aggregation, JoinKind
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Aggregation, JoinKind
 from autodist.graph.propagation import Kind, Mean, PerExample, Replicated, Sum, Unknown, draws_numbers
 from autodist.kernels.joins.joiner import Joiner
 from autodist.kernels.state_writes import StateChange

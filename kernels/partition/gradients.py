@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from autodist.graph.item import Gradient
 from autodist.graph.names import node_of
+from autodist.graph.parts import Gradient
 from autodist.kernels.partition.layouts import Alike, Along, Routed, RowIds
 from autodist.kernels.partition.routes import inputs_of, route
 from autodist.kernels.partition.work import CutVariable, Work

@@ -11,12 +11,13 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.item import GraphItem
 from autodist.graph.keeper import Pace
+from autodist.graph.parts import Variable
 from autodist.graph.placement import shard_name
 from autodist.graph.propagation import Kind, Propagation, Unknown
-from autodist.graph.stages import find_stages
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.partition import rows
 from autodist.kernels.partition.access import access

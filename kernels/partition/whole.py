@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.fragment import Fragment
-from autodist.graph.item import Variable
 from autodist.graph.names import tensor
+from autodist.graph.parts import Variable
 from autodist.graph.placement import WHOLE
 from autodist.kernels.copies import add_copy, read_before, take_copy
 from autodist.kernels.partition.reads import read

@@ -13,8 +13,9 @@ from tensorflow.python.framework import op_def_registry
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import Effect
 from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.item import GraphItem
 from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.parts import Variable
 from autodist.graph.placement import Cut, shard_name
 from autodist.graph.propagation.folding import Constants
 from autodist.kernels.partition.layouts import Alike, Along, Layout

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from autodist.errors import CaptureMismatchError
 from autodist.fingerprint import Fingerprint, require_equal
-from autodist.graph.item import Gradient, GraphItem, Variable
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Gradient, Variable
 from tests.unit.graph.graph_text import from_text
 
 V = Variable("w", "v", (2, 3), tf.float32, trainable=True)

@@ -14,9 +14,9 @@ from keras import layers
 
 from autodist.capture.function import capture_function
 from autodist.errors import CaptureError
-from autodist.graph.item import Aggregation
 from autodist.graph.jit_scope import is_in_jit_scope
 from autodist.graph.names import node_of
+from autodist.graph.parts import Aggregation
 from tests.unit.graph.graph_text import assert_imports
 
 X = tf.TensorSpec([None, 4], tf.float32)

@@ -7,7 +7,8 @@ import pathlib
 import pytest
 import tensorflow as tf
 
-from autodist.graph.item import Gradient, GraphItem, Variable
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Gradient, Variable
 from autodist.resources import ResourceSpec
 from autodist.strategies import PlacedBuilder, all_reduce_node, builder_from_section, parameter_server_node
 

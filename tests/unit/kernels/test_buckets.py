@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import fragment
-from autodist.graph.item import Join, JoinKind
+from autodist.graph.parts import Join, JoinKind
 from autodist.kernels.buckets import Bucket, key_of, make_buckets
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autodist.graph.item import Gradient, GraphItem
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Gradient
 from autodist.kernels.base import Context
 from autodist.kernels.bundles import SplitBundles
 from autodist.proto import strategy_pb2

@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import EXAMPLES, GraphItem, Join, JoinKind
+from autodist.graph.item import EXAMPLES, GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.parts import Join, JoinKind
 from autodist.kernels.base import Context
 from autodist.kernels.collectives import ReduceByCollective, padded_lengths
 from autodist.proto import strategy_pb2

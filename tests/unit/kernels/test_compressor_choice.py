@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.item import Join, JoinKind
+from autodist.graph.parts import Join, JoinKind
 from autodist.kernels.base import Context
 from autodist.kernels.collectives import ReduceByCollective
 from autodist.kernels.compressors import PowerSGD, SixteenBits, TopK, compressor_of

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.item import Join, JoinKind
+from autodist.graph.parts import Join, JoinKind
 from autodist.kernels.compressors.power_sgd import first_right
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.compressed_models import (

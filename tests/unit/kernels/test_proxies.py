@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effects
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.parts import Variable
 from autodist.kernels import SETTING_KERNELS, Context, rewrite
 from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, task_of_device, train

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from autodist.graph.item import GraphItem, Variable
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Variable
 from autodist.kernels.base import Context
 from autodist.kernels.place import Place
 from autodist.kernels.prune import Prune

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.item import Gradient, GraphItem
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Gradient
 from autodist.runtime import program as module
 from autodist.runtime.host import Host
 from autodist.runtime.program import Program

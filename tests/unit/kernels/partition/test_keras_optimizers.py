@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
+from autodist.graph.find_stages import find_stages
 from autodist.graph.placement import shard_name
-from autodist.graph.stages import find_stages
 from tests.unit.kernels.in_one_process import capture
 from tests.unit.kernels.partition.shards import assert_trains_alike, every_cut, partitioned, sharded_plan
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 from keras import layers
 
 from autodist.capture.function import capture_function
+from autodist.graph.find_stages import find_stages, written_handles
 from autodist.graph.names import node_of
-from autodist.graph.stages import find_stages, written_handles
 from autodist.kernels.base import Context
 from autodist.kernels.bundles import SplitBundles
 from tests.unit.kernels.in_one_process import plan

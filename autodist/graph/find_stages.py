@@ -1,0 +1,176 @@
+"""Finds the stages of a step, which `autodist.graph.stages` tells of."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from autodist.graph.effects import Effect
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Gradient
+from autodist.graph.stages import Stages
+from autodist.graph.walks import reach
+
+
+def find_stages(item: GraphItem) -> Stages:
+    """Tells compute from what runs once; see the text of `autodist.graph.stages`."""
+    gradients = list(item.gradients)
+    while True:
+        walk = _Walk(item, gradients)
+        walk.run()
+        kept = [g for k, g in enumerate(gradients) if walk.reaches_own_write(k)]
+        if len(kept) == len(gradients):
+            return walk.result()
+        gradients = kept
+
+
+@dataclass
+class _Walk:
+    """One pass over the graph in topological order.
+
+    Sets of gradients, and of writes, are Python integers used as bit sets: a union is one machine operation for the
+    few hundred members that there are.
+    """
+
+    item: GraphItem
+    gradients: list[Gradient]
+    reach: dict[str, int] = field(default_factory=dict)  # gradients that reach a node which runs once
+    after_state: set[str] = field(default_factory=set)
+    before: dict[str, int] = field(default_factory=dict)
+    level: dict[str, int] = field(default_factory=dict)
+    writes: list[str] = field(default_factory=list)
+    written: dict[str, int] = field(default_factory=dict)  # handle -> bits of its writes
+    updates: int = 0  # bits of the writes that a gradient reaches
+
+    def __post_init__(self) -> None:
+        self.wiring = self.item.wiring
+        self.order = {name: k for k, name in enumerate(self.wiring.order)}
+        self.effects = {
+            name: self.wiring.effects[name] for name in sorted(self.wiring.effects, key=self.order.__getitem__)
+        }
+        at: dict[str, int] = {}
+        for k, gradient in enumerate(self.gradients):
+            for t in gradient.tensors:
+                at[t] = at.get(t, 0) | 1 << k
+        self.reads = self._readers(at)
+        leads = self._data_ancestors(map(node_of, at))
+        self.handles = {v.name: v.handle for v in self.item.variables}
+        by_data = self._reached_by_data(self.reads, without=leads)
+        batch = self._readers({tensor(i): 1 for i, axis in self.item.inputs.items() if axis is not None})
+        self.in_replica = leads | (self._reached_by_data(batch) - by_data)
+        # A write through a variable alone (weights averaged after their update) is told apart in `_visit`, where it
+        # has gradients that reach it.
+        writes = (name for name, effect in self.effects.items() if effect.writes and name not in by_data)
+        self.leads_to_state = self._data_ancestors(writes)
+
+    def run(self) -> None:
+        for name in self.wiring.order:
+            self._visit(name)
+
+    def _visit(self, name: str) -> None:
+        data = self.wiring.data[name]
+        before = 0
+        for source in self.wiring.sources[name]:
+            if source in self.before:
+                before |= self.before[source]
+        level = max([self.level[source] for source in data if source in self.level], default=1)
+        effect = self.effects.get(name)
+        touched = self._writes_that_show(effect, before) if effect else 0
+        updates = list(self._of(touched & self.updates)) if touched else []
+        reach = 0
+        if name in self.in_replica:
+            level = max([level, *(1 + self.level[w] for w in updates)])
+        else:
+            level = max([level, *(self.level[w] for w in updates)])
+            reach = self._reach_of(name, data, updates)
+            late = bool(touched & ~self.updates) or not self.after_state.isdisjoint(data)
+            if late and name not in self.leads_to_state:
+                self.after_state.add(name)
+        if reach:
+            self.reach[name] = reach
+        if level > 1:
+            self.level[name] = level
+        if effect and effect.writes:
+            before |= self._note_write(name, effect, level, is_update=bool(reach))
+        if before:
+            self.before[name] = before
+
+    def _writes_that_show(self, effect: Effect, before: int) -> int:
+        """Those of the writes `before` a node that change what it reads or writes."""
+        touched = 0
+        for handle in effect.reads | effect.writes:
+            touched |= self.written.get(handle, 0) & before
+        return touched
+
+    def _reach_of(self, name: str, data: Iterable[str], updates: Iterable[str]) -> int:
+        """The gradients that reach a node by its `data` or through the `updates` that it sees."""
+        reach = self.reads.get(name, 0)
+        for source in data:
+            if source in self.reach:
+                reach |= self.reach[source]
+        for write in updates:
+            reach |= self.reach[write]
+        return reach
+
+    def _note_write(self, name: str, effect: Effect, level: int, is_update: bool) -> int:
+        """Returns the write's bit."""
+        bit = 1 << len(self.writes)
+        self.writes.append(name)
+        self.level.setdefault(name, level)
+        for handle in effect.writes:
+            self.written[handle] = self.written.get(handle, 0) | bit
+        if is_update:
+            self.updates |= bit
+        return bit
+
+    def _of(self, bits: int) -> Iterable[str]:
+        while bits:
+            low = bits & -bits
+            yield self.writes[low.bit_length() - 1]
+            bits ^= low
+
+    def _data_ancestors(self, roots: Iterable[str]) -> set[str]:
+        return reach(roots, self.wiring.data.__getitem__)
+
+    def _readers(self, tensors: Mapping[str, int]) -> dict[str, int]:
+        """The nodes that read any of `tensors`, with the bits of all that each reads."""
+        found: dict[str, int] = {}
+        for name in {consumer for t in tensors for consumer in self.wiring.consumers[node_of(t)]}:
+            for i in self.wiring.nodes[name].input:
+                if not is_control(i) and tensor(i) in tensors:
+                    found[name] = found.get(name, 0) | tensors[tensor(i)]
+        return found
+
+    def _reached_by_data(self, readers: Collection[str], without: Collection[str] = ()) -> set[str]:
+        """The nodes `readers`, and all that data comes to from them; not through nodes of `without`."""
+        found: set[str] = set()
+        for name in self.wiring.order:
+            if (name in readers or not found.isdisjoint(self.wiring.data[name])) and name not in without:
+                found.add(name)
+        return found
+
+    def reaches_own_write(self, k: int) -> bool:
+        handle = self.handles[self.gradients[k].variable]
+        return any(handle in self.effects[w].writes and self.reach.get(w, 0) >> k & 1 for w in self.writes)
+
+    def result(self) -> Stages:
+        update = frozenset(self.reach)
+        state = tuple(w for w in self.writes if w not in update and w not in self.after_state)
+        return Stages(
+            once=update | self.after_state,
+            update=update,
+            gradients=tuple(self.gradients),
+            level=tuple(self.level.get(node_of(g.tensors[-1]), 1) for g in self.gradients),
+            levels=self.level,
+            state_writes=state,
+            effects=self.effects,
+            order=self.order,
+            before=self.before,
+            writes=tuple(self.writes),
+        )
+
+
+def written_handles(item: GraphItem) -> set[str]:
+    """The VarHandleOps of the variables that a step writes."""
+    return {handle for effect in item.wiring.effects.values() for handle in effect.writes}

@@ -1,0 +1,134 @@
+"""What a captured step is made of besides its graph: variables, gradients, and what is joined between replicas."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+
+class Aggregation(enum.Enum):
+    """What is declared of writes that the compute part makes to a variable."""
+
+    NONE = "none"
+    MEAN = "mean"
+    SUM = "sum"
+    ONLY_FIRST_REPLICA = "only_first_replica"
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A variable that the script created.
+
+    Attributes:
+        name: unique in the graph, the name that strategies use ("dense/kernel").
+        handle: name of its VarHandleOp node.
+        shape: length of each axis, fully known.
+        dtype: of its elements.
+        trainable: as the script declared it.
+        aggregation: as the script declared it (Keras declares one for each of its variables).
+        is_seed: whether it is the state of a random generator, which replicas must read differently.
+    """
+
+    name: str
+    handle: str
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    trainable: bool
+    aggregation: Aggregation = Aggregation.NONE
+    is_seed: bool = False
+
+    @property
+    def byte_size(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.size
+
+
+class RowJoin(enum.Enum):
+    """How the rows of a sparse gradient that replicas make become those that one device makes of the whole batch."""
+
+    IN_TURN = "in turn"  # each belongs to examples: they stand one after the other, also where indices repeat
+    ALIGNED = "aligned"  # all replicas have the same indices: rows of one position are added
+    BY_INDEX = "by index"  # no index comes twice: rows of one index are added
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """The gradient of one variable, before clipping or any arithmetic of an optimizer.
+
+    No tensor belongs to two gradients: capture gives each variable its own where the maths gives both the same.
+
+    Attributes:
+        variable: name of the variable.
+        tensors: ("values:0",) if dense, ("indices:0", "values:0") if sparse.
+        call: index into GraphItem.gradient_calls.
+        row_join: how it is joined, if it is sparse.
+    """
+
+    variable: str
+    tensors: tuple[str, ...]
+    call: int
+    row_join: RowJoin = RowJoin.IN_TURN
+
+    @property
+    def is_sparse(self) -> bool:
+        return len(self.tensors) == 2
+
+
+@dataclass(frozen=True)
+class GradientCall:
+    """One call of `gradient`: what was differentiated and by which weight the result is multiplied.
+
+    Attributes:
+        targets: the tensors that were differentiated, the loss mostly.
+        seed: node that holds the weight, a PlaceholderWithDefault of 1; the gradients are proportional to it.
+    """
+
+    targets: tuple[str, ...]
+    seed: str
+
+
+class JoinKind(enum.Enum):
+    """What a join is for; joins of different kinds never share a bucket."""
+
+    GRADIENT = "gradient"
+    BOUNDARY = "boundary"  # what an update asks of the compute part besides gradients
+    STATE = "state"  # what the compute part writes, and outputs
+
+
+@dataclass(frozen=True)
+class Join:
+    """A tensor that is summed over all replicas of all workers.
+
+    Attributes:
+        name: the same on all workers.
+        kind: what it is for.
+        local: this worker's part of the sum: ("sum:0",) if dense, ("indices:0", "values:0") if it is rows.
+        result: the tensors that consumers read; where this worker is not alone, a synchronizer gives them another.
+        weight: this worker's part of the weight by which the whole sum is divided; None: it is a sum.
+        level: update stage, from 1.
+        dtype: of the values.
+        shape: of the values; the first axis of rows is open.
+        variable: whose gradient it is, if it is one.
+        index_dtype: of the indices, if it is rows.
+        weight_dtype: of the weight, if there is one.
+        row_join: how rows are joined, if it is rows.
+    """
+
+    name: str
+    kind: JoinKind
+    local: tuple[str, ...]
+    result: tuple[str, ...]
+    weight: str | None
+    level: int
+    dtype: tf.DType
+    shape: tf.TensorShape
+    variable: str | None = None
+    index_dtype: tf.DType | None = None
+    weight_dtype: tf.DType | None = None
+    row_join: RowJoin = RowJoin.IN_TURN
+
+    @property
+    def is_sparse(self) -> bool:
+        return len(self.local) == 2
