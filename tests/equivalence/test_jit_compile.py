@@ -13,17 +13,25 @@ log = logging.getLogger(__name__)
 
 MOST = 1e-9
 
-CLUSTERS = (Cluster("shuffle", 2, 1), Cluster("shuffle", 1, 2), Cluster("ps_load_balancing", 2, 1))
+# Pairs in which each program and each way of combining gradients comes once at least.
+PAIRS = (
+    (Cluster("shuffle", 2, 1), "jit_fit"),
+    (Cluster("shuffle", 2, 1), "jit_nested"),
+    (Cluster("shuffle", 1, 2), "jit_fit_recurrent"),
+    (Cluster("ps_load_balancing", 2, 1), "jit_step"),
+)
 
 CASES = [
     pytest.param(
         cluster,
         program,
         id=f"{cluster.strategy}-{cluster.shape}-{program}",
-        marks=[pytest.mark.trains(where, name) for where, name in ((cluster, program), (None, program), (None, twin))],
+        marks=[
+            pytest.mark.trains(where, name)
+            for where, name in ((cluster, program), (None, program), (None, TWINS[program]))
+        ],
     )
-    for cluster in CLUSTERS
-    for program, twin in TWINS.items()
+    for cluster, program in PAIRS
 ]
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]

@@ -18,7 +18,7 @@ from tests.unit.kernels.in_one_process import capture, plan
 from tests.unit.kernels.partition.shards import SHUFFLE, Owners, assert_trains_alike, cut_in_strategy, numbers
 
 WORKERS = 3
-FEW = settings(derandomize=True, max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+FEW = settings(derandomize=True, max_examples=14, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def test_a_variable_of_any_shape_may_be_cut_anywhere(drawn, update, uses):
     assert_trains_alike(captured, step, strategy, batches)
 
 
-@settings(FEW, max_examples=12)
+@settings(FEW, max_examples=8)
 @given(drawn_steps.CHOICES, drawn_cuts((drawn_steps.ROWS, 4)), drawn_cuts((4, 2)), st.integers(2, WORKERS))
 def test_boundaries_in_a_model_may_be_anywhere(choices, table, kernel, workers):
     keras.utils.set_random_seed(0)
