@@ -127,6 +127,7 @@ class _Search:
     def __post_init__(self) -> None:
         self.wiring = self.item.wiring
         self._compilable = Compilable(self.item.graph_def, self.allows_loops)
+        self._returned = {*map(node_of, self.item.outputs), *self.item.targets}
         branches = (n.name for n in self.wiring.of_op("Switch", "RefSwitch", "Enter", "RefEnter"))
         self._perhaps_dead = reach(branches, self.wiring.consumers.__getitem__)
         self._kept = {*map(node_of, self.item.inputs), *self.item.initializers.values()} | self._made_by_all()
@@ -191,10 +192,6 @@ class _Search:
         is_alike = reader is not None and (reader[-3], reader[-1]) == (own[-3], own[-1])
         return reader if is_alike and name not in self._returned else None
 
-    @property
-    def _returned(self) -> set[str]:
-        return {*map(node_of, self.item.outputs), *self.item.targets}
-
     def _find_waits(self) -> dict[str, int]:
         """For each node, as a set of bits, what it needs that may wait for other workers."""
         found: dict[str, int] = {}
@@ -211,9 +208,9 @@ class _Search:
 
     def _find_runs(self) -> dict[str, int]:
         """For each node, as a set of bits, the runs that need it: the step, and what runs beside it."""
-        step = [*map(node_of, self.item.outputs), *self.item.targets]
         found: dict[str, int] = {}
-        for k, roots in enumerate((step, self.item.served, self.item.landed, self.item.initializers.values())):
+        beside = (self.item.served, self.item.landed, self.item.initializers.values())
+        for k, roots in enumerate((self._returned, *beside)):
             for name in reach(roots, self.wiring.sources.__getitem__):
                 found[name] = found.get(name, 0) | 1 << k
         return found
