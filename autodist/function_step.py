@@ -132,9 +132,9 @@ class DistributedFunction:
         return _Traced(captured, prepare(self._run, captured.item, sources))
 
     def _dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:
-        replicas = self._run.spec.replicas
-        here = sum(r.worker.index == self._run.index for r in replicas)
-        return Dealt(examples, len(replicas) if self._is_global else here, len(replicas), names)
+        spec = self._run.spec
+        every = len(spec.replicas)
+        return Dealt(examples, every if self._is_global else len(spec.workers[self._run.index].devices), every, names)
 
     def _run_step(self, traced: _Traced, leaves: Sequence[Leaf]) -> Any:
         examples = _count(leaves)

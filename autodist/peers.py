@@ -13,7 +13,7 @@ from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.member import Member
 from autodist.cluster.protocol import Doing, Progress
 from autodist.cluster.servers import start_server, wait_until_listening
-from autodist.cluster.stalls import StallWatch, progress
+from autodist.cluster.stalls import StallWatch
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runtime.caller import Caller
@@ -114,10 +114,10 @@ class Peers:
     def _progress(self) -> Progress:
         """What this worker's script does."""
         if self._ended_at is not None:
-            return progress(Doing.DONE, self._ended_at)
+            return Progress.of_this_process(Doing.DONE, self._ended_at)
         assert self._caller is not None, "peers have joined"
         is_stepping, since = self._caller.state
-        return progress(Doing.STEPPING if is_stepping else Doing.ELSE, since)
+        return Progress.of_this_process(Doing.STEPPING if is_stepping else Doing.ELSE, since)
 
     def _on_failure(self, failure: WorkerFailedError) -> None:
         self.failure = failure

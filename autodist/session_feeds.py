@@ -48,7 +48,7 @@ class SessionFeeds:
         Raises:
             CaptureError: one has a fixed shape.
         """
-        most = max((self._replicas_of(worker.index) for worker in self.spec.workers), default=1)
+        most = max(len(worker.devices) for worker in self.spec.workers)
         needed = reach([node_of(t) for g in whole.gradients for t in g.tensors], whole.wiring.data.__getitem__)
         placeholders = [graph.get_tensor_by_name(f"{n.name}:0") for n in whole.wiring.of_op("Placeholder")]
         fixed = [t for t in placeholders if t.op.name in needed and t.shape.rank]
@@ -70,14 +70,14 @@ class SessionFeeds:
         """
         if self._may_set(arrays) and _sets_what_is_fed(capture(), arrays):
             return [None] * len(arrays)  # such as Variable.load, which feeds an initial value
-        here = self._replicas_of(self.worker)
+        here = self._replicas
         return [
             self._axis_of(t, here) if array.ndim or t.name in self.batch_axis else None for t, array in arrays.items()
         ]
 
     def dealt(self, arrays: Arrays, axes: Sequence[int | None]) -> Dealt:
         """How the examples of a run are dealt out."""
-        return Dealt(examples_of(arrays, axes), self._replicas_of(self.worker), len(self.spec.replicas))
+        return Dealt(examples_of(arrays, axes), self._replicas, len(self.spec.replicas))
 
     def _may_set(self, arrays: Arrays) -> bool:
         """Whether what is fed may be values of variables; it is dear to look."""
@@ -85,8 +85,10 @@ class SessionFeeds:
             return False
         return any(not _is_open(t) or a.shape in self.shapes for t, a in arrays.items() if a.ndim)
 
-    def _replicas_of(self, worker: int) -> int:
-        return sum(r.worker.index == worker for r in self.spec.replicas)
+    @property
+    def _replicas(self) -> int:
+        """Of this worker."""
+        return len(self.spec.workers[self.worker].devices)
 
     def _axis_of(self, tensor: tf.Tensor, replicas: int) -> int | None:
         """The axis along which a tensor that has axes is split over a worker's replicas."""

@@ -25,7 +25,6 @@ from autodist.cluster.protocol import (
     encode,
 )
 from autodist.cluster.script_end import watch_script_end
-from autodist.cluster.stalls import progress
 from autodist.errors import ClusterError
 
 CONTROL_VARIABLE = "AUTODIST_CONTROL"
@@ -60,7 +59,7 @@ class Member:
         self._sending = threading.Lock()
         self._ended = threading.Event()
         began = time.monotonic()
-        self.progress: Callable[[], Progress] = lambda: progress(Doing.ELSE, began)
+        self.progress: Callable[[], Progress] = lambda: Progress.of_this_process(Doing.ELSE, began)
         self._send(Joined())
         threading.Thread(target=self._listen, name="autodist-member", daemon=True).start()
 

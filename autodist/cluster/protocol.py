@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import enum
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -133,6 +134,11 @@ class Progress(Message):
     doing: Doing
     since: float
     processor: float
+
+    @classmethod
+    def of_this_process(cls, doing: Doing, began: float) -> Progress:
+        """What this process does since `began`, a time of `time.monotonic`."""
+        return cls(doing, time.monotonic() - began, time.process_time())
 
 
 @dataclass(frozen=True)

@@ -178,8 +178,3 @@ class StallWatch:
 
 def _is_elsewhere(seen: Seen) -> bool:
     return seen.now is not None and seen.now.doing == Doing.ELSE
-
-
-def progress(doing: Doing, since: float) -> Progress:
-    """What this process does, since a time of `time.monotonic`."""
-    return Progress(doing, time.monotonic() - since, time.process_time())

@@ -45,7 +45,7 @@ def joined_rows(site: Site, operands: Sequence[Operand], indices: Sequence[int])
             continue
         base = operand.rows
         aligned = base if own_rank is None else replace(base, axis=base.axis + rank - own_rank)
-        if found is not None and not _same_rows(found, aligned):
+        if found is not None and not same_rows(found, aligned):
             return site.opaque("its inputs have their examples along different axes or in different orders")
         found = aligned if found is None or found.per is None else found
         mixed_at = mixed_at or operand.mixed_at
@@ -58,7 +58,8 @@ def joined_rows(site: Site, operands: Sequence[Operand], indices: Sequence[int])
     return Form(found, mixed_at=mixed_at)
 
 
-def _same_rows(left: Rows, right: Rows) -> bool:
+def same_rows(left: Rows, right: Rows) -> bool:
+    """Whether the rows of two tensors belong to the same examples, along the same axis."""
     return (left.axis, left.count, left.order) == (right.axis, right.count, right.order)
 
 

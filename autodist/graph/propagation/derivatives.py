@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.graph.propagation.arithmetic import factors_of, nonlinear
-from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of
+from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of, same_rows
 from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, Opaque, Rows, form_of
 from autodist.graph.propagation.site import Rule, Site, op_names
 
@@ -36,11 +36,10 @@ def bias_gradient(site: Site) -> Fact:
 
 def filter_gradient(site: Site) -> Fact:
     """Conv2DBackpropFilter: value, sizes, gradient: a sum over the batch."""
-    value, gradient = site.form(0), site.form(2)
-    for form in (value, gradient):
-        if isinstance(form, Opaque):
-            return Opaque(form.reason)
-    assert isinstance(value, Form) and isinstance(gradient, Form)
+    forms = site.forms(0, 2)
+    if isinstance(forms, Opaque):
+        return forms
+    value, gradient = forms
     if value.rows is None or gradient.rows is None or not _same_examples(value.rows, gradient.rows):
         return site.opaque("its value and its gradient do not both have the examples along the first axis")
     if value.factors or form_of(site.facts[1]) != SAME:
@@ -49,7 +48,7 @@ def filter_gradient(site: Site) -> Fact:
 
 
 def _same_examples(left: Rows, right: Rows) -> bool:
-    return left.axis == right.axis == 0 and (left.count, left.order) == (right.count, right.order)
+    return left.axis == 0 and same_rows(left, right)
 
 
 def pooling_gradient(site: Site) -> Fact:
@@ -66,11 +65,9 @@ def average_gradient(site: Site) -> Fact:
 
 
 def _pooled(site: Site, values: tuple[int, ...], given: int) -> Fact:
-    forms = [site.form(index) for index in (*values, given)]
-    for form in forms:
-        if isinstance(form, Opaque):
-            return Opaque(form.reason)
-    known = [form for form in forms if isinstance(form, Form)]
+    known = site.forms(*values, given)
+    if isinstance(known, Opaque):
+        return known
     gradient = known[-1]
     fits = all(form.rows and gradient.rows and _same_examples(form.rows, gradient.rows) for form in known)
     if not fits or any(form.factors for form in known[:-1]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.graph.propagation.arithmetic import nonlinear
-from autodist.graph.propagation.combine import operands_of
+from autodist.graph.propagation.combine import operands_of, same_rows
 from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Rows, form_of
 from autodist.graph.propagation.layout import moving
 from autodist.graph.propagation.network import along_last_axis, first_axis_by_itself, is_same_for_all
@@ -22,7 +22,7 @@ def project(site: Site) -> Fact:
     if images.rows.axis != 0 or images.factors:
         return site.opaque("the examples are not along its first axis")
     if isinstance(transforms, Form) and transforms.rows is not None:
-        fits = transforms.rows.axis == 0 and not transforms.factors and _same_order(images.rows, transforms.rows)
+        fits = not transforms.factors and same_rows(images.rows, transforms.rows)
         return images if fits else site.opaque("its images and its transforms do not have the same examples")
     is_one = site.shape(1).rank == 2 and site.shape(1)[0] == 1
     if is_one and is_same_for_all(transforms):
@@ -30,10 +30,6 @@ def project(site: Site) -> Fact:
     if isinstance(transforms, Opaque) and transforms.recovery is Recovery.BATCH_SHAPED and not is_one:
         return replace(images, mixed_at=images.mixed_at or site.node.name)
     return site.opaque("its transforms are not the same on all replicas, or belong to positions in the batch")
-
-
-def _same_order(left: Rows, right: Rows) -> bool:
-    return (left.count, left.order) == (right.count, right.order)
 
 
 def pool_with_positions(site: Site) -> list[Fact]:

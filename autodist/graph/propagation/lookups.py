@@ -48,11 +48,10 @@ def _gather_of_dims(site: Site, dims: Dims) -> Fact:
 def _gather(site: Site, axis: int, batch_dims: int) -> Fact:
     if isinstance(site.facts[1], Positions):
         return _masked(site, site.facts[1], axis)
-    params, indices = site.form(0), site.form(1)
-    for form in (params, indices):
-        if isinstance(form, Opaque):
-            return Opaque(form.reason)
-    assert isinstance(params, Form) and isinstance(indices, Form)
+    forms = site.forms(0, 1)
+    if isinstance(forms, Opaque):
+        return forms
+    params, indices = forms
     if indices.factors or (not indices.is_same and indices.rows is None):
         return site.opaque("its indices depend on sums over the batch")
     if batch_dims:
@@ -117,11 +116,10 @@ def gather_nd(site: Site) -> Fact:
     found = element_of_each(site)
     if found is not None:
         return found
-    params, indices, rank = site.form(0), site.form(1), site.rank(1)
-    for form in (params, indices):
-        if isinstance(form, Opaque):
-            return Opaque(form.reason)
-    assert isinstance(params, Form) and isinstance(indices, Form)
+    forms, rank = site.forms(0, 1), site.rank(1)
+    if isinstance(forms, Opaque):
+        return forms
+    params, indices = forms
     looks_up = params.is_same and indices.rows is not None and not indices.factors and not site.number("batch_dims")
     if looks_up and rank is not None and indices.rows is not None and indices.rows.axis != rank - 1:
         return indices

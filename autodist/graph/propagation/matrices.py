@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autodist.graph.propagation.arithmetic import factors_of, nonlinear
-from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of
+from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of, same_rows
 from autodist.graph.propagation.facts import SAME, Fact, Form, Opaque, form_of, times
 from autodist.graph.propagation.layout import moving
 from autodist.graph.propagation.site import Rule, Site, op_names
@@ -82,19 +82,16 @@ def cross(site: Site) -> Fact:
 
 def set_diagonal(site: Site) -> Fact:
     """MatrixSetDiagV3: matrix and diagonal have the same leading axes."""
-    matrix, diagonal = site.form(0), site.form(1)
-    for form in (matrix, diagonal):
-        if isinstance(form, Opaque):
-            return Opaque(form.reason)
-    assert isinstance(matrix, Form) and isinstance(diagonal, Form)
+    forms = site.forms(0, 1)
+    if isinstance(forms, Opaque):
+        return forms
+    matrix, diagonal = forms
     if matrix.is_same and diagonal.is_same:
         return SAME
     if matrix.rows is None or diagonal.rows is None or form_of(site.facts[2]) != SAME:
         return site.opaque("its matrices and its diagonals do not both have the examples along the same axis")
     rank, inner = site.rank(0), site.rank(1)
-    alike = (matrix.rows.axis, matrix.rows.count, matrix.rows.order) == (
-        diagonal.rows.axis, diagonal.rows.count, diagonal.rows.order
-    )  # fmt: skip
+    alike = same_rows(matrix.rows, diagonal.rows)
     if alike and matrix.factors == diagonal.factors and rank and inner and matrix.rows.axis < min(rank - 2, inner - 1):
         return replace(matrix, mixed_at=matrix.mixed_at or diagonal.mixed_at)
     return site.opaque("its matrices and its diagonals do not both have the examples along the same axis")

@@ -71,6 +71,16 @@ class Site:
         form = form_of(self.facts[index])
         return form if isinstance(form, (Form, Opaque)) else Opaque(form.reason)
 
+    def forms(self, *indices: int) -> list[Form] | Opaque:
+        """The facts of several inputs as forms; the first of which nothing is known speaks for all."""
+        found = []
+        for index in indices:
+            form = self.form(index)
+            if isinstance(form, Opaque):
+                return Opaque(form.reason)
+            found.append(form)
+        return found
+
     def shape(self, index: int) -> tf.TensorShape:
         return self.scope.shape(self.inputs[index])
 

@@ -19,6 +19,7 @@ from autodist.kernels import Context, rewrite
 from autodist.kernels.compile_step import CompileStep
 from autodist.kernels.pipeline import KERNELS
 from autodist.proto import strategy_pb2
+from tests.unit.kernels.dense_steps import dense_step
 from tests.unit.kernels.drawn_programs import make_program, programs
 from tests.unit.kernels.drawn_steps import CHOICES, make_step
 from tests.unit.kernels.drawn_steps import make_batches as batches_of_words
@@ -32,23 +33,6 @@ optimizers = keras.optimizers
 
 def asking(step, *examples):
     return capture(step, *examples, jit_compile=True)
-
-
-def matrices(make_optimizer):
-    """Two matrices, float64."""
-    rng = np.random.default_rng(0)
-    first, second = (keras.Variable(rng.normal(size=shape), name=f"weight_{shape[0]}") for shape in ((4, 5), (5, 3)))
-    optimizer = make_optimizer()
-    optimizer.build([first, second])
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(tf.tanh(x @ first.value) @ second.value))
-        gradients = tape.gradient(loss, [first.value, second.value])
-        optimizer.apply_gradients(zip(gradients, [first, second], strict=True))
-        return loss
-
-    return step
 
 
 def batches(*sizes):
@@ -76,14 +60,14 @@ def writes_in(item, function):
 
 
 def test_a_step_that_does_not_ask_stays_as_it_is(keras_in_float64):
-    captured = capture(matrices(optimizers.Adam), *batches(8)[0])
+    captured = capture(dense_step(optimizers.Adam()), *batches(8)[0])
     strategy = plan(captured.item, 1, 2)
     (plain,) = rewritten(captured, strategy, WITHOUT)
     assert CompileStep().apply(plain, Context(strategy, 0)) is plain
 
 
 def test_alone_the_whole_step_is_one_function(keras_in_float64):
-    captured = asking(matrices(optimizers.Adam), *batches(8)[0])
+    captured = asking(dense_step(optimizers.Adam()), *batches(8)[0])
     (item,) = rewritten(captured, plan(captured.item))
     (function,) = called(item)
     assert len(writes_in(item, function)) == 7  # two weights, their two slots each, and the iterations
@@ -93,7 +77,7 @@ def test_alone_the_whole_step_is_one_function(keras_in_float64):
 
 
 def test_replicas_share_a_function_and_the_update_is_another(keras_in_float64):
-    step = matrices(optimizers.Adam)
+    step = dense_step(optimizers.Adam())
     captured = asking(step, *batches(8)[0])
     session = Session(captured, plan(captured.item, 1, 2))
     (item,) = session.items
@@ -115,7 +99,7 @@ def test_replicas_share_a_function_and_the_update_is_another(keras_in_float64):
 )
 @pytest.mark.parametrize("owners", [(), (0,), (1, 0)])
 def test_workers_train_as_one_device_does(keras_in_float64, optimizer, owners):
-    step = matrices(optimizer)
+    step = dense_step(optimizer())
     captured = asking(step, *batches(8)[0])
     trained = list(dict.fromkeys(g.variable for g in captured.item.gradients))
     strategy = plan(captured.item, 2, 1, dict(zip(trained, owners, strict=False)), one_machine=True)
@@ -128,7 +112,7 @@ def test_workers_train_as_one_device_does(keras_in_float64, optimizer, owners):
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_what_all_workers_update_is_the_same_function_on_each(keras_in_float64, spec, workers, replicas):
-    step = matrices(lambda: optimizers.Adam(0.01, global_clipnorm=0.1))
+    step = dense_step(optimizers.Adam(0.01, global_clipnorm=0.1))
     captured = asking(step, *batches(8)[0])
     strategy = plan(captured.item, workers, replicas, one_machine=True)
     for k, node in enumerate(strategy.nodes):
@@ -138,7 +122,7 @@ def test_what_all_workers_update_is_the_same_function_on_each(keras_in_float64, 
 
 
 def test_an_update_that_unlike_machines_would_make_side_by_side_is_not_compiled(keras_in_float64):
-    step = matrices(optimizers.Adam)
+    step = dense_step(optimizers.Adam())
     captured = asking(step, *batches(8)[0])
     session = Session(captured, plan(captured.item, 2, 1))
     for item in session.items:
@@ -150,7 +134,7 @@ def test_an_update_that_unlike_machines_would_make_side_by_side_is_not_compiled(
 
 def test_gradients_in_two_buckets_are_updated_in_two_functions(keras_in_float64):
     """What arrives first does not wait for what arrives later."""
-    captured = asking(matrices(optimizers.Adam), *batches(8)[0])
+    captured = asking(dense_step(optimizers.Adam()), *batches(8)[0])
     strategy = plan(captured.item, 2, 1, one_machine=True)
     for k, node in enumerate(strategy.nodes):
         node.all_reduce.group = k
@@ -394,7 +378,7 @@ def test_attributes_of_tensorflow_1s_jit_scope_are_kept_in_every_replica():
 
 
 def test_no_control_input_of_a_function_leads_outside(keras_in_float64):
-    captured = asking(matrices(optimizers.Adam), *batches(8)[0])
+    captured = asking(dense_step(optimizers.Adam()), *batches(8)[0])
     for item in rewritten(captured, plan(captured.item, 2, 2, one_machine=True)):
         for function in item.graph_def.library.function:
             inside = {n.name for n in function.node_def}

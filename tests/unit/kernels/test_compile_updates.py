@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from autodist.kernels.compile_updates import CompileUpdates
 from autodist.kernels.pipeline import KERNELS
+from tests.unit.kernels.dense_steps import dense_step
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan, rewritten
 
 ALL_SIZES = tuple(replace(k, min_bytes=1) if isinstance(k, CompileUpdates) else k for k in KERNELS)
@@ -33,22 +34,6 @@ OPTIMIZERS = {
     "lion": lambda: optimizers.Lion(0.01),
     "lamb": lambda: optimizers.Lamb(0.01),
 }
-
-
-def dense_step(optimizer):
-    """Two matrices, float64."""
-    rng = np.random.default_rng(0)
-    first, second = (keras.Variable(rng.normal(size=shape), name=f"weight_{shape[0]}") for shape in ((4, 5), (5, 3)))
-    optimizer.build([first, second])
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(tf.tanh(x @ first.value) @ second.value))
-        gradients = tape.gradient(loss, [first.value, second.value])
-        optimizer.apply_gradients(zip(gradients, [first, second], strict=True))
-        return loss
-
-    return step
 
 
 def batches(count=3):
