@@ -12,7 +12,6 @@ import os
 import platform
 import sys
 import threading
-import time
 from importlib import metadata
 from typing import BinaryIO
 
@@ -34,6 +33,12 @@ from autodist.cluster.protocol import (
     decode,
     encode,
 )
+from autodist.cluster.silence import LOOK_INTERVAL, Silence
+
+_SILENT_CHIEF = (
+    f"it heard nothing from the chief's machine for {SILENCE_LIMIT:.0f} s and ended its script; "
+    "see whether the network is up, and whether processes of the run were stopped"
+)
 
 
 class Agent:
@@ -48,7 +53,7 @@ class Agent:
         self._incoming, self._outgoing = incoming, outgoing
         self._writing = threading.Lock()
         self._ended = threading.Event()
-        self._last_heard = time.monotonic()
+        self._silence = Silence()
         self._held: PortHeld | None = None
         self._script: LaunchedScript | None = None
 
@@ -57,8 +62,10 @@ class Agent:
         for work in (self._listen, self._beat) if remote else (self._listen,):
             threading.Thread(target=work, daemon=True).start()
         # Here and not where heartbeats are sent: sending blocks when the link is cut in the middle of much output.
-        while not self._ended.wait(HEARTBEAT_INTERVAL / 2):
-            if remote and time.monotonic() - self._last_heard > SILENCE_LIMIT:
+        while not self._ended.wait(LOOK_INTERVAL):
+            if remote and self._silence.is_too_long():
+                # The link may come back, and the script's end is not the cause then. A link that is cut blocks.
+                threading.Thread(target=self.send, args=(Lost(_SILENT_CHIEF),), daemon=True).start()
                 break
         if self._script is not None:
             self._script.end()
@@ -75,7 +82,7 @@ class Agent:
     def _listen(self) -> None:
         try:
             for line in self._incoming:
-                self._last_heard = time.monotonic()
+                self._silence.heard()
                 if not self._handle(decode(line)):
                     break
         except (ProtocolError, OSError) as error:

@@ -12,12 +12,12 @@ import json
 import os
 import sys
 import threading
-import time
 from typing import BinaryIO
 
 import paramiko
 
 from autodist.cluster.protocol import HEARTBEAT_INTERVAL, SILENCE_LIMIT, Heartbeat, Lost, encode
+from autodist.cluster.silence import LOOK_INTERVAL, Silence
 from autodist.cluster.ssh_connection import CONNECT_LIMIT, connect, quote
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
@@ -43,7 +43,7 @@ class Relay:
         self._ended = threading.Event()
         self._problem: str | None = None
         self._receiving = True
-        self._last_heard = time.monotonic() + _START_LIMIT - SILENCE_LIMIT
+        self._silence = Silence(patience=_START_LIMIT - SILENCE_LIMIT)
 
     def run(self) -> None:
         """Returns when either side has ended or the connection is lost; the coordinator has been told then."""
@@ -51,10 +51,10 @@ class Relay:
         errors.start()
         for work in (self._pass_input, self._pass_output, self._beat):
             threading.Thread(target=work, daemon=True).start()
-        while not self._ended.wait(HEARTBEAT_INTERVAL / 2):
+        while not self._ended.wait(LOOK_INTERVAL):
             if not self._receiving:
-                self._last_heard = time.monotonic()
-            elif time.monotonic() - self._last_heard > SILENCE_LIMIT:
+                self._silence.heard()
+            if self._silence.is_too_long():
                 self._end(
                     f"nothing was heard from {self._host} for {SILENCE_LIMIT:.0f} s; "
                     "see whether the machine is up, and the network to it"
@@ -91,7 +91,7 @@ class Relay:
                 # A chief that does not take the output (its terminal may be halted) is no silence of the agent.
                 self._receiving = False
                 _write(self._outgoing, received)
-                self._last_heard = time.monotonic()
+                self._silence.heard()
                 self._receiving = True
         except OSError as error:
             self._end(f"passing on what {self._host} sent failed: {error}")

@@ -115,6 +115,11 @@ class Run:
     def stderr(self) -> str:
         return (self.directory / "stderr").read_text()
 
+    @property
+    def failures(self) -> list[str]:
+        """What the chief was told of workers that ended badly: worker, reason and last lines."""
+        return [line.removeprefix("FAILED ") for line in self.stdout.splitlines() if line.startswith("FAILED ")]
+
     def wait_for_note(self, what: str, limit: float = 20) -> int:
         """Waits until the script has noted something, and gives the process that did."""
         path = self._notes / what
@@ -163,9 +168,14 @@ def parent(pid: int) -> int:
     return int(next(line for line in status.splitlines() if line.startswith("PPid:")).split()[1])
 
 
+def command(pid: int) -> str:
+    """The words that a process was started with."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
 def _describe(pid: int) -> str:
     with contextlib.suppress(OSError):
-        return f"{pid}: " + Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+        return f"{pid}: {command(pid)}"
     return f"{pid}: gone by now"
 
 

@@ -12,14 +12,16 @@ from typing import Any
 
 import pytest
 
+from autodist.cluster.protocol import SILENCE_LIMIT
 from tests.cluster.hosts import HOST_KINDS, Hosts
-from tests.cluster.runs import MARK, Run, parent, survivors
+from tests.cluster.runs import MARK, Run, command, parent, survivors
 
 pytestmark = [pytest.mark.processes, pytest.mark.ssh]
 
 FINISH = "coordinator.finish()"
 TRAIN_UNTIL_STOPPED = 'note("training")\nstop.wait(40)\ncoordinator.abort("stopped")'
 WAIT = "member.wait_for_end()"
+SUSPENDED = SILENCE_LIMIT + 2
 SLEEP = 'note(f"asleep{index}"); time.sleep(60)'
 
 # In the two seconds that SIGTERM leaves a script, this one goes on.
@@ -113,7 +115,7 @@ def test_killed_process_ends_the_run_on_all_hosts(hosts: Hosts, tmp_path: Path, 
         began = time.monotonic()
         run.wait(10)
         run.assert_gone(10 - (time.monotonic() - began))
-    assert victim == "chief" or f"FAILED {hosts.hosts[0].address} | " in run.stdout
+    assert victim == "chief" or run.failures[0].startswith(f"{hosts.hosts[0].address} | ")
 
 
 @pytest.mark.parametrize("worker", [SLEEP, PRINT_FOR_EVER], ids=["quiet", "printing"])
@@ -128,7 +130,39 @@ def test_cut_link_stops_the_run_on_both_sides_and_is_named(hosts: Hosts, tmp_pat
         run.assert_gone(10 - (time.monotonic() - began))
         hosts.mend(hosts.hosts[1])
     address = hosts.hosts[1].address
-    assert f"FAILED {address} | was lost: nothing was heard from {address} for 5 s" in run.stdout
+    assert len(run.failures) == 1
+    assert run.failures[0].startswith(f"{address} | was lost: nothing was heard from {address} for 5 s")
+
+
+@pytest.mark.parametrize("hosts", HOST_KINDS[:1], indirect=True, ids=lambda kind: kind.__name__)
+def test_run_that_was_suspended_as_a_whole_goes_on(hosts: Hosts, tmp_path: Path) -> None:
+    with run_on(hosts, tmp_path, f"note('training'); stop.wait({SUSPENDED + 3})\n{FINISH}", WAIT) as run:
+        for event in ("training", "worker1", "worker2"):
+            run.wait_for_note(event)
+        suspended = survivors(run.mark)
+        for pid in suspended:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(SUSPENDED)
+        for pid in suspended:
+            os.kill(pid, signal.SIGCONT)
+        assert run.wait() == 0, run.stderr
+        assert run.failures == []
+
+
+@pytest.mark.parametrize("hosts", HOST_KINDS[:1], indirect=True, ids=lambda kind: kind.__name__)
+def test_worker_that_hears_nothing_for_a_while_is_named_with_that_reason(hosts: Hosts, tmp_path: Path) -> None:
+    with run_on(hosts, tmp_path, TRAIN_UNTIL_STOPPED, SLEEP) as run:
+        for event in ("training", "asleep1", "asleep2"):
+            run.wait_for_note(event)
+        relay = next(pid for pid in survivors(run.mark) if parent(pid) == run.chief.pid and "relay" in command(pid))
+        os.kill(relay, signal.SIGSTOP)
+        time.sleep(SUSPENDED)
+        os.kill(relay, signal.SIGCONT)
+        run.wait_for_note("failed", limit=10)
+        run.wait(10)
+        run.assert_gone()
+    (failure,) = run.failures
+    assert "was lost: it heard nothing from the chief's machine for 5 s and ended its script" in failure
 
 
 def test_chief_that_holds_pythons_lock_is_not_taken_for_lost(hosts: Hosts, tmp_path: Path) -> None:
