@@ -27,8 +27,11 @@ class MissedStep:
         return self._error is not None
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
         """Around what all workers do alike.
+
+        Args:
+            but: what all of them raise alike, so that the script may go on.
 
         Raises:
             ClusterError: this worker missed an earlier step.
@@ -41,6 +44,6 @@ class MissedStep:
         try:
             yield
         except Exception as error:
-            if self._others_wait():
+            if self._others_wait() and not isinstance(error, but):
                 self._error = error
             raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
@@ -19,19 +19,22 @@ from autodist.capture.accumulation import require_applied, require_means
 from autodist.capture.batch_length import require_any_length
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
+from autodist.capture.iterators import GETS, concerns_iterators_alone, share_iterators
 from autodist.errors import CaptureError
 from autodist.graph.item import GraphItem, place_variables
-from autodist.kernels import KERNELS, SETTING_KERNELS, find_placements, only_sets
+from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel, find_placements, only_sets
 from autodist.proto import strategy_pb2
 from autodist.run import Run
 from autodist.runtime.batches import with_a_row
 from autodist.runtime.program import Program, RunMetadata, RunOptions
+from autodist.session_batches import SessionBatches
 from autodist.session_feeds import SessionFeeds, examples_of
+from autodist.session_options import check_options
 
 _COUNT = itertools.count()
 """Sessions of this process; all workers make theirs in the same order."""
 
-_PULLS = ("IteratorGetNext", "OneShotIterator", "QueueDequeue")
+_PULLS = ("IteratorGetNext", "QueueDequeue")
 
 
 @dataclass(frozen=True)
@@ -39,13 +42,13 @@ class _Fetched:
     """What one structure of fetches and feeds runs.
 
     Attributes:
-        program: the run.
+        program: the run; None where all that is fetched is given.
         axes: for each feed, along which it is split.
         sets: whether it only sets variables.
         looks: whether it is run to see, or save, what the training has made: it trains nothing and takes no batch.
     """
 
-    program: Program
+    program: Program | None
     axes: Sequence[int | None]
     sets: bool
     looks: bool
@@ -76,11 +79,13 @@ class DistributedSession(SessionInterface):
         self._version = captured.graph.version
         named = {self._tensor(key).name: axis for key, axis in (batch_axis or {}).items()}
         self._feeds = SessionFeeds(run.spec, run.index, named, frozenset(v.shape for v in captured.variables))
-        prefix = f"session_{next(_COUNT)}"  # each session has values of its own, as TensorFlow's have
-        self._names = {v.name: f"{prefix}/{v.handle}" for v in captured.variables}
+        self._prefix = f"session_{next(_COUNT)}"  # each session has values of its own, as TensorFlow's have
+        self._names = {v.name: f"{self._prefix}/{v.handle}" for v in captured.variables}
         whole = captured.whole()
         require_applied(captured, whole)
-        self._feeds.require_open_axes(whole, captured.graph)
+        self._batches = SessionBatches(run.spec, captured, lambda item: self._program(item, LOCAL_KERNELS))
+        self._batches.require_divisible(whole)
+        self._feeds.require_open_axes(whole, captured)
         self._strategy: strategy_pb2.Strategy = run.plan(whole, self._names, rehearses=False)
         self._placements = find_placements(whole, self._strategy) if run.workers > 1 else {}
         self._fetched: dict[Any, _Fetched] = {}
@@ -131,24 +136,30 @@ class DistributedSession(SessionInterface):
         feeds = {self._tensor(key): value for key, value in (feed_dict or {}).items()}
         arrays = {t: np.asarray(value, t.dtype.as_numpy_dtype) for t, value in feeds.items()}
         key = (tuple(e.name for e in elements), tuple(t.name for t in arrays))
-        _check_options(options, run_metadata)
+        check_options(options, run_metadata)
+        with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
+            arrays |= self._batches.next_for(elements, arrays)
         with self._run.missed_step.noted():
             if key not in self._fetched:
                 self._fetched[key] = self._prepare(elements, arrays)
-            values = iter(self._run_fetched(self._fetched[key], arrays, options, run_metadata))
-        results = [next(values) if isinstance(e, tf.Tensor) else None for e in elements]
+            fetched = self._fetched[key]
+            own = dict(zip(arrays, self._feeds.own_part(arrays, fetched.axes), strict=True))
+            values = iter(self._run_fetched(fetched, own, options, run_metadata))
+        results = [_value_of(e, own, values) for e in elements]
         return tf.nest.pack_sequence_as(fetches, results) if tf.nest.is_nested(fetches) else results[0]
 
     def _run_fetched(
         self,
         fetched: _Fetched,
-        arrays: Mapping[tf.Tensor, np.ndarray],
+        own: Mapping[tf.Tensor, np.ndarray],
         options: RunOptions | None,
         metadata: RunMetadata | None,
     ) -> list[np.ndarray]:
-        examples = examples_of(arrays, fetched.axes)
+        if fetched.program is None:
+            return []
+        examples = examples_of(own, fetched.axes)
         values = [
-            a if axis is None else with_a_row(a, axis) for a, axis in zip(arrays.values(), fetched.axes, strict=True)
+            a if axis is None else with_a_row(a, axis) for a, axis in zip(own.values(), fetched.axes, strict=True)
         ]
         asked = (fetched.program.run, values, examples, options, metadata)
         if fetched.looks:
@@ -166,8 +177,9 @@ class DistributedSession(SessionInterface):
     def _prepare(
         self, elements: Sequence[tf.Tensor | tf.Operation], arrays: Mapping[tf.Tensor, np.ndarray]
     ) -> _Fetched:
-        outputs = [e.name for e in elements if isinstance(e, tf.Tensor)]
-        targets = [e.name for e in elements if isinstance(e, tf.Operation)]
+        outputs = [e.name for e in elements if isinstance(e, tf.Tensor) and e not in arrays]
+        got = {t.op.name for t in arrays if t.op.type in GETS}
+        targets = [e.name for e in elements if isinstance(e, tf.Operation) and e.name not in got]
         capture = functools.partial(self._captured.step, outputs, targets)
         axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
         item = place_variables(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}), self._placements)
@@ -176,19 +188,21 @@ class DistributedSession(SessionInterface):
             require_means(self._captured, item)
         require_any_length(item, self._feeds.dealt(arrays, axes))
         sets = only_sets(item)
-        program, _ = self._run.program(
-            item, self._strategy, self._names, joins_outputs=False, kernels=SETTING_KERNELS if sets else KERNELS
-        )
+        kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if concerns_iterators_alone(item) else KERNELS
         looks = not item.gradients and all(axis is None for axis in axes)
-        return _Fetched(program, axes, sets, looks)
+        return _Fetched(self._program(item, kernels) if outputs or targets else None, axes, sets, looks)
+
+    def _program(self, item: GraphItem, kernels: Sequence[Kernel]) -> Program:
+        shared = share_iterators(item, self._prefix)
+        return self._run.program(shared, self._strategy, self._names, joins_outputs=False, kernels=kernels)[0]
 
     def _require_fed_data(self, item: GraphItem) -> None:
         pulling = [node.name for node in item.graph_def.node if node.op.startswith(_PULLS)]
         if pulling and len(self._run.spec.replicas) > 1:
             raise CaptureError(
-                f"the graph takes its data from an iterator or a queue ({pulling[0]}), whose batches are not split "
-                "over the replicas. Feed them: read each batch in Python and pass this worker's part in feed_dict "
-                "(ad.distribute_dataset gives it)."
+                f"the graph takes its data from a queue or from an iterator's optional elements ({pulling[0]}), whose "
+                "batches are not split over the replicas. Take them from an iterator's get_next(), or read each batch "
+                "in Python and feed this worker's part (ad.distribute_dataset gives it)."
             )
 
     def _element(self, fetch: Any) -> tf.Tensor | tf.Operation:
@@ -221,26 +235,10 @@ class DistributedSession(SessionInterface):
             self._default = None
 
 
-def _check_options(options: RunOptions | None, metadata: RunMetadata | None) -> None:
-    """Passes if options mean the same for the rewritten step as for the script's graph.
-
-    Raises:
-        CaptureError: they do not.
-        TypeError: these are no options, or nothing that metadata can be written to.
-    """
-    if metadata is not None and not isinstance(metadata, tf.compat.v1.RunMetadata):
-        raise TypeError(f"run_metadata is {metadata!r}; it must be a tf.compat.v1.RunMetadata.")
-    if options is None:
-        return
-    if not isinstance(options, tf.compat.v1.RunOptions):
-        raise TypeError(f"options is {options!r}; it must be a tf.compat.v1.RunOptions.")
-    if options.HasField("debug_options"):
-        raise CaptureError(
-            "debug_options name nodes of the script's graph, and what runs is the rewritten step, whose nodes have "
-            "other names. Fetch the tensors that are to be seen, or debug the script in a tf.compat.v1.Session."
-        )
-    if options.experimental.collective_graph_key:
-        raise CaptureError(
-            "experimental.collective_graph_key tells collectives of different runs apart, and AutoDist sets it itself. "
-            "Leave it out of the options."
-        )
+def _value_of(
+    element: tf.Tensor | tf.Operation, given: Mapping[tf.Tensor, np.ndarray], values: Iterator[np.ndarray]
+) -> np.ndarray | None:
+    """What a run gives for one fetch: what was given for it, the next of what was run, None for an operation."""
+    if isinstance(element, tf.Operation):
+        return None
+    return given[element] if element in given else next(values)

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
 from autodist.capture.batch_length import Dealt, require_any_length
+from autodist.capture.graph_mode import CapturedGraph
+from autodist.capture.iterators import GETS, MAKES, only_makes_iterators
 from autodist.errors import CaptureError
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.walks import reach
 from autodist.kernels import only_sets
 from autodist.resources import ResourceSpec
-from autodist.runtime.batches import count_examples
+from autodist.runtime.batches import count_examples, rows_of, share_of
 
 _PASSING = ("Identity", "Cast", "EnsureShape", "Reshape", "NoOp")
 
@@ -27,7 +29,7 @@ class SessionFeeds:
     """How one worker's session splits what it is fed.
 
     Attributes:
-        spec: the machines.
+        spec: the machines, and whether batches are global.
         worker: whose session it is.
         batch_axis: by name of a tensor, the axis that the script has named; None: every replica gets the whole.
         shapes: of the graph's variables.
@@ -38,25 +40,27 @@ class SessionFeeds:
     batch_axis: Mapping[str, int | None]
     shapes: frozenset[tuple[int, ...]]
 
-    def require_open_axes(self, whole: GraphItem, graph: tf.Graph) -> None:
-        """Passes if every placeholder that the training needs can be split, on whichever worker has several replicas.
+    def require_open_axes(self, whole: GraphItem, captured: CapturedGraph) -> None:
+        """Passes if all that the training reads of batches can be split, on whichever worker has several replicas.
 
         Args:
             whole: all of the graph, with its gradients.
-            graph: that it was captured from.
+            captured: the graph.
 
         Raises:
-            CaptureError: one has a fixed shape.
+            CaptureError: a placeholder has a fixed shape, or the graph takes one number of examples alone.
         """
         most = max(len(worker.devices) for worker in self.spec.workers)
-        needed = reach([node_of(t) for g in whole.gradients for t in g.tensors], whole.wiring.data.__getitem__)
-        placeholders = [graph.get_tensor_by_name(f"{n.name}:0") for n in whole.wiring.of_op("Placeholder")]
-        fixed = [t for t in placeholders if t.op.name in needed and t.shape.rank]
-        split = {t: axis for t in fixed if (axis := self._axis_of(t, most)) is not None}
+        gradients = [t for g in whole.gradients for t in g.tensors]
+        needed = reach(map(node_of, gradients), whole.wiring.data.__getitem__)
+        nodes = [n.name for n in whole.wiring.of_op("Placeholder", *GETS) if n.name in needed]
+        read = [t for name in nodes for t in captured.graph.get_operation_by_name(name).outputs if t.shape.rank]
+        split = {t: axis for t in read if (axis := self._axis_of(t, most)) is not None}
         lengths = {t.shape[axis] for t, axis in split.items()} - {None}
-        if most > 1 and len(lengths) == 1:
-            item = replace(whole, inputs={t.name: axis for t, axis in split.items()})
-            require_any_length(item, Dealt(lengths.pop(), most, len(self.spec.replicas)))
+        shares = self._shares(split, most)
+        if shares > 1 and len(lengths) == 1:
+            item = captured.step(gradients, [], {t.name: axis for t, axis in split.items()})
+            require_any_length(item, Dealt(lengths.pop(), shares, len(self.spec.replicas)))
 
     def axes_of(self, arrays: Arrays, capture: Callable[[], GraphItem]) -> list[int | None]:
         """For each tensor that is fed, the axis along which it is split.
@@ -68,8 +72,10 @@ class SessionFeeds:
         Raises:
             CaptureError: it cannot be told.
         """
-        if self._may_set(arrays) and _sets_what_is_fed(capture(), arrays):
-            return [None] * len(arrays)  # such as Variable.load, which feeds an initial value
+        if self._may_set(arrays):
+            item = capture()
+            if only_makes_iterators(item) or _sets_what_is_fed(item, arrays):
+                return [None] * len(arrays)  # such as Variable.load, which feeds an initial value
         here = self._replicas
         return [
             self._axis_of(t, here) if array.ndim or t.name in self.batch_axis else None for t, array in arrays.items()
@@ -77,12 +83,39 @@ class SessionFeeds:
 
     def dealt(self, arrays: Arrays, axes: Sequence[int | None]) -> Dealt:
         """How the examples of a run are dealt out."""
-        return Dealt(examples_of(arrays, axes), self._replicas, len(self.spec.replicas))
+        split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
+        return Dealt(examples_of(arrays, axes), self._shares(split, self._replicas), len(self.spec.replicas))
+
+    def own_part(self, arrays: Arrays, axes: Sequence[int | None]) -> list[np.ndarray]:
+        """This worker's rows of what every worker gets whole, and all of what is its own.
+
+        Args:
+            arrays: what is fed and what iterators gave.
+            axes: along which each is split.
+
+        Raises:
+            UnevenBatchError: two arrays disagree in their number of examples.
+        """
+        split = dict(zip(arrays, axes, strict=True))
+        cut = {t: axis for t, axis in split.items() if axis is not None and self._is_global(t)}
+        examples = count_examples([(t.name, arrays[t], axis) for t, axis in cut.items()])
+        share = share_of(examples, [r.worker.index for r in self.spec.replicas], self.worker)
+        return [rows_of(a, cut[t], share) if t in cut else a for t, a in arrays.items()]
+
+    def _shares(self, split: Iterable[tf.Tensor], replicas: int) -> int:
+        """Into how many parts a batch goes, on a worker that has so many replicas."""
+        return len(self.spec.replicas) if any(map(self._is_global, split)) else replicas
+
+    def _is_global(self, tensor: tf.Tensor) -> bool:
+        """Whether every worker gets the same batch: what a graph's own iterator gives, unless the YAML says more."""
+        return tensor.op.type in GETS if self.spec.batch is None else self.spec.batch == "global"
 
     def _may_set(self, arrays: Arrays) -> bool:
         """Whether what is fed may be values of variables; it is dear to look."""
         if self.batch_axis.keys() & {t.name for t in arrays}:
             return False
+        if any(op.type == MAKES for t in list(arrays)[:1] for op in t.graph.get_operations()):
+            return True
         return any(not _is_open(t) or a.shape in self.shapes for t, a in arrays.items() if a.ndim)
 
     @property
@@ -94,7 +127,7 @@ class SessionFeeds:
         """The axis along which a tensor that has axes is split over a worker's replicas."""
         if tensor.name in self.batch_axis:
             return self.batch_axis[tensor.name]
-        if _is_open(tensor):
+        if _is_open(tensor) or tensor.op.type in GETS:
             return 0
         if replicas > 1:
             raise CaptureError(

@@ -2,11 +2,12 @@
 
 from autodist.kernels.base import Context, Kernel, run_pipeline
 from autodist.kernels.ownership import find_placements
-from autodist.kernels.pipeline import KERNELS, SETTING_KERNELS, rewrite
+from autodist.kernels.pipeline import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, rewrite
 from autodist.kernels.set_state import only_sets
 
 __all__ = [
     "KERNELS",
+    "LOCAL_KERNELS",
     "SETTING_KERNELS",
     "Context",
     "Kernel",

@@ -135,6 +135,9 @@ SETTING_KERNELS: tuple[Kernel, ...] = (
 )
 """For runs that only set variables."""
 
+LOCAL_KERNELS: tuple[Kernel, ...] = (Prune(), Place())
+"""For runs that concern this worker alone, as those of its iterators do."""
+
 
 def rewrite(item: GraphItem, context: Context, name: str = "step", kernels: Sequence[Kernel] = KERNELS) -> GraphItem:
     """The step as one worker runs it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
 import tensorflow as tf
@@ -67,11 +67,13 @@ class GraphNotes:
         graph: asked for shapes and dtypes.
         calls: the calls of `gradient` made in it.
         handle_of: name of the VarHandleOp for a handle that was noted; None if it is not in this graph.
+        placeholders: the tensors of the graph for which placeholders of the step stand, by the placeholder's name.
     """
 
     graph: tf.Graph
     calls: Sequence[NotedCall]
     handle_of: Callable[[Any], str | None]
+    placeholders: Mapping[str, str] = field(default_factory=dict)
 
 
 def describe_variables(found: Iterable[FoundVariable[V]]) -> tuple[Variable, ...]:
@@ -146,7 +148,7 @@ def assemble(
         inputs=dict(inputs),
         outputs=tuple(outputs),
         targets=tuple(targets),
-        spec_of=note_specs(notes.graph, present),
+        spec_of=note_specs(notes.graph, present, notes.placeholders),
     )
     return replace(item, gradients=find_stages(item).gradients) if gradients else item
 

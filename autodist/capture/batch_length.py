@@ -18,7 +18,7 @@ from autodist.graph.walks import reach
 
 _MEND = (
     "Leave the batch axis open (-1 or tf.shape(x)[0] in tf.reshape and tf.zeros; None in set_shape, tf.ensure_shape, "
-    "placeholders and keras.Input; no stateful RNN), or train with one replica."
+    "placeholders and keras.Input; no drop_remainder=True; no stateful RNN), or train with one replica."
 )
 
 

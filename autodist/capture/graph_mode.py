@@ -84,7 +84,7 @@ class CapturedGraph:
         definition = self.graph.as_graph_def()
         present = {node.name for node in definition.node}
         calls = [c for c in self.calls if c.seed.op.name in present]
-        return assemble(self._notes(calls), definition, self.variables, {}, [], [])
+        return assemble(self._notes(calls, {}), definition, self.variables, {}, [], [])
 
     def step(self, outputs: Sequence[str], targets: Sequence[str], inputs: Mapping[str, int | None]) -> GraphItem:
         """What runs when a session is asked for `outputs` and `targets`, given `inputs`.
@@ -92,21 +92,24 @@ class CapturedGraph:
         Args:
             outputs: tensors.
             targets: operations.
-            inputs: fed tensors, with the axis along which each is split.
+            inputs: fed tensors, with the axis along which each is split. One of several outputs of a node gets a name
+                of its own; `inputs` of what is returned stand in the same order.
         """
         editor = GraphEditor(self.graph.as_graph_def())
-        for name in inputs:
-            _become_fed(editor, name, self.graph.get_tensor_by_name(name))
-        roots = [*map(node_of, outputs), *targets, *map(node_of, inputs)]
+        fed = {name: _become_fed(editor, self.graph.get_tensor_by_name(name)) for name in inputs}
+        outputs = [fed.get(name, name) for name in outputs]
+        roots = [*map(node_of, outputs), *targets, *map(node_of, fed.values())]
         needed = editor.ancestors(roots)
         calls = [c for c in self.calls if _is_used(c, needed)]
         roots += [node_of(t.name) for c in calls for t in c.targets] + [c.seed.op.name for c in calls]
         editor.prune(roots)
         variables = [v for v in self.variables if v.handle in editor]
-        return assemble(self._notes(calls), editor.to_graph_def(), variables, inputs, outputs, targets)
+        notes = self._notes(calls, {node_of(new): name for name, new in fed.items()})
+        axes = {fed[name]: axis for name, axis in inputs.items()}
+        return assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
 
-    def _notes(self, calls: Sequence[NotedCall]) -> GraphNotes:
-        return GraphNotes(self.graph, calls, handle_name)
+    def _notes(self, calls: Sequence[NotedCall], placeholders: Mapping[str, str]) -> GraphNotes:
+        return GraphNotes(self.graph, calls, handle_name, placeholders)
 
 
 def find_variables(graph: tf.Graph) -> list[FoundVariable[VariableLike]]:
@@ -150,21 +153,24 @@ def _is_used(call: NotedCall, needed: set[str]) -> bool:
     return call.seed.op.name in needed and not needed.isdisjoint(made)
 
 
-def _become_fed(editor: GraphEditor, name: str, tensor: tf.Tensor) -> None:
-    """A fed tensor is a placeholder, whatever makes it in the script's graph."""
-    node = editor[node_of(name)]
+def _become_fed(editor: GraphEditor, tensor: tf.Tensor) -> str:
+    """A fed tensor is a placeholder, whatever makes it in the script's graph; returns its name."""
+    node = editor[tensor.op.name]
     if node.op == "Placeholder":
-        return
-    if len(tensor.op.outputs) > 1:
-        raise CaptureError(
-            f"{name} is fed, and it is one of several outputs of {tensor.op.type}; feed a tf.identity of it instead."
-        )
+        return tensor.name
     fed = NodeDef(name=node.name, op="Placeholder")
     fed.attr["dtype"].type = tensor.dtype.as_datatype_enum
     fed.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+    if len(tensor.op.outputs) > 1:
+        fed.name = f"{node.name}/output_{tensor.value_index}"
+        editor.add(fed)
+        editor.rewire(tensor.name, f"{fed.name}:0")
+        editor.replace_control(node.name, [fed.name])
+        return f"{fed.name}:0"
     consumers = editor.consumers(node.name)
     inputs = {c: list(editor[c].input) for c in consumers}
     editor.remove([node.name])
     editor.add(fed)
     for consumer, spelled in inputs.items():
         editor.set_inputs(consumer, spelled)
+    return tensor.name

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
 from autodist.graph.names import node_of
 
 
-def note_specs(graph: tf.Graph, nodes: Iterable[str]) -> Callable[[str], tf.TensorSpec]:
+def note_specs(
+    graph: tf.Graph, nodes: Iterable[str], placeholders: Mapping[str, str] | None = None
+) -> Callable[[str], tf.TensorSpec]:
     """Static shape and dtype by the name of a tensor, for the tensors of `nodes`.
 
     A graph's Python objects take several times the memory of its definition. What is returned refers to none of them:
@@ -18,6 +20,7 @@ def note_specs(graph: tf.Graph, nodes: Iterable[str]) -> Callable[[str], tf.Tens
     Args:
         graph: the graph that has the nodes.
         nodes: their names.
+        placeholders: those among them that the graph does not have, with the tensors for which they stand.
 
     Raises:
         KeyError: by what is returned, for a tensor of a node that was not noted.
@@ -29,7 +32,14 @@ def note_specs(graph: tf.Graph, nodes: Iterable[str]) -> Callable[[str], tf.Tens
         key = (None if shape.rank is None else tuple(shape.as_list()), tensor.dtype)
         return alike.setdefault(key, tf.TensorSpec(shape, tensor.dtype))
 
-    noted = {name: tuple(map(spec, graph.get_operation_by_name(name).outputs)) for name in nodes}
+    stand_for = placeholders or {}
+
+    def outputs(name: str) -> Sequence[tf.Tensor]:
+        if name in stand_for:
+            return (graph.get_tensor_by_name(stand_for[name]),)
+        return graph.get_operation_by_name(name).outputs
+
+    noted = {name: tuple(map(spec, outputs(name))) for name in nodes}
 
     def spec_of(tensor: str) -> tf.TensorSpec:
         return noted[node_of(tensor)][int(tensor.rpartition(":")[2])]

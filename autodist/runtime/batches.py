@@ -62,13 +62,19 @@ def count_examples(split: Sequence[tuple[str, Any, int]]) -> int:
     return counts[0][1] if counts else 0
 
 
-def take(value: Any, axis: int, share: Share) -> np.ndarray:
-    """A worker's rows; one row that does not count, where it has none."""
+def rows_of(value: Any, axis: int, share: Share) -> np.ndarray:
+    """A worker's rows, of which there may be none."""
     array = np.asarray(value)
     if share.size == array.shape[axis]:
         return array
-    start = min(share.start, max(array.shape[axis] - 1, 0))
-    return array[(slice(None),) * axis + (slice(start, start + max(share.size, 1)),)]
+    return array[(slice(None),) * axis + (slice(share.start, share.start + share.size),)]
+
+
+def take(value: Any, axis: int, share: Share) -> np.ndarray:
+    """A worker's rows; one row that does not count, where it has none."""
+    array = np.asarray(value)
+    one = Share(min(share.start, max(array.shape[axis] - 1, 0)), 1)
+    return rows_of(array, axis, share if share.size else one)
 
 
 def with_a_row(value: Any, axis: int) -> np.ndarray:

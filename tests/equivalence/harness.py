@@ -56,6 +56,7 @@ class Cluster:
         replicas: of each worker.
         options: of `tests.equivalence.train`.
         run: tells apart runs that are otherwise alike.
+        batch: whether batches are global, as in the YAML; None: the front end's own rule.
     """
 
     strategy: str = "shuffle"
@@ -63,6 +64,7 @@ class Cluster:
     replicas: int = 2
     options: tuple[str, ...] = ()
     run: int = 0
+    batch: str | None = None
 
     @property
     def shape(self) -> str:
@@ -73,7 +75,8 @@ class Cluster:
         """What stands in the YAML."""
         cpus = list(range(self.workers * self.replicas))
         node = {"address": "localhost", "cpus": cpus, "workers": self.workers}
-        return {"nodes": [node], "strategy": dict(STRATEGIES[self.strategy])}
+        spec = {"nodes": [node], "strategy": dict(STRATEGIES[self.strategy])}
+        return spec | ({"batch": self.batch} if self.batch else {})
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,9 @@ ALL_REDUCE = (
     "graph-embedding-adam-clipped",
     "graph_alternating_optimizers",
     "graph_decay_and_averages",
+    "graph_feedable_iterator",
     "graph_few_examples",
+    "graph_initializable_iterator",
     "graph_loaded_variables",
     "graph_loop",
     "graph_one_example",
@@ -62,6 +65,7 @@ PARAMETER_SERVERS = (
     "graph-embedding-adam-clipped",
     "graph_alternating_optimizers",
     "graph_decay_and_averages",
+    "graph_feedable_iterator",
     "graph_loop",
     "graph_one_example",
     "graph_saved_and_restored",
@@ -113,16 +117,18 @@ BY_STRATEGY = {
     "parallax": MIXED,
 }
 
+GLOBAL = Cluster("ps_load_balancing", workers=2, replicas=1, batch="global")
+
+
+def _case(name: str, cluster: Cluster, program: str) -> Any:
+    marks = [pytest.mark.trains(cluster, program), pytest.mark.trains(None, program)]
+    return pytest.param(cluster, program, id=f"{name}-{program}", marks=marks)
+
+
 CASES = [
-    pytest.param(
-        Cluster(strategy),
-        program,
-        id=f"{strategy}-{program}",
-        marks=[pytest.mark.trains(Cluster(strategy), program), pytest.mark.trains(None, program)],
-    )
-    for strategy, programs in BY_STRATEGY.items()
-    for program in programs
+    _case(strategy, Cluster(strategy), program) for strategy, programs in BY_STRATEGY.items() for program in programs
 ]
+CASES += [_case("global", GLOBAL, "graph_global_batches")]
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
 

@@ -170,3 +170,13 @@ def test_gradients_of_a_mean_are_gathered_as_one_device_gathers_them():
         slopes = sum(2 * batch.T @ batch.sum(1, keepdims=True) / len(batch) for batch in batches)
         np.testing.assert_allclose(session.run(kept), slopes, rtol=1e-12)
         np.testing.assert_allclose(session.run(weight), 1 - 0.1 * slopes, rtol=1e-12)
+
+
+def test_what_is_fed_can_be_fetched(trained):
+    session, loss, train, feeds = trained
+    ((x, batch),) = feeds.items()
+    np.testing.assert_array_equal(session.run(x, feeds), batch)
+    fetched = session.run({"x": x, "loss": loss, "train": train}, feeds)
+    np.testing.assert_array_equal(fetched["x"], batch)
+    assert fetched["loss"] > 0 and fetched["train"] is None
+    assert session.run(x, {x: batch[:0]}).shape == (0, 3)

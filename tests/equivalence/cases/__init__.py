@@ -2,6 +2,7 @@
 
 from tests.equivalence.cases import (
     fit_extras,
+    graph_data,
     graph_extras,
     graph_programs,
     in_parts,
@@ -20,6 +21,7 @@ __all__ = [
     "Results",
     "Trainer",
     "fit_extras",
+    "graph_data",
     "graph_extras",
     "graph_programs",
     "in_parts",

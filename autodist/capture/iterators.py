@@ -1,0 +1,137 @@
+"""Iterators in a TensorFlow 1 graph: how the runs of a session share them, and what a run reads of them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+import tensorflow as tf
+from tensorflow.python.framework import op_def_registry  # what the inputs of an op are called
+
+from autodist.errors import CaptureError
+from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
+from autodist.graph.item import GraphItem
+from autodist.graph.names import node_of
+
+GETS = ("IteratorGetNext", "IteratorGetNextSync")
+MAKES = "MakeIterator"
+
+_ONE_SHOT = "OneShotIterator"
+_KEPT = ("Iterator", "IteratorV2", _ONE_SHOT)
+
+_MEND = (
+    "Feed them: read each batch in Python (ad.distribute_dataset gives this worker's part) and pass it in feed_dict."
+)
+
+
+def elements_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[str]) -> list[tf.Tensor]:
+    """What a run reads of the elements that iterators give, in the order of the tensors' names.
+
+    Args:
+        fetches: what the run is asked for.
+        fed: names of the tensors that it is fed.
+
+    Raises:
+        CaptureError: an element is of a kind that cannot be divided among replicas.
+    """
+    found = {t.name: t for t in _tensors_read(fetches, fed) if t.op.type in GETS and t.name not in fed}
+    for element in found.values():
+        if element.dtype in (tf.variant, tf.resource):
+            raise CaptureError(
+                f"the iterator of {element.op.name} gives sparse or ragged tensors, or datasets, whose batches cannot "
+                f"be divided among replicas. {_MEND}"
+            )
+    return [found[name] for name in sorted(found)]
+
+
+def fed_to_iterators(elements: Iterable[tf.Tensor], fed: Collection[str]) -> set[str]:
+    """Those of the tensors `fed` that it takes to get `elements`, such as the handle of a feedable iterator."""
+    return {t.name for t in _tensors_read({e.op for e in elements}, fed) if t.name in fed}
+
+
+def _tensors_read(fetches: Iterable[tf.Tensor | tf.Operation], fed: Collection[str]) -> Iterator[tf.Tensor]:
+    """All tensors that a run reads; what makes those that are fed, or elements of iterators, is not looked at."""
+    seen: set[str] = set()
+    front: list[tf.Tensor | tf.Operation] = list(fetches)
+    while front:
+        one = front.pop()
+        if one.name in seen:
+            continue
+        seen.add(one.name)
+        if isinstance(one, tf.Operation):
+            front += [*one.inputs, *one.control_inputs, *(one.outputs[:1] if one.type in GETS else ())]
+            continue
+        yield one
+        if one.name not in fed and one.op.type not in GETS:
+            front.append(one.op)
+
+
+def only_makes_iterators(item: GraphItem) -> bool:
+    """Whether a run makes iterators and trains nothing: what it is fed is no batch then, but all the data."""
+    return not item.gradients and bool(item.wiring.of_op(MAKES))
+
+
+def concerns_iterators_alone(item: GraphItem) -> bool:
+    """Whether a run makes or names iterators and touches no variable."""
+    return not item.variables and bool(item.wiring.of_op(*_KEPT))
+
+
+def share_iterators(item: GraphItem, session: str) -> GraphItem:
+    """Every run of a session finds an iterator under one name, whatever the names of its own nodes.
+
+    A one-shot iterator, which each node of its kind would make anew, becomes one that is made before the first run.
+
+    Args:
+        session: a name that no other session has.
+    """
+    kept = [node.name for node in item.wiring.of_op(*_KEPT)]
+    if not kept:
+        return item
+    editor = GraphEditor(item.graph_def, item.wiring)
+    initializers = dict(item.initializers)
+    for name in kept:
+        shared = f"{session}/{editor[name].attr['shared_name'].s.decode() or name}"
+        if editor[name].op == _ONE_SHOT:
+            initializers[shared] = _make_before(editor, editor[name])
+        editor[name].attr["shared_name"].s = shared.encode()
+    return replace(item, graph_def=editor.to_graph_def(), initializers=initializers)
+
+
+def _make_before(editor: GraphEditor, iterator: NodeDef) -> str:
+    """Turns a one-shot iterator into one that a node of its own makes; returns that node's name."""
+    dataset = NodeDef(
+        name=f"{iterator.name}/dataset", op="StatefulPartitionedCall"
+    )  # TensorFlow would fold the other one
+    dataset.attr["f"].CopyFrom(iterator.attr["dataset_factory"])
+    dataset.attr["Tin"].list.SetInParent()
+    dataset.attr["Tout"].list.type.append(tf.variant.as_datatype_enum)
+    made = NodeDef(name=f"{iterator.name}/make", op=MAKES, input=[dataset.name, iterator.name])
+    iterator.op = "IteratorV2"
+    del iterator.attr["dataset_factory"]
+    editor.add(dataset)
+    return editor.add(made)
+
+
+def require_alike(graph_def: GraphDef) -> None:
+    """Passes if a graph's datasets give the same elements on every worker.
+
+    Raises:
+        CaptureError: one shuffles by a seed that each process draws for itself.
+    """
+    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
+        constants = {node.name: node for node in nodes if node.op == "Const"}
+        for node in nodes:
+            if node.op.startswith("Shuffle") and _draws_its_seed(node, constants):
+                raise CaptureError(
+                    f"the dataset {node.name} shuffles by a seed that every worker draws for itself, so that their "
+                    "batches would not be parts of the same. Make the dataset within the scope, where the run's seed "
+                    "reaches it, or give the shuffle a seed."
+                )
+
+
+def _draws_its_seed(shuffle: NodeDef, constants: Mapping[str, NodeDef]) -> bool:
+    """Whether both seeds of a dataset are zeros, which says so."""
+    arguments = [a.name for a in op_def_registry.get(shuffle.op).input_arg]
+    sources = [source for name, source in zip(arguments, shuffle.input, strict=False) if name in ("seed", "seed2")]
+    seeds = [constants.get(node_of(source)) for source in sources]
+    return bool(seeds) and all(s is not None and not tf.make_ndarray(s.attr["value"].tensor).any() for s in seeds)
