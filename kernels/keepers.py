@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import tensorflow as tf
 
@@ -10,7 +10,7 @@ from autodist.errors import StrategyError
 from autodist.graph.item import GraphItem
 from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.placement import EVERY_WORKER, WHOLE
+from autodist.graph.placement import EVERY_WORKER, listed
 from autodist.graph.stages import Stages
 from autodist.kernels.ownership import computed_from, find_served
 from autodist.kernels.plan import Plan
@@ -61,16 +61,10 @@ def require_one_keeper_a_write(item: GraphItem, keepers: Mapping[str, Keeper]) -
         places = {(k.owner, k.pace) if (k := keepers.get(name)) else None for name in written}
         if len(places) > 1:
             raise StrategyError(
-                f"{_listed(written)} are written by one operation ({name}, {node.op}), and the strategy gives "
+                f"{listed(written)} are written by one operation ({name}, {node.op}), and the strategy gives "
                 "them different owners, or one of them to all workers. Give them one owner and the same `sync` and "
                 "`staleness` (the PS builder does), or use AllReduce for all of them."
             )
-
-
-def _listed(names: Sequence[str]) -> str:
-    """Some names and the number of the others, each as the script has it."""
-    known = [name.removesuffix(WHOLE) for name in names]
-    return ", ".join(known) if len(known) <= 4 else f"{', '.join(known[:3])} and {len(known) - 3} other variables"
 
 
 def require_unmixed(item: GraphItem, stages: Stages, keepers: Mapping[str, Keeper]) -> None:

@@ -19,7 +19,7 @@ from autodist.kernels.joins import GradientJoins, Joiner, OutputJoins, StateJoin
 from autodist.kernels.random_draws import STRIDE, draw_apart, reads_to_offset
 from autodist.kernels.split_batch import split_batch
 from autodist.kernels.state_writes import take_state_writes
-from autodist.kernels.varying import RANDOM, find_varying
+from autodist.kernels.varying import RANDOM, find_varying, sources_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,8 @@ class _Replication:
     def run(self) -> GraphItem:
         self._free_constants()
         seeds = reads_to_offset(self.editor, self.item)
-        varying = self._find_varying([node for node, _ in seeds])
+        draws = [node for node, _ in seeds]
+        varying = set(find_varying(self.item, sources_of(self.item, self.stages, draws), self.stages))
         changes = take_state_writes(self.editor, self.item, self.stages, varying)
         varying |= {node_of(c.after) for c in changes}
         offsets, added = draw_apart(self.editor, seeds)
@@ -88,12 +89,6 @@ class _Replication:
     def _free_constants(self) -> None:
         """Constants wait for nothing, or replicas that share one would wait for each other."""
         free_constants(self.editor, self.item.wiring, {*map(node_of, self.item.outputs), *self.item.targets})
-
-    def _find_varying(self, seed_readers: list[str]) -> set[str]:
-        batch = [node_of(name) for name, axis in self.item.inputs.items() if axis is not None]
-        calls = [self.item.gradient_calls[k].seed for k in {g.call for g in self.stages.gradients}]
-        sources = [*batch, *calls, *seed_readers]
-        return set(find_varying(self.item, sources, self.stages))
 
     def _clone(self, varying: frozenset[str]) -> list[dict[str, str]]:
         """For each local replica what its copies are called; the first one's keep their names."""

@@ -25,6 +25,19 @@ RANDOM = frozenset(
 _LOOPS = ("Enter", "RefEnter")
 
 
+def sources_of(item: GraphItem, stages: Stages, draws: Iterable[str]) -> list[str]:
+    """The nodes whose outputs differ between replicas by themselves.
+
+    Args:
+        item: the captured step.
+        stages: its stages.
+        draws: nodes that take numbers from a generator's state, of which each replica draws its own.
+    """
+    batch = [node_of(name) for name, axis in item.inputs.items() if axis is not None]
+    calls = [item.gradient_calls[k].seed for k in {g.call for g in stages.gradients}]
+    return [*batch, *calls, *draws]
+
+
 def find_varying(item: GraphItem, sources: Iterable[str], stages: Stages) -> frozenset[str]:
     """Names of the nodes that every replica needs a copy of.
 

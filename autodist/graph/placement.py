@@ -89,3 +89,9 @@ class Placement:
             begin = tuple(start if axis == self.cut.axis else 0 for axis in range(len(shape)))
             length = tuple(size if axis == self.cut.axis else n for axis, n in enumerate(shape))
             yield Shard(shard_name("", k), begin, length, self.owners[k], self.copies[k])
+
+
+def listed(names: Sequence[str]) -> str:
+    """Some names and the number of the others, each as the script has it."""
+    known = [name.removesuffix(WHOLE) for name in names]
+    return ", ".join(known) if len(known) <= 4 else f"{', '.join(known[:3])} and {len(known) - 3} other variables"

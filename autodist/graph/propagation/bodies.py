@@ -49,6 +49,10 @@ class Body:
         """What is known of a tensor's shape; the body is imported when this is first asked."""
         return self._graph.get_tensor_by_name(tensor).shape
 
+    def specs_of(self, node: str) -> list[tf.TensorSpec]:
+        """What is known of a node's outputs."""
+        return [tf.TensorSpec(made.shape, made.dtype) for made in self._graph.get_operation_by_name(node).outputs]
+
 
 class Library:
     """The functions of a graph, each made to a body once for arguments of the same shapes."""
