@@ -14,6 +14,7 @@ from autodist.graph.placement import EVERY_WORKER, Cut, Placement, shard_name
 from autodist.graph.stages import Stages
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.counters import find_counters
+from autodist.kernels.inline_branches import inline_shared_updates
 from autodist.kernels.plan import Plan, owners_of
 from autodist.proto import strategy_pb2
 
@@ -38,7 +39,7 @@ class AssignOwners(Kernel):
 
 def find_placements(item: GraphItem, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
     """Where all variables of a step lie, by name."""
-    placed = _decided(item, strategy)
+    placed = _decided(inline_shared_updates(item, strategy), strategy)
     return {variable.name: placed.placement(variable.name) for variable in item.variables}
 
 
@@ -73,10 +74,12 @@ def _place_slots(item: GraphItem, known: Set[str], cuts: dict[str, Cut], owners:
     holders.update({name: stand_in for stand_in, name in cut_variables.items()})
     decided = {item.by_name[name].handle: holder for name, holder in holders.items() if name in item.by_name}
     serves = find_served(item, stages, decided)
+    read_before = find_served(item, stages, decided, reads_before=True)
     for variable in item.variables:
-        if variable.handle in decided or not _is_updated(stages, variable.handle):
+        handle = variable.handle
+        if handle in decided or not _is_updated(stages, handle):
             continue
-        found = serves.get(variable.handle) or computed_from(item, stages, decided, variable.handle)
+        found = serves.get(handle) or read_before.get(handle) or computed_from(item, stages, decided, handle)
         holder = next(iter(found)) if len(found) == 1 else EVERY_WORKER
         if holder in cut_variables:
             _cut_alike(item, variable, cut_variables[holder], cuts, owners)
@@ -97,12 +100,23 @@ def _is_updated(stages: Stages, handle: str) -> bool:
     return any(handle in stages.effects[w].writes for w in stages.writes if w in stages.update)
 
 
-def find_served(item: GraphItem, stages: Stages, decided: Mapping[str, int]) -> dict[str, Owners]:
-    """For each variable, the owners of the decided ones whose writes it leads to, within what runs once."""
+def find_served(
+    item: GraphItem, stages: Stages, decided: Mapping[str, int], reads_before: bool = False
+) -> dict[str, Owners]:
+    """For each variable, the owners of the decided ones whose writes it leads to.
+
+    Args:
+        item: the step.
+        stages: its stages.
+        decided: owners, by handle.
+        reads_before: whether it may lead there by what is computed before the updates, for these alone (from the read
+            of a slot that is written later), besides what runs once. Once variables are cut, wholes of which all
+            shards are parts may be computed there.
+    """
     nodes = item.wiring.nodes
     leads: dict[str, Owners] = {}
     serves: dict[str, Owners] = {}
-    for name in sorted(stages.once, key=stages.order.__getitem__, reverse=True):
+    for name in _of_updates(item, stages) if reads_before else _backwards(stages):
         effect = stages.effects.get(name)
         mine = leads.get(name, frozenset())
         if effect:
@@ -116,6 +130,21 @@ def find_served(item: GraphItem, stages: Stages, decided: Mapping[str, int]) -> 
                 source = node_of(i)
                 leads[source] = leads.get(source, frozenset()) | mine
     return serves
+
+
+def _backwards(stages: Stages) -> list[str]:
+    """What runs once, each node before all that it needs."""
+    return sorted(stages.once, key=stages.order.__getitem__, reverse=True)
+
+
+def _of_updates(item: GraphItem, stages: Stages) -> list[str]:
+    """What runs once, and what is computed for that alone, in that order, too."""
+    found: dict[str, None] = {}
+    for name in reversed(item.wiring.order):
+        readers = [c for c in item.wiring.consumers[name] if name in item.wiring.data[c]]
+        if name in stages.once or (readers and all(reader in found for reader in readers)):
+            found[name] = None
+    return list(found)
 
 
 def computed_from(

@@ -25,6 +25,7 @@ from autodist.kernels.compile_updates import CompileUpdates
 from autodist.kernels.divide_rows import DivideRows
 from autodist.kernels.far_reads import ReadFarVariables
 from autodist.kernels.gather_rows import GatherRows
+from autodist.kernels.inline_branches import InlineBranches
 from autodist.kernels.leave_out_compute import LeaveOutCompute
 from autodist.kernels.merge_rows import MergeRows
 from autodist.kernels.ownership import AssignOwners
@@ -50,13 +51,15 @@ log = logging.getLogger("autodist")
 DUMP_VARIABLE = "AUTODIST_DUMP"
 """Environment variable that names a folder; the graph after each kernel is written there, for TensorBoard."""
 
-# Bundles are split before gradients are told from updates; a division of rows is resolved, and tables that are added
-# become rows, before gathers move past the arithmetic that this leaves behind them, and then into variables; how rows
-# of replicas are joined is chosen while the captured batch can still be followed; the order of rows is fixed where they
-# are written, before the scatter is moved to a parameter server; what is joined between workers exists only once the
-# step is replicated, and rows are merged before they are sent; functions of XLA are made last, since no kernel looks
-# into them.
+# Branches stand in the graph before all else, since other kernels do not look into them; bundles are split before
+# gradients are told from updates; a division of rows is resolved, and tables that are added become rows, before
+# gathers move past the arithmetic that this leaves behind them, and then into variables; how rows of replicas are
+# joined is chosen while the captured batch can still be followed; the order of rows is fixed where they are written,
+# before the scatter is moved to a parameter server; what is joined between workers exists only once the step is
+# replicated, and rows are merged before they are sent; functions of XLA are made last, since no kernel looks into
+# them.
 KERNELS: tuple[Kernel, ...] = (
+    InlineBranches(),
     SplitBundles(),
     DivideRows(),
     ScatterRows(),

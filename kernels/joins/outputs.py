@@ -7,10 +7,11 @@ import logging
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.names import node_of
+from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown
 from autodist.kernels.joins.joiner import Joiner
+from autodist.kernels.made_of import MadeOf, find_made_of
 from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -30,20 +31,42 @@ class OutputJoins:
         ]
 
     def _join_output(self, position: int, name: str) -> str:
-        kind, spec = self._joiner.flows.kind(name), self._joiner.item.spec_of(name)
+        kind, spec, key = self._joiner.flows.kind(name), self._joiner.item.spec_of(name), f"output/{position}"
+        if isinstance(kind, Unknown) and spec.dtype == tf.string:
+            text = find_made_of(self._joiner.item, name, self._joiner.flows.kind, self._is_joined)
+            if text is not None and (self._joiner.context.computes or self._joiner.context.joins_outputs):
+                return self._text(key, name, text)
         if isinstance(kind, Unknown):
             kind = self._guess(name, kind)
-        if isinstance(kind, Mean | Sum) and self._joiner.context.joins_outputs and spec.shape.rank == 0:
-            return self._joiner.join_value(f"output/{position}", JoinKind.STATE, name, kind)
+        if isinstance(kind, Mean | Sum) and (self._joiner.context.computes or self._is_of_all(name)):
+            return self._joined(key, name, kind)
         if not self._joiner.context.computes:
             return self._nothing(position, spec)
-        if isinstance(kind, PerExample):
-            return self._concatenated(position, name, kind.axis)
+        return self._concatenated(position, name, kind.axis) if isinstance(kind, PerExample) else name
+
+    def _text(self, key: str, name: str, text: MadeOf) -> str:
+        """Text, such as a summary, that is made of means and sums over the batch, made of the joined ones."""
+        joined = {t: self._joined(f"{key}/{k}", t, self._joiner.flows.kind(t)) for k, t in enumerate(text.wholes)}
+        clones = self._joiner.editor.clone(text.between, f"autodist/{key}/", lambda i: joined.get(tensor(i), i))
+        return tensor(name).replace(node_of(name), clones[node_of(name)], 1)
+
+    def _is_joined(self, name: str, kind: Kind) -> bool | None:
+        """Whether a part of a text has one value for all who return the text."""
         if not isinstance(kind, Mean | Sum):
-            return name
+            return None
+        return self._is_of_all(name) or not self._joiner.context.joins_outputs
+
+    def _is_of_all(self, name: str) -> bool:
+        """Whether a mean or sum is joined over all workers."""
+        return self._joiner.context.joins_outputs and self._joiner.item.spec_of(name).shape.rank == 0
+
+    def _joined(self, key: str, name: str, kind: Kind) -> str:
+        """A mean or sum over the local replicas, or over those of all workers."""
+        if self._is_of_all(name):
+            return self._joiner.join_value(key, JoinKind.STATE, name, kind)
         if self._joiner.count == 1:
             return name
-        with fragment(self._joiner.editor, f"output/{position}") as f:
+        with fragment(self._joiner.editor, key) as f:
             values = [self._joiner.parts.tensor(f, name, k) for k in range(self._joiner.count)]
             local, total = self._joiner.weighted_sum(f, values, kind.weight if isinstance(kind, Mean) else None)
             result = local if total is None else tf.math.divide_no_nan(local, total)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.fragment import fragment
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import Aggregation, JoinKind
-from autodist.graph.propagation import Kind, Mean, PerExample, Replicated, Sum, Unknown, draws_numbers
+from autodist.graph.propagation import Kind, Mean, PerExample, Replicated, Sum, Unknown
 from autodist.kernels.joins.joiner import Joiner
+from autodist.kernels.made_of import MadeOf, find_made_of
 from autodist.kernels.state_writes import StateChange
 from autodist.kernels.varying import find_late_reads
 
@@ -116,30 +117,14 @@ class WholeState:
             return kind.reason if self._behind(name) is None else None
         return f"{name} holds a value for each example"
 
-    def _behind(self, name: str) -> tuple[list[str], list[str]] | None:
-        """The tensors that `name` is made from and whose whole is known, and the nodes between; None if not all are."""
-        known: dict[str, None] = {}
-        between: dict[str, None] = {node_of(name): None}
-        front = [node_of(name)]
-        while front:
-            node = self._joiner.item.wiring.nodes[front.pop()]
-            if draws_numbers(node.op):
-                return None
-            for i in node.input:
-                source, kind = node_of(i), None if is_control(i) else self._kind(i)
-                if kind is None or isinstance(kind, Replicated):
-                    continue
-                if source in self._late or isinstance(kind, Mean | Sum):
-                    if self._unknown(tensor(i)) is not None:
-                        return None
-                    known[tensor(i)] = None
-                elif isinstance(kind, Unknown) and self._joiner.item.spec_of(tensor(i)).shape.is_fully_defined():
-                    if source not in between:
-                        between[source] = None
-                        front.append(source)
-                else:
-                    return None
-        return (list(known), list(between)) if known else None
+    def _behind(self, name: str) -> MadeOf | None:
+        """The tensors that `name` is made from, if the whole of all is known."""
+        return find_made_of(self._joiner.item, name, self._kind, self._is_whole)
+
+    def _is_whole(self, name: str, kind: Kind) -> bool | None:
+        if node_of(name) in self._late or isinstance(kind, Mean | Sum):
+            return self._unknown(name) is None
+        return None
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -172,7 +157,6 @@ class WholeState:
             return self._joiner.join_value(name, JoinKind.STATE, captured, kind)
         found = self._behind(captured)
         assert found is not None, "`unknown` says so"
-        known, arithmetic = found
-        wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(known)}
-        clones = self._joiner.editor.clone(arithmetic, f"autodist/{name}/", lambda i: wholes.get(tensor(i), i))
+        wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(found.wholes)}
+        clones = self._joiner.editor.clone(found.between, f"autodist/{name}/", lambda i: wholes.get(tensor(i), i))
         return tensor(captured).replace(node_of(captured), clones[node_of(captured)], 1)

@@ -57,8 +57,10 @@ ALL_REDUCE = (
 )
 
 PARAMETER_SERVERS = (
+    "fit_gradient_accumulation",
     "fit_last_batch_of_one_example",
     "fit_learning_rate_by_callback",
+    "fit_loss_scale",
     "fit_masked_lstm",
     "fit_sum_reduced_loss",
     "function-embedding-adam-clipped",
@@ -80,7 +82,9 @@ PARAMETER_SERVERS = (
 )
 
 PARTITIONED = (
+    "fit_gradient_accumulation",
     "fit_learning_rate_by_callback",
+    "fit_loss_scale",
     "fit_masked_lstm",
     "function-embedding-adam-clipped",
     "graph-embedding-adam-clipped",

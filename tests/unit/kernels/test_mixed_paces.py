@@ -66,6 +66,19 @@ def test_updates_are_those_of_one_device(nodes, optimizer):
     assert_trains_as_one_device(optimizer, strategy)
 
 
+def test_a_slot_has_the_pace_of_its_own_shard():
+    """Nesterov's momentum is read as a whole before the update, for all shards, and is written shard by shard."""
+
+    def strategy(item):
+        made = plan(item, WORKERS, 1, servers=SERVERS)
+        stale, synchronous = (strategy_pb2.ParameterServer(owner=owner, staleness=3 * owner) for owner in (1, 0))
+        del made.nodes[0]
+        made.nodes.append(node("table", [None, stale, synchronous]))
+        return made
+
+    assert_trains_as_one_device("momentum", strategy)
+
+
 def two_updates():
     """A second gradient is made after the first update, and does not depend on it."""
     rng = np.random.default_rng(1)

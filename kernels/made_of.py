@@ -1,0 +1,59 @@
+"""Made of: the tensors over which a value has to be computed once more, when these are joined over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.propagation import Kind, Replicated, Unknown, draws_numbers
+
+
+@dataclass(frozen=True)
+class MadeOf:
+    """What a tensor is made of, besides what all replicas share.
+
+    Attributes:
+        wholes: tensors whose value for the whole batch is known.
+        between: the nodes that make the tensor of them.
+    """
+
+    wholes: tuple[str, ...]
+    between: tuple[str, ...]
+
+
+def find_made_of(
+    item: GraphItem, name: str, kind_of: Callable[[str], Kind], is_whole: Callable[[str, Kind], bool | None]
+) -> MadeOf | None:
+    """What a captured tensor is made of; None if the whole of some of it is not known.
+
+    Args:
+        item: the captured step.
+        name: of the tensor, of unknown kind itself.
+        kind_of: how each tensor depends on the batch.
+        is_whole: whether the whole of a tensor of a kind is known; None: that depends on what it is made of.
+    """
+    wholes: dict[str, None] = {}
+    between: dict[str, None] = {node_of(name): None}
+    front = [node_of(name)]
+    while front:
+        node = item.wiring.nodes[front.pop()]
+        if draws_numbers(node.op):
+            return None
+        for i in node.input:
+            kind = None if is_control(i) else kind_of(i)
+            if kind is None or isinstance(kind, Replicated):
+                continue
+            known = is_whole(tensor(i), kind)
+            if known is False:
+                return None
+            if known:
+                wholes[tensor(i)] = None
+            elif isinstance(kind, Unknown) and item.spec_of(tensor(i)).shape.is_fully_defined():
+                if node_of(i) not in between:
+                    between[node_of(i)] = None
+                    front.append(node_of(i))
+            else:
+                return None
+    return MadeOf(tuple(wholes), tuple(between)) if wholes else None

@@ -1,0 +1,78 @@
+"""Outputs: summaries of means and sums over the batch are those of the whole batch."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.kernels import Context, rewrite
+from tests.unit.kernels.in_one_process import EXAMPLES, capture, in_one_session, one_device, plan, train
+
+v1 = tf.compat.v1
+
+
+def summarised(values):
+    """A step that returns its summaries, merged, and their text once more; `values` makes what they show."""
+    weight = tf.Variable(np.ones((4, 2)), name="weight")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        shown = [tf.raw_ops.ScalarSummary(tags=name, values=v) for name, v in values(x, loss).items()]
+        return tf.raw_ops.MergeSummary(inputs=shown)
+
+    return step
+
+
+def means_and_sums(x, loss):
+    return {"loss": loss, "total": tf.reduce_sum(x), "root": tf.sqrt(loss), "fixed": tf.constant(2.0)}
+
+
+def shown_in(text) -> dict[str, float]:
+    text = text if isinstance(text, bytes) else text.item()
+    return {value.tag: value.simple_value for value in v1.Summary.FromString(text).value}
+
+
+BATCHES = [[np.random.default_rng(k).normal(size=(count, 4))] for k, count in enumerate((7, 8, 1))]
+
+
+@pytest.mark.parametrize("cluster", [(1, 2), (2, 1), (2, 2)])
+def test_a_summary_that_a_function_returns_is_that_of_all_workers(cluster, caplog):
+    step = summarised(means_and_sums)
+    captured = capture(step, *BATCHES[0])
+    with caplog.at_level(logging.WARNING, "autodist"):
+        found = train(captured, plan(captured.item, *cluster, servers=int(cluster == (2, 2))), BATCHES)
+    for outputs, [[expected]] in zip(found.outputs, one_device(captured, step, BATCHES).outputs, strict=True):
+        for [text] in outputs:
+            assert shown_in(text) == pytest.approx(shown_in(expected), rel=1e-6)  # a summary holds them in float32
+    assert not caplog.records
+
+
+def test_a_summary_that_a_session_fetches_is_that_of_its_own_workers_replicas():
+    captured = capture(summarised(means_and_sums), *BATCHES[0])
+    context = Context(plan(captured.item, 2, 2), 0, joins_outputs=False)
+    item = rewrite(captured.item, context)
+    assert not [join for join in item.joins if join.name.startswith("output")]
+    x = BATCHES[0][0]
+    with tf.Graph().as_default() as graph, v1.Session() as session:
+        tf.import_graph_def(in_one_session(item.graph_def), name="")
+        weight = graph.get_tensor_by_name(f"{item.by_name['weight'].handle}:0")
+        session.run(tf.raw_ops.AssignVariableOp(resource=weight, value=np.ones((4, 2))))
+        feeds = {next(iter(captured.item.inputs)): x, EXAMPLES: len(x)}
+        [text] = session.run([item.outputs[0]], feeds)
+    shown = shown_in(text)
+    loss = np.mean(np.square(x @ np.ones((4, 2))))
+    assert shown == pytest.approx({"loss": loss, "total": x.sum(), "root": loss**0.5, "fixed": 2.0}, rel=1e-6)
+
+
+def test_a_summary_of_what_is_not_known_is_the_first_replicas_and_it_is_told(caplog):
+    captured = capture(summarised(lambda x, loss: {"loss": loss, "largest": tf.reduce_max(x)}), *BATCHES[0])
+    with caplog.at_level(logging.WARNING, "autodist"):
+        found = train(captured, plan(captured.item, 1, 2), BATCHES[:1])
+    [[[text]]] = found.outputs
+    assert shown_in(text)["largest"] == pytest.approx(BATCHES[0][0][:4].max(), rel=1e-6)
+    assert "taken from each worker's first replica" in caplog.text
