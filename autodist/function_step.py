@@ -20,6 +20,14 @@ from autodist.running_step import RunningStep, prepare
 from autodist.runtime.batches import count_examples, share_of, take, with_a_row
 
 
+_COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
+_DENSE = {
+    "SparseTensor": "tf.sparse.to_dense",
+    "RaggedTensor": "its to_tensor",
+    "IndexedSlices": "tf.convert_to_tensor",
+}
+
+
 @dataclass(frozen=True)
 class Leaf:
     """One array or tensor among the arguments of a step.
@@ -51,7 +59,8 @@ class DistributedFunction:
     """A captured step; calling it runs the step on this worker's replicas and combines with the other workers.
 
     Arrays and tensors of rank 1 and more are split over the local replicas along their first axis; scalars go whole to
-    every replica; all else is part of the step, as for `tf.function`. On a worker without replicas what is passed is
+    every replica; sparse and ragged tensors are taken where `batch_axis` says that every replica gets the whole; all else
+    is part of the step, as for `tf.function`. On a worker without replicas what is passed is
     not used, and what its replicas would return is nothing: no rows.
 
     Args:
@@ -94,13 +103,14 @@ class DistributedFunction:
             What the function returns: scalars combined over all workers, rows joined over the local replicas.
 
         Raises:
-            CaptureError: the step cannot be captured, or does not take the part of the batch that a replica gets.
+            CaptureError: the step cannot be captured, or does not take the part of the batch that a replica gets, or
+                an argument cannot be split.
             UnevenBatchError: arguments disagree in their number of examples.
             WorkerFailedError: another worker ended badly.
             ClusterError: this worker failed in an earlier step.
         """
         arguments = dict(self._signature.bind(*args, **kwargs).arguments)
-        flat = [(p, v) for p, value in arguments.items() for v in tf.nest.flatten(value)]
+        flat = [(p, v) for p, value in arguments.items() for v in self._flatten(p, value)]
         leaves = [Leaf(p, v, self._axis(p, v)) for p, v in flat if _is_array(v)]
         constants = tuple((p, None if _is_array(v) else _constant(v)) for p, v in flat)
         key = (constants, tuple((str(leaf.spec), leaf.axis) for leaf in leaves))
@@ -108,6 +118,28 @@ class DistributedFunction:
             if key not in self._traced:
                 self._traced[key] = self._trace(arguments, leaves)
             return self._run_step(self._traced[key], leaves)
+
+    def _flatten(self, parameter: str, value: Any) -> list[Any]:
+        """The leaves of an argument; of a sparse or ragged tensor that every replica gets whole, what it is made of.
+
+        Raises:
+            CaptureError: a sparse or ragged tensor is to be split.
+        """
+        is_whole = self._is_whole(parameter)
+        leaves: list[Any] = tf.nest.flatten(value, expand_composites=is_whole)
+        composite = next((leaf for leaf in leaves if isinstance(leaf, _COMPOSITES)), None)
+        if composite is not None and not is_whole:
+            kind = type(composite).__name__
+            raise CaptureError(
+                f"{parameter} of {self._function.__name__} is a {kind}, which is not split over the replicas: its "
+                f"arrays do not have a row for each example. Pass it dense ({_DENSE[kind]}) and make it sparse or "
+                "ragged in the step (tf.sparse.from_dense, tf.RaggedTensor.from_tensor); or say "
+                f"batch_axis={{'{parameter}': None}}, where every replica is to get the whole."
+            )
+        return leaves
+
+    def _is_whole(self, parameter: str) -> bool:
+        return parameter in self._batch_axis and self._batch_axis[parameter] is None
 
     def _axis(self, parameter: str, value: Any) -> int | None:
         if parameter in self._batch_axis:
@@ -119,7 +151,9 @@ class DistributedFunction:
             remaining = iter(tensors)
             bound = self._signature.bind_partial()
             for name, value in arguments.items():  # in the order of `leaves`; a nest of all would sort them by name
-                bound.arguments[name] = tf.nest.map_structure(lambda v: next(remaining) if _is_array(v) else v, value)
+                bound.arguments[name] = tf.nest.map_structure(
+                    lambda v: next(remaining) if _is_array(v) else v, value, expand_composites=self._is_whole(name)
+                )
             return self._function(*bound.args, **bound.kwargs)
 
         axes = [leaf.axis for leaf in leaves]
@@ -148,7 +182,7 @@ class DistributedFunction:
     def _own_part(self, leaves: Sequence[Leaf], examples: int) -> tuple[list[Any], int]:
         if not self._is_global:
             if examples == 0:
-                return [x.value if x.axis is None else with_a_row(x.value, x.axis) for x in leaves], 0
+                return [_numpy(x.value) if x.axis is None else with_a_row(x.value, x.axis) for x in leaves], 0
             return [_numpy(x.value) for x in leaves], examples
         if examples == 0 and any(x.axis is not None for x in leaves):
             raise UnevenBatchError("a global batch has no examples at all; leave such batches out of the dataset.")

@@ -29,7 +29,7 @@ from autodist.runtime.batches import with_a_row
 from autodist.runtime.program import Program, RunMetadata, RunOptions
 from autodist.session_batches import SessionBatches
 from autodist.session_feeds import SessionFeeds, examples_of
-from autodist.session_options import check_options
+from autodist.session_requests import FEED_DENSE, check_options, require_dense
 
 _COUNT = itertools.count()
 """Sessions of this process; all workers make theirs in the same order."""
@@ -206,9 +206,11 @@ class DistributedSession(SessionInterface):
             )
 
     def _element(self, fetch: Any) -> tf.Tensor | tf.Operation:
+        require_dense(fetch, "fetched", "Fetch tf.sparse.to_dense of it, or its tensors one by one.")
         return self.graph.as_graph_element(fetch, allow_tensor=True, allow_operation=True)
 
     def _tensor(self, key: Any) -> tf.Tensor:
+        require_dense(key, "fed", FEED_DENSE)
         if isinstance(key, str) and ":" not in key:
             key = f"{key}:0"
         return self.graph.as_graph_element(key, allow_tensor=True, allow_operation=False)

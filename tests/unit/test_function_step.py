@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist, function_step
+from autodist.errors import CaptureError
 
 
 @pytest.mark.parametrize("asked, found", [({}, False), ({"jit_compile": True}, True), ({"jit_compile": None}, False)])
@@ -31,3 +32,40 @@ def test_the_captured_step_says_whether_xla_is_asked_for(monkeypatch, asked, fou
     with pytest.raises(SeenError) as seen:
         step(np.ones(3, np.float32))
     assert seen.value.args == (found,)
+
+
+SPARSE = tf.SparseTensor([[0, 1], [2, 0]], [3.0, 4.0], [3, 2])
+RAGGED = tf.RaggedTensor.from_row_lengths([3.0, 4.0], [0, 2, 0])
+
+
+@pytest.mark.parametrize("value, dense", [(SPARSE, "tf.sparse.to_dense"), (RAGGED, "to_tensor")])
+def test_what_is_sparse_is_not_part_of_the_step_by_oversight(value, dense):
+    ad = AutoDist()
+    with ad.scope():
+        weight = tf.Variable(1.0)
+
+        @ad.function
+        def step(features):
+            with tf.GradientTape() as tape:
+                loss = weight * tf.reduce_sum(features.values)
+            weight.assign_sub(tape.gradient(loss, weight))
+
+    with pytest.raises(CaptureError, match=f"features of step is a {type(value).__name__}.*{dense}.*batch_axis"):
+        step(value)
+
+
+@pytest.mark.parametrize("value", [SPARSE, RAGGED])
+def test_what_is_sparse_is_given_whole_where_that_is_said(value):
+    ad = AutoDist()
+    with ad.scope():
+        weight = tf.Variable(1.0)
+
+        @ad.function(batch_axis={"features": None})
+        def step(features):
+            with tf.GradientTape() as tape:
+                loss = weight * tf.reduce_sum(features.values)
+            weight.assign_sub(tape.gradient(loss, weight) * 0.0)
+            return loss
+
+        assert [float(step(value)), float(step(value.with_values(value.values * 2.0)))] == [7, 14]
+    assert len(step._traced) == 1

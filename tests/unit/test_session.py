@@ -180,3 +180,17 @@ def test_what_is_fed_can_be_fetched(trained):
     np.testing.assert_array_equal(fetched["x"], batch)
     assert fetched["loss"] > 0 and fetched["train"] is None
     assert session.run(x, {x: batch[:0]}).shape == (0, 3)
+
+
+def test_what_is_sparse_is_neither_fed_nor_fetched():
+    ad = autodist()
+    with tf.Graph().as_default(), ad.scope():
+        words = v1.sparse_placeholder(tf.int64, [None, 5], name="words")
+        table = v1.get_variable("table", [9, 2], tf.float64, initializer=v1.ones_initializer())
+        loss = tf.reduce_mean(tf.nn.safe_embedding_lookup_sparse([table], words))
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+        session = ad.create_distributed_session()
+        with pytest.raises(CaptureError, match="words/values:0 .* cannot be fed.*from_dense.*deserialize_many_sparse"):
+            session.run(loss, {words: v1.SparseTensorValue([[0, 0]], [3], [2, 5])})
+        with pytest.raises(CaptureError, match="cannot be fetched.*tf.sparse.to_dense"):
+            session.run(words)

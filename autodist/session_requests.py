@@ -1,11 +1,31 @@
-"""Which options of a session's run mean the same for the rewritten step."""
+"""What may be asked of a session's run."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import tensorflow as tf
 
 from autodist.errors import CaptureError
 from autodist.runtime.program import RunMetadata, RunOptions
+
+FEED_DENSE = (
+    "Feed a dense placeholder and make it sparse in the graph (tf.sparse.from_dense), or feed strings, one row an "
+    "example (tf.io.serialize_many_sparse), and read them with tf.io.deserialize_many_sparse."
+)
+
+
+def require_dense(value: Any, done: str, mend: str) -> None:
+    """Passes unless a value is sparse: its arrays do not have a row for each example, by which they could be split.
+
+    Raises:
+        CaptureError: it is.
+    """
+    if isinstance(value, tf.SparseTensor | tf.IndexedSlices):
+        raise CaptureError(
+            f"{value.values.name} belongs to a {type(value).__name__}, which cannot be {done}: its arrays have a row "
+            f"for each entry and not for each example, so replicas' parts of them say nothing of their examples. {mend}"
+        )
 
 
 def check_options(options: RunOptions | None, metadata: RunMetadata | None) -> None:
