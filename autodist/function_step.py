@@ -19,7 +19,6 @@ from autodist.run import Run
 from autodist.running_step import RunningStep, prepare
 from autodist.runtime.batches import count_examples, share_of, take, with_a_row
 
-
 _COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
 _DENSE = {
     "SparseTensor": "tf.sparse.to_dense",
@@ -59,9 +58,9 @@ class DistributedFunction:
     """A captured step; calling it runs the step on this worker's replicas and combines with the other workers.
 
     Arrays and tensors of rank 1 and more are split over the local replicas along their first axis; scalars go whole to
-    every replica; sparse and ragged tensors are taken where `batch_axis` says that every replica gets the whole; all else
-    is part of the step, as for `tf.function`. On a worker without replicas what is passed is
-    not used, and what its replicas would return is nothing: no rows.
+    every replica; sparse and ragged tensors are taken where `batch_axis` says that every replica gets the whole; all
+    else is part of the step, as for `tf.function`. On a worker without replicas what is passed is not used, and what
+    its replicas would return is nothing: no rows.
 
     Args:
         function: the step.
