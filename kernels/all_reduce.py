@@ -149,7 +149,7 @@ def own_rows(f: Fragment, join: Join) -> list[tf.Tensor]:
 
 def rows_of(join: Join, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
     """Indices and values of all parts; values divided by the sum of the weights if there are any."""
-    ids, values = rows_together(join.row_join, [p[0] for p in parts], [p[1] for p in parts])
+    ids, values = rows_together(join.row_join, join.aligned, [p[0] for p in parts], [p[1] for p in parts])
     if len(parts[0]) == 3:
         values = tf.math.divide_no_nan(values, tf.cast(ordered_sum([p[2] for p in parts]), values.dtype))
     return [ids, values]

@@ -208,7 +208,7 @@ def _gather_rows(results: Results, join: Join, group: _Group) -> None:
         sizes = tf.unstack(tf.cast(heard[:, 0], tf.int64))
         all_ids = _gather_padded(f, group, f"{key}/indices", ids, sizes)
         all_values = _gather_padded(f, group, f"{key}/values", values, sizes)
-        whole_ids, whole_values = rows_together(join.row_join, all_ids, all_values)
+        whole_ids, whole_values = rows_together(join.row_join, join.aligned, all_ids, all_values)
         if join.weight is not None:
             # Not add_n: that starts with whichever input's memory it may reuse, so its order differs between workers.
             total = tf.reduce_sum(heard[:, 1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -34,29 +34,47 @@ class ChooseRowJoins(Kernel):
         if context.is_alone or not any(g.is_sparse for g in item.gradients):
             return item
         editor, flows = GraphEditor(item.graph_def), item.flows or flows_of(item)
-        chosen = [
-            replace(g, row_join=_row_join(editor, flows, item, g)) if g.is_sparse else g for g in item.gradients
-        ]  # fmt: skip
+        cut = frozenset(n.variable for n in context.strategy.nodes if n.HasField("partition") and not n.partition.axis)
+        chosen = [_chosen(editor, flows, item, g, cut) if g.is_sparse else g for g in item.gradients]
         return replace(item, gradients=tuple(chosen))
 
 
-def _row_join(editor: GraphEditor, flows: Propagation, item: GraphItem, gradient: Gradient) -> RowJoin:
+def _chosen(
+    editor: GraphEditor, flows: Propagation, item: GraphItem, gradient: Gradient, cut: Collection[str]
+) -> Gradient:
+    """The gradient with how its rows are joined; `cut` names the variables whose rows lie in several shards.
+
+    Raises:
+        RewriteError: replicas would give its optimizer other rows than one device.
+    """
     ids, rows = gradient.tensors
-    sources = list(_sources(editor, ids))
-    found = {name: _join_of_source(editor, flows, name) for name in sources}
+    found = {name: _join_of_source(editor, flows, name) for name in _sources(editor, ids)}
     if set(found.values()) == {RowJoin.ALIGNED}:
-        return RowJoin.ALIGNED
+        return replace(gradient, row_join=RowJoin.ALIGNED)
     differing = [name for name, how in found.items() if how is not RowJoin.IN_TURN]
     if not differing or is_added_up(editor, item.spec_of, ids, rows):
-        return RowJoin.IN_TURN
-    if len(sources) == 1:
-        return RowJoin.BY_INDEX
+        return replace(gradient, row_join=RowJoin.IN_TURN)
+    if len(found) == 1:
+        return replace(gradient, row_join=RowJoin.BY_INDEX)
+    aligned = _aligned_end(item, found)
+    if aligned and gradient.variable not in cut:
+        return replace(gradient, row_join=RowJoin.ENDS_ALIGNED, aligned=aligned)
     raise RewriteError(
         f"{gradient.variable} is looked up in several ways in one step, by {differing[0]} other than for each example "
         "by itself, and its optimizer does more with the rows of the gradient than to add them up: replicas would give "
         "it other rows than one device. Make its gradient dense (tf.convert_to_tensor) before it is applied, or look "
-        "up a variable of its own."
+        f"up a variable of its own{', or leave it in one piece' if aligned else ''}."
     )
+
+
+def _aligned_end(item: GraphItem, found: Mapping[str, RowJoin]) -> int | None:
+    """How many rows at the end are of indices that all replicas have, if those before them are of examples."""
+    hows = list(found.values())
+    first = hows.index(RowJoin.ALIGNED) if RowJoin.ALIGNED in hows else 0
+    if set(hows[:first]) != {RowJoin.IN_TURN} or set(hows[first:]) != {RowJoin.ALIGNED}:
+        return None
+    counts = [item.spec_of(name).shape.num_elements() for name in list(found)[first:]]
+    return sum(count for count in counts if count is not None) if None not in counts else None
 
 
 def _sources(editor: GraphEditor, ids: str) -> Iterator[str]:

@@ -23,12 +23,25 @@ def ordered_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_sum(tf.stack(parts), 0)
 
 
-def rows_together(how: RowJoin, ids: Sequence[tf.Tensor], values: Sequence[tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
-    """Indices and values of several parts of a sparse gradient as those of one."""
+def rows_together(
+    how: RowJoin, aligned: int, ids: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Indices and values of several parts of a sparse gradient as those of one.
+
+    Args:
+        how: they are joined.
+        aligned: how many of the last rows are aligned, if only these are.
+        ids: of each part.
+        values: of each part.
+    """
     if len(ids) == 1:
         return ids[0], values[0]
     if how is RowJoin.ALIGNED:
         return ids[0], ordered_sum(values)
+    if how is RowJoin.ENDS_ALIGNED:
+        first_ids, first = [i[:-aligned] for i in ids], [v[:-aligned] for v in values]
+        last = ordered_sum([v[-aligned:] for v in values])
+        return tf.concat([*first_ids, ids[0][-aligned:]], 0), tf.concat([*first, last], 0)
     all_ids, all_values = tf.concat(ids, 0), tf.concat(values, 0)
     if how is RowJoin.IN_TURN:
         return all_ids, all_values

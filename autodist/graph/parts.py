@@ -51,6 +51,7 @@ class RowJoin(enum.Enum):
     IN_TURN = "in turn"  # each belongs to examples: they stand one after the other, also where indices repeat
     ALIGNED = "aligned"  # all replicas have the same indices: rows of one position are added
     BY_INDEX = "by index"  # no index comes twice: rows of one index are added
+    ENDS_ALIGNED = "ends aligned"  # the last rows, as many on all replicas, as ALIGNED; those before them IN_TURN
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,14 @@ class Gradient:
         tensors: ("values:0",) if dense, ("indices:0", "values:0") if sparse.
         call: index into GraphItem.gradient_calls.
         row_join: how it is joined, if it is sparse.
+        aligned: how many rows are aligned, if only the last ones are.
     """
 
     variable: str
     tensors: tuple[str, ...]
     call: int
     row_join: RowJoin = RowJoin.IN_TURN
+    aligned: int = 0
 
     @property
     def is_sparse(self) -> bool:
@@ -114,6 +117,7 @@ class Join:
         index_dtype: of the indices, if it is rows.
         weight_dtype: of the weight, if there is one.
         row_join: how rows are joined, if it is rows.
+        aligned: how many rows are aligned, if only the last ones are.
     """
 
     name: str
@@ -128,6 +132,7 @@ class Join:
     index_dtype: tf.DType | None = None
     weight_dtype: tf.DType | None = None
     row_join: RowJoin = RowJoin.IN_TURN
+    aligned: int = 0
 
     @property
     def is_sparse(self) -> bool:

@@ -10,7 +10,7 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.fragment import Fragment, Template, fragment
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.parts import Gradient, Join, JoinKind, RowJoin
+from autodist.graph.parts import Gradient, Join, JoinKind
 from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.kernels.joins.joiner import Joiner
 from autodist.kernels.sums import ordered_sum, rows_together
@@ -138,7 +138,7 @@ class GradientJoins:
     def _join_gradient(self, position: int, gradient: Gradient) -> Join:
         specs = [self._joiner.item.spec_of(t) for t in gradient.tensors]
         named = [self._joiner.parts.named(t, k) for k in range(self._joiner.count) for t in gradient.tensors]
-        made = self._sum_of(tuple(spec.dtype for spec in specs), gradient.row_join).splice(
+        made = self._sum_of(tuple(spec.dtype for spec in specs), gradient).splice(
             self._joiner.editor, f"gradient/{position}", named
         )
         shape = tf.TensorShape(self._joiner.item.by_name[gradient.variable].shape)
@@ -156,17 +156,19 @@ class GradientJoins:
             index_dtype=specs[0].dtype if gradient.is_sparse else None,
             weight_dtype=divisor[1] if divisor else None,
             row_join=gradient.row_join,
+            aligned=gradient.aligned,
         )
 
-    def _sum_of(self, dtypes: tuple[tf.DType, ...], row_join: RowJoin) -> Template:
+    def _sum_of(self, dtypes: tuple[tf.DType, ...], gradient: Gradient) -> Template:
         """Adds up the local replicas' tensors of a gradient: the sums, and what is to be read in their place."""
+        row_join, aligned = gradient.row_join, gradient.aligned
 
         def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
             by_tensor = [tensors[at :: len(dtypes)] for at in range(len(dtypes))]
-            local = [ordered_sum(by_tensor[0])] if len(dtypes) == 1 else rows_together(row_join, *by_tensor)
+            local = [ordered_sum(by_tensor[0])] if len(dtypes) == 1 else rows_together(row_join, aligned, *by_tensor)
             return [*local, *([tf.identity(t) for t in local] if self._joiner.context.workers > 1 else local)]
 
-        return self._joiner.template(("sum", dtypes, row_join), [*dtypes] * self._joiner.count, add)
+        return self._joiner.template(("sum", dtypes, row_join, aligned), [*dtypes] * self._joiner.count, add)
 
     def join_boundary(self) -> None:
         """Joins what an update asks of the compute part besides gradients: a loss that scales it, say."""

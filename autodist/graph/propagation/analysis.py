@@ -8,7 +8,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
+from autodist.graph.propagation.answers import kind_of
 from autodist.graph.propagation.bodies import Library, leave
+from autodist.graph.propagation.by_example import in_turn
 from autodist.graph.propagation.facts import (
     EXAMPLES,
     SAME,
@@ -18,7 +20,6 @@ from autodist.graph.propagation.facts import (
     Opaque,
     Part,
     Recovery,
-    kind_of,
     names_a_sum,
     power,
     rows,
@@ -132,6 +133,7 @@ class Frame:
         self._facts: dict[str, Fact | list[Fact]] = {}
         self._brought_back: dict[str, Fact] = {}
         self._followed: set[str] = set()
+        self._same: dict[object, str] = {}
         self._constants = Constants(self.producer, self.shape)
         self.tag = tag
 
@@ -208,6 +210,9 @@ class Frame:
             return self._brought_back.setdefault(node.name, Nothing())
         facts = [self._output(*_split(source)) for source in sources]
         rule = TABLE.get(node.op)
+        turned = in_turn(Site(node, sources, facts, self), _is_stateless(node.op))
+        if turned is not None:
+            return turned
         if node.op not in NOT_FOLDED and all(fact is SAME or fact == SAME for fact in facts):
             if rule is not None or _is_stateless(node.op):
                 return SAME
@@ -219,6 +224,9 @@ class Frame:
                 "this op is not in the table of what shows how a batch goes through", Recovery.BATCH_SHAPED
             )
         return rule(site)
+
+    def same_as(self, key: object, tensor: str) -> str:
+        return self._same.setdefault(key, tensor)
 
     def call(self, site: Site, function: str, arguments: list[Fact], tensors: list[str]) -> list[Fact]:
         """What a function of the library gives; `tensors` are the caller's names of its arguments."""

@@ -13,6 +13,7 @@ from autodist.graph.propagation.combine import (
     operands_of,
     weakest,
 )
+from autodist.graph.propagation.distinct import row_by_row
 from autodist.graph.propagation.facts import (
     NONE,
     SAME,
@@ -238,10 +239,10 @@ _NONLINEAR = op_names(
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_LINEAR, linear),
-    **dict.fromkeys(_NONLINEAR, nonlinear),
-    **dict.fromkeys(["Add", "AddV2", "Sub", "AddN", "AccumulateNV2"], add),
-    **dict.fromkeys(["Mul", "MulNoNan"], multiply),
-    **dict.fromkeys(["RealDiv", "Div", "DivNoNan", "Xdivy"], divide),
+    **dict.fromkeys(_NONLINEAR, row_by_row(nonlinear)),
+    **dict.fromkeys(["Add", "AddV2", "Sub", "AddN", "AccumulateNV2"], row_by_row(add)),
+    **dict.fromkeys(["Mul", "MulNoNan"], row_by_row(multiply)),
+    **dict.fromkeys(["RealDiv", "Div", "DivNoNan", "Xdivy"], row_by_row(divide)),
     **dict.fromkeys(["FloorDiv", "TruncateDiv"], floor_divide),
     **dict.fromkeys(["Reciprocal", "Inv"], reciprocal),
     "IdentityN": outputs_of_inputs,

@@ -11,14 +11,19 @@ from tensorflow.python.framework import function_def_to_graph
 
 from autodist.graph.propagation.facts import (
     Base,
+    Coordinates,
     Count,
     Dims,
     Fact,
     Factor,
     Factors,
+    Followed,
     Form,
+    InTurn,
     ListOf,
+    Numbers,
     Part,
+    Positions,
     Rows,
 )
 from autodist.graph.propagation.kinds import Elements
@@ -159,16 +164,39 @@ def _left(fact: Fact, names: dict[str, str], site: Site, tag: str) -> Fact:
 
 
 def _rename(fact: Fact, outer: Rename) -> Fact:
-    if isinstance(fact, Form):
-        base = fact.base
-        if isinstance(base, Rows):
-            base = replace(base, count=_rename_count(base.count, outer))
-        return replace(fact, base=base, factors=_rename_factors(fact.factors, outer))
-    if isinstance(fact, Dims):
-        return replace(fact, forms=tuple(replace(f, factors=_rename_factors(f.factors, outer)) for f in fact.forms))
-    if isinstance(fact, ListOf) and fact.element is not None:
-        return ListOf(_rename(fact.element, outer))
+    match fact:
+        case Form():
+            return _rename_form(fact, outer)
+        case Dims():
+            return replace(fact, forms=tuple(_rename_form(form, outer) for form in fact.forms))
+        case ListOf():
+            return fact if fact.element is None else ListOf(_rename(fact.element, outer))
+        case Positions():
+            return _rename_positions(fact, outer)
+        case Coordinates():
+            return Coordinates(_rename_positions(fact.positions, outer))
+        case Followed():
+            rest = _rename_form(fact.rest, outer) if isinstance(fact.rest, Form) else fact.rest
+            return replace(fact, first=_rename_form(fact.first, outer), rest=rest)
+        case InTurn():
+            return replace(fact, within=_rename_rows(fact.within, outer))
+        case Numbers():
+            return replace(fact, rows=_rename_form(fact.rows, outer))
     return fact
+
+
+def _rename_form(form: Form, outer: Rename) -> Form:
+    base = _rename_rows(form.base, outer) if isinstance(form.base, Rows) else form.base
+    return replace(form, base=base, factors=_rename_factors(form.factors, outer))
+
+
+def _rename_rows(rows: Rows, outer: Rename) -> Rows:
+    return replace(rows, count=_rename_count(rows.count, outer))
+
+
+def _rename_positions(positions: Positions, outer: Rename) -> Positions:
+    within, entries = (_rename_rows(rows, outer) for rows in (positions.within, positions.entries))
+    return replace(positions, within=within, entries=entries)
 
 
 def _rename_factors(factors: Factors, outer: Rename) -> Factors:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from autodist.graph.propagation.combine import Operand, operands_of
 from autodist.graph.propagation.facts import (
     NONE,
+    SAME,
     Base,
     Fact,
     Form,
@@ -62,11 +63,11 @@ def _expand(term: str, rank: int | None) -> Labels | None:
 
 def contract(site: Site, left: Labels, right: Labels, result: Labels) -> Fact:
     """The product of two tensors whose axes bear labels, summed over the labels that the result lacks."""
-    operands = operands_of(site)
+    operands = _beside_noise(operands_of(site))
     opaque = next((operand for operand in operands if isinstance(operand, Opaque)), None)
     if opaque is not None:
         others_same = all(isinstance(o, Opaque) or (isinstance(o, Form) and o.is_same) for o in operands)
-        return opaque if others_same and opaque.recovery is Recovery.BATCH_SHAPED else Opaque(opaque.reason)
+        return opaque if others_same and opaque.recovery is not Recovery.NEVER else Opaque(opaque.reason)
     forms = [operand for operand in operands if isinstance(operand, Form)]
     if len(forms) < len(operands) or sum(form.base is Base.ADDED for form in forms) > 1:
         return _with_statistics(site, operands)
@@ -88,6 +89,13 @@ def contract(site: Site, left: Labels, right: Labels, result: Labels) -> Fact:
         return Form(Rows(result.index(label), rows.count, rows.per, rows.order), factors, mixed_at)
     form = Form(Base.ADDED, factors, mixed_at)
     return site.additive(form) if not result else form
+
+
+def _beside_noise(operands: list[Operand]) -> list[Operand]:
+    """Noise beside rows is to them as what is the same everywhere: it has no examples."""
+    if not any(isinstance(operand, Form) and operand.rows for operand in operands):
+        return operands
+    return [SAME if isinstance(o, Opaque) and o.recovery is Recovery.ALWAYS else o for o in operands]
 
 
 def _batch_label(labelled: list[tuple[Rows | None, Labels]]) -> tuple[Rows, object] | None:

@@ -12,19 +12,7 @@ import enum
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from autodist.graph.propagation.kinds import (
-    Elements,
-    Examples,
-    Kind,
-    Mean,
-    PerExample,
-    Replicated,
-    Scalar,
-    Sum,
-    Total,
-    Unknown,
-    Weight,
-)
+from autodist.graph.propagation.kinds import Elements, Examples
 
 
 @dataclass(frozen=True)
@@ -142,15 +130,92 @@ class ListOf:
 
 @dataclass(frozen=True)
 class Positions:
-    """Where a mask over rows holds, ascending: what `boolean_mask` gathers.
+    """Numbers of rows, ascending: where a mask over rows holds, or whose each entry of a sparse tensor is.
 
     Attributes:
-        within: the rows that the mask is of.
-        count: how many there are.
+        within: the rows that are numbered.
+        entries: what the numbers themselves are rows of, or whatever each of them stands for.
+        covers: whether every row's number is among them.
     """
 
     within: Rows
-    count: Count
+    entries: Rows
+    covers: bool = False
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Where the entries of a sparse tensor stand, as a matrix: its first column is `Positions`, others are rows.
+
+    Attributes:
+        positions: the first column.
+    """
+
+    positions: Positions
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Rows of examples and, behind them along the same axis, what belongs to none: true classes, then sampled ones.
+
+    Attributes:
+        first: the rows.
+        rest: what stands behind them: the same on all replicas, or noise.
+        length: of the first part, where it is known without running anything.
+    """
+
+    first: Form
+    rest: Form | Opaque
+    length: int | None
+
+
+@dataclass(frozen=True)
+class Distinct:
+    """One row for each different id among the ids of a replica's part; what `Numbers` of them take are rows again.
+
+    Attributes:
+        of: the numbers of the ids, by name.
+    """
+
+    of: str
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """For rows of ids, where each id stands among the different ones.
+
+    Attributes:
+        of: their name.
+        rows: the rows of the ids.
+    """
+
+    of: str
+    rows: Form
+
+
+class Role(enum.Enum):
+    """What a value is in a loop that has a turn for each example."""
+
+    TURN = "the number of the turn"
+    NEXT = "the number of the turn after it"
+    BOUND = "the number of examples"
+    GOES_ON = "whether there is another turn"
+    EXAMPLE = "what belongs to the turn's example"
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """A value in a loop that has a turn for each example; in a list that is as long as the batch: one element.
+
+    Attributes:
+        role: what it is.
+        within: the rows that the turns are for.
+        mixed_at: as of a form.
+    """
+
+    role: Role
+    within: Rows
+    mixed_at: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -158,9 +223,26 @@ class Nothing:
     """What an old loop brings back before its first turn has been followed."""
 
 
-Fact = Form | Dims | Statistic | Opaque | ListOf | Positions | Nothing
+_OfRows = Positions | Coordinates | Followed | Distinct | Numbers | InTurn
+Fact = Form | Dims | Statistic | Opaque | ListOf | _OfRows | Nothing
+
+_NO_FORM: dict[type, str] = {
+    ListOf: "it is a list of tensors",
+    Nothing: "it stands in a loop that has no turn",
+    Positions: "it holds positions of rows, which each replica counts for its own part of the batch",
+    Coordinates: "it holds positions of rows, which each replica counts for its own part of the batch",
+    Followed: "it holds rows of examples and, behind them, what belongs to no example",
+    InTurn: "it depends on the one example that a turn of a loop is for",
+    Distinct: "it has a row for each different id of a part of the batch, whose ids other parts may have too",
+    Numbers: "it numbers the different ids of a part of the batch, which each replica does for itself",
+}
 
 SAME = Form()
+
+
+def elements_of(tensor: str) -> Rows:
+    """As many rows as a tensor, whose length depends on the data, has along its first axis."""
+    return Rows(0, Count(Elements(tensor)))
 
 
 def rows(axis: int) -> Form:
@@ -211,67 +293,21 @@ def form_of(fact: Fact) -> Form | Statistic | Opaque:
         if all(form.is_same for form in fact.forms):
             return SAME
         return Opaque("it is a shape that holds the size of the batch")
-    if isinstance(fact, ListOf):
-        return Opaque("it is a list of tensors")
-    if isinstance(fact, Nothing):
-        return Opaque("it stands in a loop that has no turn")
-    if isinstance(fact, Positions):
-        return Opaque("it holds positions of rows, which each replica counts for its own part of the batch")
+    if isinstance(fact, Form | Statistic | Opaque):
+        return fact
+    return Opaque(_NO_FORM[type(fact)])
+
+
+def rows_of(fact: Fact) -> Fact:
+    """A fact as that of a tensor with as many rows; what is counted in these is not asked."""
+    match fact:
+        case Positions():
+            return Form(fact.entries)
+        case Coordinates():
+            return Form(fact.positions.entries)
+        case Numbers():
+            return fact.rows
     return fact
-
-
-def kind_of(fact: Fact) -> Kind:
-    """What a fact says to those who ask from outside."""
-    form = form_of(fact)
-    if isinstance(form, (Statistic, Opaque)):
-        return Unknown(form.reason)
-    if form.rows is not None:
-        return _kind_of_rows(form, form.rows)
-    if form.is_same:
-        return Replicated()
-    return _kind_of_additive(form)
-
-
-def _kind_of_rows(form: Form, base: Rows) -> Kind:
-    if form.factors:
-        return Unknown(f"its rows belong to examples, but each is scaled by {describe(form.factors)}")
-    if base.order:
-        return Unknown(f"its rows belong to examples, but not in their order along axis {base.axis}")
-    return PerExample(base.axis, form.mixed_at)
-
-
-def _kind_of_additive(form: Form) -> Kind:
-    if form.base is Base.ADDED:
-        weighted = _weights(form.factors)
-        if not form.factors:
-            return Sum(form.mixed_at)
-    else:
-        if additive_over(form.factors, NONE):
-            return Sum(form.mixed_at)
-        weighted = _weights_below(form.factors)
-    if len(weighted) == 1 and (weight := weight_of(weighted[0])):
-        return Mean(weight, form.mixed_at)
-    sums = describe(form.factors)
-    return Unknown(f"it is a product of sums over the batch ({sums}), which is no sum or mean")
-
-
-def _weights(factors: Factors) -> list[Factor]:
-    return [factor for factor, _ in factors] if len(factors) == 1 and next(iter(factors))[1] == -1 else []
-
-
-def _weights_below(factors: Factors) -> list[Factor]:
-    return [f for f, exponent in factors if exponent == -1 and additive_over(factors, power(f, -1))]
-
-
-def weight_of(factor: Factor) -> Weight | None:
-    """The weight that this factor is, if it can be said with tensors of the graph."""
-    if isinstance(factor, Count):
-        return factor.of
-    if not factor.without:
-        return Scalar(factor.tensor)
-    below = _weights(factor.without)
-    inner = weight_of(below[0]) if below else None
-    return Total(factor.tensor, inner) if inner else None
 
 
 def describe(factors: Factors) -> str:

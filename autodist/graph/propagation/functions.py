@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.propagation.by_example import map_over_examples
 from autodist.graph.propagation.facts import (
     SAME,
     Dims,
@@ -102,6 +103,9 @@ def while_(site: Site) -> list[Fact]:
         return [site.opaque("what its turns give does not settle", Recovery.BATCH_SHAPED)] * len(state)
     [again] = site.scope.call(site, condition, state, site.inputs)
     if form_of(again) != SAME:
+        by_example = map_over_examples(site)
+        if by_example is not None:
+            return by_example
         return [site.opaque("how often it runs depends on the replica's part of the batch")] * len(state)
     return [_after_loop(site, fact, index) for index, fact in enumerate(state)]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
+from autodist.graph.propagation.distinct import numbers
 from autodist.graph.propagation.facts import (
     SAME,
     Base,
@@ -91,7 +92,7 @@ def squeeze(site: Site, form: Form, batch: Rows) -> Fact:
 def reshape(site: Site) -> Fact:
     form = form_of(site.facts[0])
     if isinstance(site.facts[0], Positions):
-        return site.facts[0]
+        return _reshaped_positions(site, site.facts[0])
     if isinstance(site.facts[0], Dims) and len(site.facts[0].forms) == 1 and site.output_shape().rank in (0, 1):
         return replace(site.facts[0], is_scalar=site.output_shape().rank == 0)
     if isinstance(form, (Opaque, Statistic)):
@@ -102,6 +103,14 @@ def reshape(site: Site) -> Fact:
             return site.opaque("it gives a batch axis to what has none")
         return form if form.base is not Base.ADDED or site.output_shape().rank != 0 else site.additive(form)
     return _reshape_rows(site, form, form.rows)
+
+
+def _reshaped_positions(site: Site, positions: Positions) -> Fact:
+    """A vector or a column of numbers stays what it is."""
+    shape = site.output_shape()
+    if shape.rank == 1 or (shape.rank == 2 and shape[1] == 1):
+        return positions
+    return site.opaque("it cuts numbers of rows, of which each replica has its own")
 
 
 def _reshape_rows(site: Site, form: Form, batch: Rows) -> Fact:
@@ -178,6 +187,8 @@ def tile(site: Site) -> Fact:
     """Tile: the batch axis may not be repeated, and what has none may get one from a count."""
     form = form_of(site.facts[0])
     dims = site.dims(1)
+    if isinstance(site.facts[0], Positions) and dims is not None:
+        return _tile_numbers(site, site.facts[0], dims)
     if isinstance(form, (Opaque, Statistic)) or dims is None:
         return form if isinstance(form, Opaque) else site.opaque("how often it repeats is not known")
     if form.rows is None:
@@ -185,6 +196,14 @@ def tile(site: Site) -> Fact:
     if all(dim.is_same for dim in dims.forms) and dims.values[form.rows.axis] == 1:
         return form
     return site.opaque("it repeats the batch")
+
+
+def _tile_numbers(site: Site, positions: Positions, dims: Dims) -> Fact:
+    """A column of numbers repeated beside itself: what a reshape then makes a vector of, each number some times."""
+    if site.rank(0) == 2 and dims.values[0] == 1 and dims.values[1] and positions.entries.per is not None:
+        entries = replace(positions.entries, per=positions.entries.per * dims.values[1])
+        return replace(positions, entries=entries)
+    return site.opaque("it repeats the numbers of all rows")
 
 
 def _tile_same(site: Site, form: Form, dims: Dims) -> Fact:
@@ -230,7 +249,7 @@ RULES: dict[str, Rule] = {
     "Transpose": moving(transpose),
     "ExpandDims": moving(expand_dims),
     "Squeeze": moving(squeeze),
-    "Reshape": reshape,
+    "Reshape": numbers(reshape),
     **dict.fromkeys(["Pad", "PadV2", "MirrorPad"], moving(pad, adds_elements=True)),
     "Tile": tile,
     "ReverseV2": moving(reverse),

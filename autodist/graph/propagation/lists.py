@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from autodist.graph.propagation.facts import (
     SAME,
+    Dims,
     Fact,
     Form,
+    InTurn,
     ListOf,
     Opaque,
+    Role,
     Rows,
     Statistic,
     form_of,
+    power,
     with_axis,
 )
 from autodist.graph.propagation.functions import join
 from autodist.graph.propagation.site import Rule, Site
+
+_BY_POSITION = "it takes an example by its number in the replica's part of the batch"
 
 
 def empty(site: Site) -> Fact:
@@ -27,7 +33,9 @@ def from_tensor(site: Site) -> Fact:
     if not isinstance(form, Form) or form.rows is None:
         return ListOf(form)
     if form.rows.axis == 0:
-        return site.opaque("it makes a list of the batch")
+        if form.factors:
+            return site.opaque("it makes a list of a batch that is scaled by sums over it")
+        return ListOf(InTurn(Role.EXAMPLE, form.rows, form.mixed_at))
     return ListOf(with_axis(form, form.rows.axis - 1))
 
 
@@ -35,6 +43,8 @@ def get_item(site: Site) -> Fact:
     found = site.facts[0]
     if not isinstance(found, ListOf):
         return found if isinstance(found, Opaque) else site.opaque("it reads from what is no list")
+    if isinstance(found.element, InTurn):
+        return found.element if site.facts[1] == InTurn(Role.TURN, found.element.within) else site.opaque(_BY_POSITION)
     if form_of(site.facts[1]) != SAME:
         return site.opaque("which element it takes depends on the batch")
     return SAME if found.element is None else found.element
@@ -42,7 +52,15 @@ def get_item(site: Site) -> Fact:
 
 def set_item(site: Site) -> Fact:
     """TensorListSetItem: list, index, item."""
-    return _with_item(site, site.facts[2], form_of(site.facts[1]) == SAME)
+    place, item = site.facts[1], site.facts[2]
+    if isinstance(place, InTurn) and place.role is Role.TURN:
+        return _with_item(site, _of_turn(item, place.within), True)
+    return _with_item(site, item, form_of(place) == SAME)
+
+
+def _of_turn(item: Fact, within: Rows) -> Fact:
+    """What a turn gives its example: what it made of that, or what is the same for all."""
+    return InTurn(Role.EXAMPLE, within) if item == SAME else item
 
 
 def push_back(site: Site) -> Fact:
@@ -55,7 +73,7 @@ def _with_item(site: Site, item: Fact, at_same_place: bool) -> Fact:
         return found if isinstance(found, Opaque) else site.opaque("it writes to what is no list")
     if not at_same_place:
         return site.opaque("where it writes depends on the batch")
-    return join(site, found, ListOf(item if isinstance(item, ListOf) else form_of(item)))
+    return join(site, found, ListOf(item if isinstance(item, ListOf | InTurn) else form_of(item)))
 
 
 def stack(site: Site) -> Fact:
@@ -63,6 +81,9 @@ def stack(site: Site) -> Fact:
     found = site.facts[0]
     if not isinstance(found, ListOf):
         return found if isinstance(found, Opaque) else site.opaque("it stacks what is no list")
+    if isinstance(found.element, InTurn):
+        is_example = found.element.role is Role.EXAMPLE
+        return Form(found.element.within, mixed_at=found.element.mixed_at) if is_example else site.opaque(_BY_POSITION)
     element = SAME if found.element is None else form_of(found.element)
     if isinstance(element, (Opaque, Statistic)) or not isinstance(element.base, Rows):
         return element
@@ -70,7 +91,10 @@ def stack(site: Site) -> Fact:
 
 
 def length(site: Site) -> Fact:
-    return SAME if isinstance(site.facts[0], ListOf) else site.opaque("it counts the elements of what is not known")
+    found = site.facts[0]
+    if isinstance(found, ListOf) and isinstance(found.element, InTurn):
+        return Dims((Form(factors=power(found.element.within.count, 1)),), (None,), True)
+    return SAME if isinstance(found, ListOf) else site.opaque("it counts the elements of what is not known")
 
 
 def array(site: Site) -> list[Fact]:

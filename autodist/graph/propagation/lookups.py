@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autodist.graph.propagation.facts import SAME, Count, Dims, Fact, Form, Opaque, Positions, Rows, form_of, with_axis
-from autodist.graph.propagation.kinds import Elements
-from autodist.graph.propagation.positions import element_of_each, numbers_all
+from autodist.graph.propagation.distinct import looked_up
+from autodist.graph.propagation.entries import kept, values_at
+from autodist.graph.propagation.facts import (
+    SAME,
+    Coordinates,
+    Dims,
+    Fact,
+    Followed,
+    Form,
+    Opaque,
+    Positions,
+    Recovery,
+    elements_of,
+    form_of,
+    with_axis,
+)
+from autodist.graph.propagation.positions import element_of_each
+from autodist.graph.propagation.sampling import of_both
 from autodist.graph.propagation.site import Rule, Site
 
 
@@ -46,6 +61,8 @@ def _gather_of_dims(site: Site, dims: Dims) -> Fact:
 
 
 def _gather(site: Site, axis: int, batch_dims: int) -> Fact:
+    if axis == 0 and not batch_dims and (found := _gather_special(site)) is not None:
+        return found
     if isinstance(site.facts[1], Positions):
         return _masked(site, site.facts[1], axis)
     forms = site.forms(0, 1)
@@ -67,29 +84,39 @@ def _gather(site: Site, axis: int, batch_dims: int) -> Fact:
     return _beside_gathered_axis(site, params, axis)
 
 
+def _gather_special(site: Site) -> Fact | None:
+    """Along the first axis: of entries, of different ids, of true and sampled classes, of classes that were drawn."""
+    params, indices = site.facts[0], site.facts[1]
+    if isinstance(params, Coordinates) and isinstance(indices, Positions):
+        return kept(site, indices, params)
+    if isinstance(indices, Followed):
+        return of_both(lambda part: _gather(part, 0, 0), site, 1)
+    if isinstance(indices, Opaque) and indices.recovery is Recovery.ALWAYS and form_of(params) == SAME:
+        return indices
+    return looked_up(site)
+
+
 def where(site: Site) -> Fact:
-    """Where: of a vector over the examples, the positions at which it holds."""
+    """Where: the positions at which it holds: of a vector over the examples their numbers, else coordinates."""
     form = site.form(0)
     if isinstance(form, Opaque) or form.is_same:
         return form
-    if form.rows is not None and site.rank(0) == 1 and not form.factors and not form.rows.order:
-        return Positions(form.rows, Count(Elements(site.named())))
+    if form.rows is not None and form.rows.axis == 0 and not form.factors and not form.rows.order:
+        found = Positions(form.rows, elements_of(site.scope.same_as(("where", site.inputs[0]), site.named())))
+        return found if site.rank(0) == 1 else Coordinates(found)
     return site.opaque("positions in the replica's own part of the batch")
 
 
 def _masked(site: Site, positions: Positions, axis: int) -> Fact:
     """The rows at which a mask over the same rows holds."""
-    params = site.form(0)
+    params, shape = site.form(0), site.shape(1)
     if isinstance(params, Opaque):
         return Opaque(params.reason)
-    within = positions.within
-    rows = params.rows
-    if axis == 0 and numbers_all(positions, params):
-        return params
-    if positions.count == within.count:
+    is_vector = shape.rank == 1 or (shape.rank == 2 and shape[1] == 1)
+    if axis == 0 and is_vector and params.base == positions.within:
+        return replace(params, base=positions.entries)
+    if positions.entries == positions.within:
         return site.opaque("it takes rows by numbers that were counted in other rows")
-    if rows is not None and rows.axis == axis == within.axis == 0 and rows.count == within.count and not rows.order:
-        return replace(params, base=Rows(0, positions.count, None))
     return site.opaque("it takes rows by positions that were found in other rows")
 
 
@@ -113,7 +140,7 @@ def _gather_in_batches(site: Site, params: Form, indices: Form, batch_dims: int)
 
 def gather_nd(site: Site) -> Fact:
     """GatherNd, ResourceGatherNd: the last axis of the indices is one index."""
-    found = element_of_each(site)
+    found = element_of_each(site) or values_at(site)
     if found is not None:
         return found
     forms, rank = site.forms(0, 1), site.rank(1)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 
 from autodist.graph.propagation.arithmetic import add_forms
+from autodist.graph.propagation.entries import with_columns
 from autodist.graph.propagation.facts import (
     Dims,
     Fact,
@@ -18,6 +19,7 @@ from autodist.graph.propagation.facts import (
     form_of,
     with_axis,
 )
+from autodist.graph.propagation.sampling import put_behind
 from autodist.graph.propagation.site import Rule, Site
 
 
@@ -35,6 +37,9 @@ def _concat(site: Site, indices: Sequence[int], axis_index: int) -> Fact:
     if any(isinstance(site.facts[index], Dims) for index in indices):
         return _dims_of(site, indices)
     axis = site.scalar(axis_index)
+    special = _put_together(site, indices, axis)
+    if special is not None:
+        return special
     forms = [form_of(site.facts[index]) for index in indices]
     alike = _alike(site, forms)
     if not isinstance(alike, Form) or alike.rows is None:
@@ -45,6 +50,15 @@ def _concat(site: Site, indices: Sequence[int], axis_index: int) -> Fact:
     if axis % rank != alike.rows.axis:
         return _beside(site, forms)
     return _stacked_rows(site, alike, [form.rows for form in forms if isinstance(form, Form) and form.rows])
+
+
+def _put_together(site: Site, indices: Sequence[int], axis: int | None) -> Fact | None:
+    """Columns of entries' positions; rows with what belongs to no example behind them; None where it is neither."""
+    if axis in (1, -1) and site.rank(indices[0]) == 2:
+        return with_columns(site, indices)
+    if axis is not None and len(indices) == 2 and (rank := site.rank(indices[0])):
+        return put_behind(site, indices[0], indices[1], axis % rank)
+    return None
 
 
 def _beside(site: Site, forms: Sequence[Form | Statistic | Opaque]) -> Fact:

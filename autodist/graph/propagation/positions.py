@@ -4,45 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autodist.graph.propagation.facts import Count, Dims, Fact, Form, Opaque, Positions, Rows, form_of, power
-from autodist.graph.propagation.kinds import Elements
+from autodist.graph.propagation.facts import Fact, Form, Opaque, Positions, Rows, elements_of, form_of
+from autodist.graph.propagation.lengths import length
 from autodist.graph.propagation.site import Rule, Site, tensor_name
-
-_PASSING = ("Cast", "Identity", "StopGradient", "Squeeze", "Reshape")
 
 
 def all_rows(site: Site) -> Positions | None:
     """What `range(shape(x)[0])` numbers: all rows of x."""
     if not site.is_zero(0) or site.scalar(2) != 1:
         return None
-    limit = site.facts[1]
-    if not isinstance(limit, Dims) or not limit.is_scalar:
-        return None
-    within = _counted_rows(site, site.inputs[1])
-    if within is None or limit.forms[0] != Form(factors=power(within.count, 1)):
-        return None
-    return Positions(within, within.count)
-
-
-def _counted_rows(site: Site, tensor: str) -> Rows | None:
-    """The rows, as those of a first axis, of which a tensor is the number; None if it may be a multiple of it."""
-    node = site.scope.producer(tensor)
-    while node is not None and node.op in _PASSING:
-        node = site.scope.producer(tensor_name(node.input[0]))
-    if node is None or node.op != "StridedSlice":
-        return None
-    shape = site.scope.producer(tensor_name(node.input[0]))
-    if shape is None or shape.op != "Shape":
-        return None
-    form = form_of(site.scope.fact(tensor_name(shape.input[0])))
-    rows = form.rows if isinstance(form, Form) else None
-    return None if rows is None or rows.per is None or rows.order else Rows(0, rows.count, rows.per)
+    within = length(site, 1)
+    return Positions(within, within, True) if isinstance(within, Rows) and within.per is not None else None
 
 
 def numbers_all(positions: Positions, form: Fact) -> bool:
     """Whether positions are those of all rows of a tensor whose rows lie along its first axis."""
-    rows = form.rows if isinstance(form, Form) else None
-    return rows is not None and positions.count == positions.within.count and rows == positions.within
+    return isinstance(form, Form) and positions.entries == positions.within == form.base
 
 
 def element_of_each(site: Site) -> Fact | None:
@@ -81,7 +58,7 @@ def crop_of_each(site: Site) -> Fact:
             return Opaque(form.reason)
     assert isinstance(boxes, Form)
     if isinstance(numbers, Positions) and numbers_all(numbers, images) and boxes.rows is not None:
-        alike = (boxes.rows.axis, boxes.rows.count, boxes.rows.order) == (0, numbers.count, ())
+        alike = (boxes.rows.axis, boxes.rows.count, boxes.rows.order) == (0, numbers.entries.count, ())
         if alike and not boxes.factors and isinstance(images, Form) and not images.factors:
             return replace(images, mixed_at=images.mixed_at or boxes.mixed_at)
     return site.opaque("it crops images that it finds by their position in the part")
@@ -99,7 +76,7 @@ def divide(site: Site) -> Fact | list[Fact]:
         return site.opaque("its rows and their classes do not both have the examples along the first axis")
     if data.rows.order:
         return site.opaque("its rows are not in the order of the examples")
-    parts = [Rows(0, Count(Elements(site.named(k))), None) for k in range(number)]
+    parts = [elements_of(site.named(k)) for k in range(number)]
     return [Form(part, data.factors, data.mixed_at or classes.mixed_at) for part in parts]
 
 

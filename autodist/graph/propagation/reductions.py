@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from autodist.graph.propagation.entries import unsorted_segments
 from autodist.graph.propagation.facts import (
     NONE,
     Base,
@@ -68,8 +69,23 @@ def arg_reduce(site: Site) -> Fact:
     return reduce_other(site)
 
 
+def of_segments(site: Site) -> Fact:
+    """Greatest, smallest, product of the rows of a segment: known where segments are examples."""
+    of_examples = unsorted_segments(site)
+    if of_examples is not None:
+        return of_examples
+    forms = [form_of(fact) for fact in site.facts]
+    opaque = next((form for form in forms if isinstance(form, Opaque)), None)
+    return Opaque(opaque.reason) if opaque else site.opaque("it reduces over the batch, which is no sum")
+
+
 def sum_of_segments(site: Site) -> Fact:
-    """Rows added up by segment: a sum over the batch for each segment, if segments mean the same everywhere."""
+    """Rows added up by segment: a row for each example, where segments are examples; else a sum over the batch for each
+    segment, if segments mean the same everywhere.
+    """
+    of_examples = unsorted_segments(site)
+    if of_examples is not None:
+        return of_examples
     data, segments = site.form(0), site.form(1)
     if any(isinstance(fact, Opaque) for fact in (data, segments)):
         return site.opaque("its data or its segments are not known to be rows of examples")
@@ -157,4 +173,5 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["ArgMax", "ArgMin"], arg_reduce),
     "L2Loss": half_squared_norm,
     "UnsortedSegmentSum": sum_of_segments,
+    **dict.fromkeys(["UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd"], of_segments),
 }

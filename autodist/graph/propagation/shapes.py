@@ -19,7 +19,9 @@ from autodist.graph.propagation.facts import (
     additive_over,
     form_of,
     power,
+    rows_of,
 )
+from autodist.graph.propagation.lengths import length
 from autodist.graph.propagation.positions import all_rows
 from autodist.graph.propagation.site import Rule, Site
 
@@ -36,7 +38,7 @@ def shapes(site: Site) -> list[Fact]:
 
 def size(site: Site) -> Fact:
     """The number of all elements."""
-    form = form_of(site.facts[0])
+    form = form_of(rows_of(site.facts[0]))
     if isinstance(form, Opaque):
         return site.opaque(f"the size of what is not known: {form.reason}")
     known = site.shape(0).num_elements()
@@ -51,7 +53,7 @@ def rank(site: Site) -> Fact:
 
 
 def _shape_of(site: Site, index: int) -> Fact:
-    form = form_of(site.facts[index])
+    form = form_of(rows_of(site.facts[index]))
     known = site.shape(index)
     if isinstance(form, Opaque) and form.recovery is not Recovery.ALWAYS:
         return site.opaque(f"the shape of what is not known: {form.reason}")
@@ -92,6 +94,9 @@ def spread(site: Site, dims: Dims | None, value: Form | Statistic | Opaque) -> F
     if dims is None:
         return site.opaque("the shape that it makes is not known")
     batch = batch_of(dims)
+    if batch is not None:
+        counted = length(site, 1 if site.node.op == "BroadcastTo" else 0, batch.axis)
+        batch = replace(batch, per=counted.per) if isinstance(counted, Rows) else batch
     if batch is None:
         return value if all(form.is_same for form in dims.forms) else _two_batches(site)
     if isinstance(value, Statistic) or value.base is not Base.SAME:

@@ -42,6 +42,9 @@ class Scope(Protocol):
     def fact(self, tensor: str) -> Fact:
         """What is known of a tensor."""
 
+    def same_as(self, key: object, tensor: str) -> str:
+        """The first tensor that was given for a key: what tensors with one key are is the same, by different nodes."""
+
     def call(self, site: Site, function: str, arguments: list[Fact], tensors: list[str]) -> list[Fact]:
         """What a function of the library gives for these arguments."""
 

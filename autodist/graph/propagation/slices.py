@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from autodist.graph.propagation.facts import Dims, Fact, Form, Opaque, Positions, Rows, with_axis
+from dataclasses import replace
+
+from autodist.graph.propagation.entries import column
+from autodist.graph.propagation.facts import Coordinates, Dims, Fact, Followed, Form, Opaque, Positions, Rows, with_axis
 from autodist.graph.propagation.layout import count_of, moving
+from autodist.graph.propagation.sampling import one_part
 from autodist.graph.propagation.site import Rule, Site
 
 
@@ -11,8 +15,12 @@ def strided_slice(site: Site) -> Fact:
     fact = site.facts[0]
     if isinstance(fact, Dims) and not fact.is_scalar:
         return _slice_of_dims(site, fact)
+    if isinstance(fact, Dims) and site.number("new_axis_mask") == 1 and site.shape(1).as_list() == [1]:
+        return replace(fact, is_scalar=False)  # n[None]
     if isinstance(fact, Positions) and _only_adds_an_axis(site):
         return fact
+    if isinstance(fact, Coordinates):
+        return column(site, fact)
     found = moving(_strided_rows)(site)
     drops_axes = bool(site.number("shrink_axis_mask"))
     return Opaque(found.reason) if isinstance(found, Opaque) and drops_axes else found
@@ -84,6 +92,8 @@ def slice_(site: Site) -> Fact:
             return site.opaque("the part of a shape that it takes is not known")
         part = slice(begin[0], None if size[0] == -1 else begin[0] + size[0])
         return Dims(fact.forms[part], fact.values[part])
+    if isinstance(fact, Followed):
+        return one_part(site)
     return moving(_slice_rows, drawn=1)(site)
 
 

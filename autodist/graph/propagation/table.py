@@ -11,7 +11,9 @@ from autodist.graph.propagation import (
     choices,
     contractions,
     derivatives,
+    distinct,
     draws,
+    entries,
     functions,
     images,
     layout,
@@ -22,6 +24,7 @@ from autodist.graph.propagation import (
     pieces,
     positions,
     reductions,
+    sampling,
     shapes,
     slices,
     sources,
@@ -46,6 +49,9 @@ TABLE: dict[str, Rule] = {
     **blocks.RULES,
     **derivatives.RULES,
     **positions.RULES,
+    **distinct.RULES,
+    **entries.RULES,
+    **sampling.RULES,
     **lists.RULES,
     **functions.RULES,
     "Enter": arithmetic.linear,
@@ -53,7 +59,7 @@ TABLE: dict[str, Rule] = {
 }
 
 _SHAPES = ("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "BroadcastArgs", "DynamicStitch")
-NOT_FOLDED = frozenset([*draws.RULES, *functions.RULES, *lists.RULES, *sources.RULES, *_SHAPES])
+NOT_FOLDED = frozenset([*draws.RULES, *sampling.RULES, *functions.RULES, *lists.RULES, *sources.RULES, *_SHAPES])
 """Ops that may give something else than "the same everywhere" although all their inputs are."""
 
 

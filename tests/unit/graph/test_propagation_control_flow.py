@@ -96,3 +96,80 @@ def test_a_loop_that_runs_as_long_as_its_examples_ask_is_unknown(case):
     x = tensor(case, "x")
     [grown] = tf.while_loop(lambda v: tf.reduce_max(v) < 100, lambda v: (v * 2,), [x])
     assert "how often it runs" in case.kind(grown).reason
+
+
+def test_a_function_of_each_example(case, feeds):
+    x, s, y = tensor(case, "x"), tensor(case, "s"), tensor(case, "y")
+
+    def of_one(pair):
+        vector, rows = pair
+        chosen = tf.cond(vector[0] > 1, lambda: tf.reduce_max(rows), lambda: tf.reduce_sum(rows))
+        _, grown = tf.while_loop(lambda i, v: v < 9, lambda i, v: (i + 1, v * 2), [0, vector[0]])
+        return tf.cumsum(vector) * chosen * grown, tf.constant(2.0, tf.float64)
+
+    mapped, twos = tf.map_fn(of_one, (x, s), fn_output_signature=(tf.float64, tf.float64))
+    table = tf.constant([3.0, 5.0, 7.0], tf.float64)
+    looked_up = tf.map_fn(lambda label: tf.gather(table, label), y, fn_output_signature=tf.float64)
+    loss = tf.reduce_mean(tf.reduce_sum(mapped, 1) * looked_up)
+    check(
+        case,
+        feeds,
+        [(mapped, PerExample(0)), (twos, PerExample(0)), (looked_up, PerExample(0)), (loss, MEAN)],
+    )
+
+
+def test_a_function_of_each_example_in_a_loop_that_keeps_what_its_gradient_needs(case, feeds):
+    x = tensor(case, "x")
+    mapped = tf.map_fn(lambda row: tf.sin(row) * row, x)
+    loss = tf.reduce_mean(mapped)
+    slope = tf.gradients(loss, x)[0]
+    assert slope is not None
+    check(case, feeds, [(mapped, PerExample(0)), (loss, MEAN)])
+
+
+LOOPS_OVER_EXAMPLES = {
+    "a scan": lambda x: tf.scan(lambda carry, row: carry * 0.5 + row, x),
+    "a sum": lambda x: tf.foldl(lambda total, row: total + row, x),
+    "its number": lambda x: tf.map_fn(
+        lambda pair: pair[0] * pair[1], (x[:, 0], tf.range(7.0, dtype=tf.float64)), fn_output_signature=tf.float64
+    ),
+    "numbers drawn": lambda x: tf.map_fn(lambda row: row * tf.random.uniform([3], dtype=tf.float64), x),
+    "a neighbour": lambda x: tf.map_fn(lambda i: x[i] + x[0], tf.range(tf.shape(x)[0]), fn_output_signature=tf.float64),
+    "two turns more": lambda x: tf.while_loop(
+        lambda i, a: i < tf.shape(x)[0] + 2,
+        lambda i, a: (i + 1, a.write(i, x[0])),
+        [0, tf.TensorArray(tf.float64, tf.shape(x)[0] + 2)],
+    )[1].stack(),
+    "every other turn": lambda x: tf.while_loop(
+        lambda i, a: i < tf.shape(x)[0],
+        lambda i, a: (i + 2, a.write(i, x[0])),
+        [0, tf.TensorArray(tf.float64, tf.shape(x)[0], element_shape=[3])],
+    )[1].stack(),
+    "one turn left out": lambda x: tf.while_loop(
+        lambda i, a: i < tf.shape(x)[0],
+        lambda i, a: (i + 1, a.write(i, x[0])),
+        [1, tf.TensorArray(tf.float64, tf.shape(x)[0], element_shape=[3])],
+    )[1].stack(),
+    "a longer list": lambda x: tf.while_loop(
+        lambda i, a: i < tf.shape(x)[0],
+        lambda i, a: (i + 1, a.write(i, tf.ones([3], tf.float64))),
+        [0, tf.TensorArray(tf.float64, tf.shape(x)[0] + 1, element_shape=[3])],
+    )[1].stack(),
+    "an element": lambda x: tf.TensorArray(tf.float64, tf.shape(x)[0]).unstack(x).read(1),
+}
+
+
+@pytest.mark.parametrize("name", LOOPS_OVER_EXAMPLES)
+def test_loops_over_examples_that_see_more_than_one_are_unknown(case, name):
+    assert isinstance(case.kind(LOOPS_OVER_EXAMPLES[name](tensor(case, "x"))), Unknown)
+
+
+def test_a_scan_over_examples_says_why(case):
+    scanned = tf.scan(lambda carry, row: carry * 0.5 + row, tensor(case, "x"), tf.zeros([3], tf.float64))
+    assert "goes on from what another example has left" in case.kind(scanned).reason
+
+
+def test_a_list_of_the_batch_is_as_long_as_the_batch(case, feeds):
+    x = tensor(case, "x")
+    listed = tf.TensorArray(tf.float64, tf.shape(x)[0]).unstack(x)
+    check(case, feeds, [(listed.stack(), PerExample(0)), (tf.cast(listed.size(), tf.float64), Sum())])

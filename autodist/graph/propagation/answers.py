@@ -1,0 +1,85 @@
+"""What a fact says to those who ask from outside: the kind, with the weight of a mean."""
+
+from __future__ import annotations
+
+from autodist.graph.propagation.facts import (
+    NONE,
+    Base,
+    Count,
+    Fact,
+    Factor,
+    Factors,
+    Form,
+    Opaque,
+    Rows,
+    Statistic,
+    additive_over,
+    describe,
+    form_of,
+    power,
+)
+from autodist.graph.propagation.kinds import (
+    Kind,
+    Mean,
+    PerExample,
+    Replicated,
+    Scalar,
+    Sum,
+    Total,
+    Unknown,
+    Weight,
+)
+
+
+def kind_of(fact: Fact) -> Kind:
+    """What a fact says to those who ask from outside."""
+    form = form_of(fact)
+    if isinstance(form, (Statistic, Opaque)):
+        return Unknown(form.reason)
+    if form.rows is not None:
+        return _kind_of_rows(form, form.rows)
+    if form.is_same:
+        return Replicated()
+    return _kind_of_additive(form)
+
+
+def _kind_of_rows(form: Form, base: Rows) -> Kind:
+    if form.factors:
+        return Unknown(f"its rows belong to examples, but each is scaled by {describe(form.factors)}")
+    if base.order:
+        return Unknown(f"its rows belong to examples, but not in their order along axis {base.axis}")
+    return PerExample(base.axis, form.mixed_at)
+
+
+def _kind_of_additive(form: Form) -> Kind:
+    if form.base is Base.ADDED:
+        weighted = _weights(form.factors)
+        if not form.factors:
+            return Sum(form.mixed_at)
+    else:
+        if additive_over(form.factors, NONE):
+            return Sum(form.mixed_at)
+        weighted = _weights_below(form.factors)
+    if len(weighted) == 1 and (weight := weight_of(weighted[0])):
+        return Mean(weight, form.mixed_at)
+    sums = describe(form.factors)
+    return Unknown(f"it is a product of sums over the batch ({sums}), which is no sum or mean")
+
+
+def _weights(factors: Factors) -> list[Factor]:
+    return [factor for factor, _ in factors] if len(factors) == 1 and next(iter(factors))[1] == -1 else []
+
+
+def _weights_below(factors: Factors) -> list[Factor]:
+    return [f for f, exponent in factors if exponent == -1 and additive_over(factors, power(f, -1))]
+
+
+def weight_of(factor: Factor) -> Weight | None:
+    """The weight that this factor is, if it can be said with tensors of the graph."""
+    if isinstance(factor, Count):
+        return factor.of
+    if not factor.without:
+        return Scalar(factor.tensor)
+    below = _weights(factor.without)
+    inner = weight_of(below[0]) if below else None
+    return Total(factor.tensor, inner) if inner else None

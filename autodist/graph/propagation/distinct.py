@@ -1,0 +1,65 @@
+"""The different ids of a batch: each is looked up once, and every example takes what its ids have given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from autodist.graph.propagation.facts import SAME, Distinct, Fact, Form, Numbers, Opaque, form_of
+from autodist.graph.propagation.site import Rule, Site
+
+
+def unique(site: Site) -> list[Fact]:
+    """Unique: the different ids, and for each id where it stands among them."""
+    ids, number = site.form(0), 3 if site.node.op.endswith("Counts") or site.node.op == "UniqueWithCountsV2" else 2
+    if not isinstance(ids, Form):
+        return [Opaque(ids.reason)] * number
+    if ids.is_same:
+        return [SAME] * number
+    if ids.rows is None or ids.factors or site.rank(0) != 1:
+        return [site.opaque("its ids are not those of examples, one after the other")] * number
+    of = site.named(1)
+    counts: Fact = site.opaque("how often each different id comes in a part of the batch")
+    found: list[Fact] = [Distinct(of), Numbers(of, ids), counts]
+    return found[:number]
+
+
+def looked_up(site: Site) -> Fact | None:
+    """A gather by different ids, or of what was gathered by them; None where it is neither."""
+    params, ids = site.facts[0], site.facts[1]
+    if isinstance(params, Distinct) and isinstance(ids, Numbers) and ids.of == params.of:
+        return ids.rows
+    if isinstance(ids, Distinct) and form_of(params) == SAME:
+        return ids
+    return None
+
+
+def numbers(rule: Callable[[Site], Fact]) -> Callable[[Site], Fact]:
+    """A rule for ops that move elements, for numbers of different ids too: they are as the rows of the ids are."""
+
+    def apply(site: Site) -> Fact:
+        found = site.facts[0]
+        if not isinstance(found, Numbers):
+            return rule(site)
+        moved = rule(replace(site, facts=[found.rows, *site.facts[1:]]))
+        return Numbers(found.of, moved) if isinstance(moved, Form) else moved
+
+    return apply
+
+
+def row_by_row(rule: Rule) -> Rule:
+    """A rule for arithmetic element by element, for the different ids' rows too where all else is one number."""
+
+    def apply(site: Site) -> Fact | list[Fact]:
+        different = {fact for fact in site.facts if isinstance(fact, Distinct)}
+        others = [index for index, fact in enumerate(site.facts) if not isinstance(fact, Distinct)]
+        if len(different) == 1 and all(site.facts[i] == SAME and site.rank(i) == 0 for i in others):
+            return different.pop()
+        return rule(site)
+
+    return apply
+
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(["Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"], unique),
+}

@@ -1,0 +1,208 @@
+"""Sparse tensors and segments: entries that belong to examples, each with the number of its example."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from autodist.graph.propagation.facts import (
+    SAME,
+    Coordinates,
+    Distinct,
+    Fact,
+    Form,
+    Numbers,
+    Opaque,
+    Positions,
+    elements_of,
+    form_of,
+)
+from autodist.graph.propagation.lengths import is_length_of
+from autodist.graph.propagation.site import Rule, Site, op_names
+
+_LAST_MAY_BE_EMPTY = (
+    "it makes no row for examples without entries that stand last in a part of the batch; "
+    "tf.nn.safe_embedding_lookup_sparse, tf.sparse.fill_empty_rows, or a number of segments (as "
+    "tf.math.unsorted_segment_sum takes it) make one for each"
+)
+
+
+def are_entries(form: Fact, positions: Positions) -> bool:
+    """Whether a tensor has a row for each of the things that `positions` says whose they are."""
+    return isinstance(form, Form) and form.base == positions.entries
+
+
+def with_columns(site: Site, indices: Sequence[int]) -> Coordinates | None:
+    """Numbers of examples as the first column of a matrix, other columns beside it."""
+    first = site.facts[indices[0]]
+    if not isinstance(first, Positions):
+        return None
+    others = [form_of(site.facts[index]) for index in indices[1:]]
+    fits = all(isinstance(f, Form) and not f.factors and are_entries(f, first) for f in others)
+    return Coordinates(first) if fits and others else None
+
+
+def column(site: Site, coordinates: Coordinates) -> Fact:
+    """x[:, k], x[:, k:]: of the positions of entries, their examples' numbers or where they stand in these."""
+    masks = {name: site.number(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    begin, end, stride = (site.integers(index) for index in (1, 2, 3))
+    plain = not masks["ellipsis"] and not masks["new_axis"] and masks["begin"] & masks["end"] & 1
+    if not plain or masks["shrink_axis"] & 1 or begin is None or end is None or stride != [1, 1] or len(begin) != 2:
+        return site.opaque("which columns of the positions of entries it takes is not known")
+    first = 0 if masks["begin"] & 2 else begin[1]
+    if first == 0 and masks["shrink_axis"] & 2:
+        return coordinates.positions
+    if first == 0 and masks["end"] & 2:
+        return coordinates
+    if first is not None and first > 0:
+        return Form(coordinates.positions.entries)
+    return site.opaque("which columns of the positions of entries it takes is not known")
+
+
+def kept(site: Site, positions: Positions, coordinates: Coordinates) -> Fact:
+    """Positions of those entries that a mask over all entries keeps."""
+    if positions.within == coordinates.positions.entries:
+        return Coordinates(Positions(coordinates.positions.within, positions.entries))
+    return site.opaque("it takes entries by positions that were found among others")
+
+
+def values_at(site: Site) -> Fact | None:
+    """GatherNd: the elements of a batch at the positions of its entries."""
+    coordinates, params = site.facts[1], site.form(0)
+    if not isinstance(coordinates, Coordinates) or not isinstance(params, Form) or site.number("batch_dims"):
+        return None
+    positions = coordinates.positions
+    return replace(params, base=positions.entries) if params.base == positions.within else None
+
+
+def to_dense(site: Site) -> Fact:
+    """SparseToDense: positions, shape, values, what stands elsewhere."""
+    return _dense(site, site.facts[0], 1, (2, 3))
+
+
+def scatter(site: Site) -> Fact:
+    """ScatterNd: positions, values, shape."""
+    return _dense(site, site.facts[0], 2, (1,))
+
+
+def _dense(site: Site, coordinates: Fact, shape: int, values: tuple[int, ...]) -> Fact:
+    if not isinstance(coordinates, Coordinates):
+        return _opaque_among(site)
+    positions = coordinates.positions
+    if not is_length_of(site, shape, positions.within):
+        return site.opaque("it is not known that the shape that it makes has its examples along the first axis")
+    forms = site.forms(*values)
+    if isinstance(forms, Opaque):
+        return forms
+    for form, index in zip(forms, values, strict=True):
+        if form.factors or not (are_entries(form, positions) or (form == SAME and site.is_uniform(index))):
+            return site.opaque("its values are not those of entries of examples")
+    return Form(positions.within, mixed_at=next((form.mixed_at for form in forms if form.mixed_at), None))
+
+
+def sparse_matmul(site: Site) -> Fact:
+    """SparseTensorDenseMatMul: positions, values, shape, a matrix that is the same everywhere."""
+    if form_of(site.facts[3]) == SAME and not site.flag("adjoint_a"):
+        return _dense(site, site.facts[0], 2, (1,))
+    return _opaque_among(site)
+
+
+def ctc_loss(site: Site) -> list[Fact]:
+    """CTCLoss: logits with the examples along the second axis, labels as positions and values, lengths."""
+    coordinates, forms = site.facts[1], site.forms(0, 2, 3)
+    if isinstance(coordinates, Coordinates) and not isinstance(forms, Opaque):
+        logits, labels, lengths = forms
+        within = coordinates.positions.within
+        same_examples = logits.base == replace(within, axis=1) and are_entries(labels, coordinates.positions)
+        same_lengths = lengths.base == within or (lengths == SAME and site.is_uniform(3))
+        if same_examples and same_lengths and not any(form.factors for form in forms):
+            mixed_at = next((form.mixed_at for form in forms if form.mixed_at), None)
+            return [Form(within, mixed_at=mixed_at), Form(replace(within, axis=1), mixed_at=mixed_at)]
+    return [_opaque_among(site)] * 2
+
+
+def reshape_sparse(site: Site) -> list[Fact]:
+    """SparseReshape: positions, shape, the new shape; the examples' axis stays."""
+    coordinates, new = site.facts[0], site.dims(2)
+    if isinstance(coordinates, Coordinates) and new is not None:
+        within = coordinates.positions.within
+        if is_length_of(site, 1, within) and is_length_of(site, 2, within):
+            return [coordinates, new]
+    reason = site.opaque("it is not known that the examples of the sparse tensor stay along its first axis")
+    return [reason, site.facts[2]]
+
+
+def fill_empty_rows(site: Site) -> list[Fact]:
+    """SparseFillEmptyRows: positions, values, shape, the value of examples that have none."""
+    coordinates, values = site.facts[0], site.form(1)
+    if isinstance(coordinates, Coordinates) and is_length_of(site, 2, coordinates.positions.within):
+        within = coordinates.positions.within
+        if are_entries(values, coordinates.positions) and form_of(site.facts[3]) == SAME and site.rank(3) == 0:
+            assert isinstance(values, Form)
+            alike = site.scope.same_as(("filled", coordinates), site.named(1))
+            filled = Positions(within, elements_of(alike), True)
+            moved = site.opaque("it numbers the entries of the replica's part of the batch")
+            return [Coordinates(filled), Form(filled.entries, mixed_at=values.mixed_at), Form(within), moved]
+    return [site.opaque("its entries are not known to belong to the examples of its shape")] * 4
+
+
+def segments(site: Site) -> Fact:
+    """SegmentSum and its like: data, and of each row the segment, ascending."""
+    return _by_example(site, 0, 1, None)
+
+
+def sparse_segments(site: Site) -> Fact:
+    """SparseSegmentSum and its like: data, which rows of it, and of each of these the segment."""
+    number = 3 if site.node.op.endswith("NumSegments") else None
+    data, ids, owners = site.facts[0], site.facts[1], site.facts[2]
+    if isinstance(owners, Positions):
+        of_different = isinstance(data, Distinct) and isinstance(ids, Numbers) and ids.of == data.of
+        taken = ids.rows if of_different and isinstance(ids, Numbers) else form_of(ids)
+        looks_up = of_different or form_of(data) == SAME
+        if looks_up and isinstance(taken, Form) and not taken.factors and are_entries(taken, owners):
+            return _a_row_each(site, owners, taken, number)
+    return _opaque_among(site)
+
+
+def unsorted_segments(site: Site) -> Fact | None:
+    """UnsortedSegmentSum and its like, where a segment is what belongs to an example; None where it is not."""
+    return _by_example(site, 0, 1, 2) if isinstance(site.facts[1], Positions) else None
+
+
+def _by_example(site: Site, data: int, owners: int, number: int | None) -> Fact:
+    positions, form = site.facts[owners], site.form(data)
+    if isinstance(positions, Positions) and isinstance(form, Form) and are_entries(form, positions):
+        if form.factors and not site.node.op.endswith("Sum"):
+            return site.opaque("it is not linear in rows that are scaled by sums over the batch")
+        return _a_row_each(site, positions, form, number)
+    return _opaque_among(site)
+
+
+def _a_row_each(site: Site, owners: Positions, form: Form, number: int | None) -> Fact:
+    if number is None and not owners.covers:
+        return site.opaque(_LAST_MAY_BE_EMPTY)
+    if number is not None and not is_length_of(site, number, owners.within):
+        return site.opaque("it is not known that it makes a segment for each example")
+    return Form(owners.within, form.factors, form.mixed_at)
+
+
+def _opaque_among(site: Site) -> Fact:
+    forms = [form_of(fact) for fact in site.facts]
+    opaque = next((form for form in forms if isinstance(form, Opaque)), None)
+    return Opaque(opaque.reason) if opaque else site.opaque("its data and its segments are not those of examples")
+
+
+_SEGMENTS = op_names("SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd")
+_SPARSE_SEGMENTS = op_names("SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN")
+
+RULES: dict[str, Rule] = {
+    "SparseToDense": to_dense,
+    "ScatterNd": scatter,
+    "SparseTensorDenseMatMul": sparse_matmul,
+    **dict.fromkeys(["CTCLoss", "CTCLossV2"], ctc_loss),
+    "SparseReshape": reshape_sparse,
+    "SparseFillEmptyRows": fill_empty_rows,
+    **dict.fromkeys(_SEGMENTS, segments),
+    **dict.fromkeys(_SPARSE_SEGMENTS, sparse_segments),
+    **dict.fromkeys([f"{op}WithNumSegments" for op in _SPARSE_SEGMENTS], sparse_segments),
+}

@@ -1,0 +1,117 @@
+"""Classes that are sampled for the whole batch: `nce_loss` and `sampled_softmax_loss` train what one device trains."""
+
+from __future__ import annotations
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.proto import strategy_pb2
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
+
+CLASSES, WIDTH, SAMPLED = 20, 4, 6
+
+OPTIMIZERS = {
+    "sgd": lambda: keras.optimizers.SGD(0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "adam": lambda: keras.optimizers.Adam(0.01),
+}
+LAYOUTS = {
+    "2 replicas": lambda item: plan(item, 1, 2),
+    "2 workers of 2": lambda item: plan(item, 2, 2),
+    "2 workers, servers": lambda item: plan(item, 2, 1, {"matrix": 1, "embedding": 0, "bias": 0}),
+    "2 workers, one on a server": lambda item: plan(item, 2, 1, {"matrix": 1}),
+}
+
+
+def given(labels):
+    """Samples that hold classes of the labels, and one twice."""
+    expected = tf.cast(tf.fill(tf.shape(labels), 0.3), tf.float64)
+    return tf.constant([1, 3, 4, 7, 9, 3], tf.int64), expected, tf.constant([0.3] * SAMPLED, tf.float64)
+
+
+def every(labels):
+    sampled, true, expected = tf.random.all_candidate_sampler(labels, 1, CLASSES, False)
+    return sampled, tf.cast(true, tf.float64), tf.cast(expected, tf.float64)
+
+
+def drawn(labels):
+    sampled, true, expected = tf.random.log_uniform_candidate_sampler(labels, 1, SAMPLED, True, CLASSES, seed=3)
+    return sampled, tf.cast(true, tf.float64), tf.cast(expected, tf.float64)
+
+
+def skip_gram(optimizer, loss_of, sampler):
+    rng = np.random.default_rng(0)
+    shapes = {"embedding": (CLASSES, WIDTH), "matrix": (CLASSES, WIDTH), "bias": (CLASSES,)}
+    variables = [keras.Variable(rng.normal(size=s), dtype="float64", name=name) for name, s in shapes.items()]
+    optimizer.build(variables)
+    embedding, matrix, bias = variables
+
+    def step(words, labels):
+        with tf.GradientTape() as tape:
+            seen = tf.nn.embedding_lookup(embedding.value, words)
+            rows = loss_of(matrix.value, bias.value, labels, seen, SAMPLED, CLASSES, sampled_values=sampler(labels))
+            loss = tf.reduce_mean(rows)
+        optimizer.apply_gradients(zip(tape.gradient(loss, [v.value for v in variables]), variables, strict=True))
+        return loss
+
+    return capture(step, np.zeros(8, np.int64), np.zeros((8, 1), np.int64)), step
+
+
+def batches(*sizes):
+    rng = np.random.default_rng(2)
+    return [(rng.integers(0, CLASSES, n), rng.integers(0, CLASSES, (n, 1))) for n in sizes]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("loss_of", [tf.nn.nce_loss, tf.nn.sampled_softmax_loss])
+def test_training_equals_one_device_where_the_samples_are_the_same(loss_of, optimizer, layout):
+    captured, step = skip_gram(OPTIMIZERS[optimizer](), loss_of, given)
+    found = train(captured, LAYOUTS[layout](captured.item), batches(8, 5, 3))
+    assert_same(found, one_device(captured, step, batches(8, 5, 3)))
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_training_equals_one_device_where_every_class_is_taken(optimizer):
+    loss_of = functools.partial(tf.nn.nce_loss, remove_accidental_hits=False)
+
+    def every_class(matrix, bias, labels, seen, _sampled, classes, sampled_values):
+        return loss_of(matrix, bias, labels, seen, CLASSES, classes, sampled_values=sampled_values)
+
+    captured, step = skip_gram(OPTIMIZERS[optimizer](), every_class, every)
+    found = train(captured, plan(captured.item, 2, 2), batches(8, 5, 3))
+    assert_same(found, one_device(captured, step, batches(8, 5, 3)))
+
+
+def test_batches_that_do_not_divide_train_with_samples_that_replicas_draw(caplog):
+    captured, _ = skip_gram(OPTIMIZERS["adagrad"](), tf.nn.nce_loss, drawn)
+    strategy = plan(captured.item, 2, 2)
+    first, second = (train(captured, strategy, batches(8, 5, 3)) for _ in range(2))
+    for name in ("embedding", "matrix", "bias"):
+        np.testing.assert_array_equal(first.variable(name), second.variable(name))
+    assert "not known" not in caplog.text
+    seeds = [
+        node.attr["seed2"].i
+        for item in rewritten(captured, strategy)
+        for node in item.graph_def.node
+        if node.op == "LogUniformCandidateSampler"
+    ]
+    assert len(seeds) == len(set(seeds)) == 4
+
+
+def test_a_matrix_in_shards_is_refused_where_its_rows_are_squared():
+    captured, _ = skip_gram(OPTIMIZERS["adam"](), tf.nn.nce_loss, given)
+    strategy = plan(captured.item, 2, 1)
+    node = next(node for node in strategy.nodes if node.variable == "matrix")
+    node.ClearField("all_reduce")
+    node.partition.axis = 0
+    node.partition.sizes.extend([2, CLASSES - 2])
+    for owner in (0, 1):
+        node.shards.add(parameter_server=strategy_pb2.ParameterServer(owner=owner))
+    with pytest.raises(RewriteError, match="matrix is looked up in several ways.*leave it in one piece"):
+        rewritten(captured, strategy)
