@@ -64,6 +64,15 @@ def gather_with_positions(table, ids):
     return tf.gather(table, ids) + tf.gather(table, tf.constant([7, 8]))
 
 
+def gather_after_positions(table, ids):
+    places = tf.concat([tf.constant([7, 8]), tf.reshape(ids, [-1])], 0)
+    return tf.gather(table, places)[2:] * tf.gather(table, places)[:1]
+
+
+def gather_different_with_positions(table, ids):
+    return gather_different(table, ids) + tf.gather(table, tf.constant([7]))
+
+
 def batches(size):
     rng = np.random.default_rng(1)
     return [(rng.normal(size=(size, 4, WIDTH)),) for _ in range(3)]
@@ -100,10 +109,26 @@ def test_each_different_id_looked_up_once(optimizer, layout):
     assert_same(found, one_device(captured, step, ids))
 
 
-def test_a_table_looked_up_in_two_ways_is_refused_where_rows_are_squared():
-    captured, _ = lookup_step(optimizers.Adam(0.01), gather_with_positions)
+@pytest.mark.parametrize("layout", [name for name in LAYOUTS if "cut" not in name])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_table_looked_up_for_examples_and_then_for_all(optimizer, layout):
+    captured, step = lookup_step(OPTIMIZERS[optimizer](), gather_with_positions)
+    ids = repeated_ids(3, 7)
+    found = train(captured, LAYOUTS[layout](captured.item), ids)
+    assert_same(found, one_device(captured, step, ids))
+
+
+@pytest.mark.parametrize("gather", [gather_after_positions, gather_different_with_positions])
+def test_a_table_looked_up_in_two_ways_is_refused_where_rows_are_squared(gather):
+    captured, _ = lookup_step(optimizers.Adam(0.01), gather)
     with pytest.raises(RewriteError, match="table is looked up in several ways.*convert_to_tensor"):
         rewritten(captured, plan(captured.item, 1, 2))
+
+
+def test_a_table_in_shards_looked_up_in_two_ways_is_refused_where_rows_are_squared():
+    captured, _ = lookup_step(optimizers.Adam(0.01), gather_with_positions)
+    with pytest.raises(RewriteError, match="table is looked up in several ways.*leave it in one piece"):
+        rewritten(captured, LAYOUTS["2 workers, cut over both"](captured.item))
 
 
 def test_a_table_looked_up_in_two_ways_trains_where_rows_are_added():
