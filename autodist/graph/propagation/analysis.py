@@ -234,7 +234,10 @@ class Frame:
             why = f"its function '{function}' is not in the graph's library, or calls are too deep"
             return [site.opaque(why)] * _number_of_outputs(site.node)
         handles = [self._variable(name) for name in tensors]
-        body = self._library.body(function, [self.shape(name) for name in tensors], handles)
+        # A loop's results have the shapes that hold in every turn; where it names none, these are its inputs'.
+        is_loop = site.node.op in ("While", "StatelessWhile")
+        shaped = [f"{site.node.name}:{k}" for k in range(len(tensors))] if is_loop else tensors
+        body = self._library.body(function, [self.shape(name) for name in shaped], handles)
         seeds = dict(zip(body.arguments, arguments, strict=True))
         tag = f"{site.named()}>{function}>"
         frame = Frame(_by_name(body.graph_def), self._library, body.shape, seeds, tag)

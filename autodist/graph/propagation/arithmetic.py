@@ -29,6 +29,7 @@ from autodist.graph.propagation.facts import (
     power,
     times,
 )
+from autodist.graph.propagation.numbered import with_numbers
 from autodist.graph.propagation.site import Rule, Site, op_names
 
 
@@ -240,8 +241,8 @@ _NONLINEAR = op_names(
 RULES: dict[str, Rule] = {
     **dict.fromkeys(_LINEAR, linear),
     **dict.fromkeys(_NONLINEAR, row_by_row(nonlinear)),
-    **dict.fromkeys(["Add", "AddV2", "Sub", "AddN", "AccumulateNV2"], row_by_row(add)),
-    **dict.fromkeys(["Mul", "MulNoNan"], row_by_row(multiply)),
+    **dict.fromkeys(["Add", "AddV2", "Sub", "AddN", "AccumulateNV2"], with_numbers(row_by_row(add))),
+    **dict.fromkeys(["Mul", "MulNoNan"], with_numbers(row_by_row(multiply))),
     **dict.fromkeys(["RealDiv", "Div", "DivNoNan", "Xdivy"], row_by_row(divide)),
     **dict.fromkeys(["FloorDiv", "TruncateDiv"], floor_divide),
     **dict.fromkeys(["Reciprocal", "Inv"], reciprocal),

@@ -111,9 +111,12 @@ class Library:
             graph_def, flat = function_def_to_graph.function_def_to_graph_def(definition, protos)
         names = [argument.name for argument in definition.signature.input_arg]
         known = {name: handle for name, handle in zip(names, handles, strict=True) if handle is not None}
+        given = dict(zip(names, protos, strict=True))
         for node in graph_def.node:
             if node.name in known:
                 _become_handle(node, known[node.name])
+            elif node.name in given and node.attr["shape"].shape.unknown_rank:
+                node.attr["shape"].shape.CopyFrom(given[node.name])  # what a `Defun` says of its arguments is nothing
         outputs = [flat[definition.ret[output.name]] for output in definition.signature.output_arg]
         tensors = [name if ":" in name else f"{name}:0" for name in outputs]
         return Body(graph_def, self._library, [f"{name}:0" for name in names], tensors)

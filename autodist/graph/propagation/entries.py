@@ -44,6 +44,8 @@ def with_columns(site: Site, indices: Sequence[int]) -> Coordinates | None:
 
 def column(site: Site, coordinates: Coordinates) -> Fact:
     """x[:, k], x[:, k:]: of the positions of entries, their examples' numbers or where they stand in these."""
+    if site.rank(0) != 2:
+        return site.opaque("which columns of the positions of entries it takes is not known")
     masks = {name: site.number(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     begin, end, stride = (site.integers(index) for index in (1, 2, 3))
     plain = not masks["ellipsis"] and not masks["new_axis"] and masks["begin"] & masks["end"] & 1

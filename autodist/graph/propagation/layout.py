@@ -10,6 +10,7 @@ from autodist.graph.propagation.distinct import numbers
 from autodist.graph.propagation.facts import (
     SAME,
     Base,
+    Coordinates,
     Dims,
     Fact,
     Form,
@@ -21,6 +22,7 @@ from autodist.graph.propagation.facts import (
     form_of,
     with_axis,
 )
+from autodist.graph.propagation.numbered import expanded
 from autodist.graph.propagation.site import Rule, Site
 
 RowsRule = Callable[[Site, Form, Rows], Fact]
@@ -36,6 +38,8 @@ def moving(rule: RowsRule, adds_elements: bool = False, drawn: int | None = None
     """
 
     def apply(site: Site) -> Fact:
+        if isinstance(site.facts[0], Coordinates) and site.node.op == "ExpandDims":
+            return expanded(site, site.facts[0])
         if isinstance(site.facts[0], Positions) and site.node.op in ("Squeeze", "ExpandDims"):
             return site.facts[0]
         form = form_of(site.facts[0])

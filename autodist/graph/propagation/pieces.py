@@ -10,6 +10,7 @@ from fractions import Fraction
 from autodist.graph.propagation.arithmetic import add_forms
 from autodist.graph.propagation.entries import with_columns
 from autodist.graph.propagation.facts import (
+    SAME,
     Dims,
     Fact,
     Form,
@@ -119,6 +120,8 @@ def pack(site: Site) -> Fact:
     if any(isinstance(fact, Dims) for fact in site.facts):
         if all(isinstance(fact, (Dims, Form)) and site.rank(index) == 0 for index, fact in enumerate(site.facts)):
             return _dims_of(site, indices)
+        if all(form_of(fact) == SAME for fact in site.facts):
+            return SAME
         return site.opaque("it builds a shape from what is not known")
     alike = _alike(site, [form_of(fact) for fact in site.facts])
     if not isinstance(alike, Form) or alike.rows is None:

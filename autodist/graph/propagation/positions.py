@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autodist.graph.propagation.facts import Fact, Form, Opaque, Positions, Rows, elements_of, form_of
+from autodist.graph.propagation.combine import same_rows
+from autodist.graph.propagation.facts import SAME, Fact, Form, Opaque, Positions, Rows, elements_of, form_of
 from autodist.graph.propagation.lengths import length
 from autodist.graph.propagation.site import Rule, Site, tensor_name
 
@@ -80,4 +81,29 @@ def divide(site: Site) -> Fact | list[Fact]:
     return [Form(part, data.factors, data.mixed_at or classes.mixed_at) for part in parts]
 
 
-RULES: dict[str, Rule] = {"CropAndResize": crop_of_each, "DynamicPartition": divide}
+def scatter_beside(site: Site) -> Fact:
+    """TensorScatterAdd and its like: elements put into rows of examples at places that are the same for all examples.
+
+    The indices name places along the first axes; behind these the examples lie, in the tensor and in what is put in.
+    """
+    forms, indices, rank = site.forms(0, 1, 2), site.shape(1), site.rank(1)
+    if isinstance(forms, Opaque):
+        return forms
+    tensor, places, given = forms
+    depth = indices[-1] if rank else None
+    if places != SAME or depth is None or rank is None or tensor.rows is None or given.rows is None:
+        return site.opaque("it puts elements in places that are not known to be the same for all examples")
+    moved = replace(given.rows, axis=given.rows.axis - (rank - 1) + depth)
+    behind = tensor.rows.axis >= depth and given.rows.axis >= rank - 1
+    if not behind or not same_rows(tensor.rows, moved) or tensor.factors or given.factors:
+        return site.opaque("what it puts in does not have the examples along the axis that the tensor has")
+    return replace(tensor, mixed_at=tensor.mixed_at or given.mixed_at)
+
+
+_SCATTERS = [f"TensorScatter{name}" for name in ("Add", "Sub", "Update", "Max", "Min")]
+
+RULES: dict[str, Rule] = {
+    **dict.fromkeys(_SCATTERS, scatter_beside),
+    "CropAndResize": crop_of_each,
+    "DynamicPartition": divide,
+}

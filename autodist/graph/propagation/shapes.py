@@ -71,6 +71,13 @@ def fill(site: Site) -> Fact:
     return spread(site, site.dims(0), form_of(site.facts[1]))
 
 
+def empty(site: Site) -> Fact:
+    """Empty: zeros, where it says that memory is to be set."""
+    if not site.flag("init"):
+        return site.opaque("it holds whatever was in the memory")
+    return spread(site, site.dims(0), SAME)
+
+
 def broadcast_to(site: Site) -> Fact:
     """BroadcastTo: as if it were combined with something of the asked shape."""
     value = form_of(site.facts[0])
@@ -196,6 +203,7 @@ RULES: dict[str, Rule] = {
     "Size": size,
     "Rank": rank,
     "Fill": fill,
+    "Empty": empty,
     "BroadcastTo": broadcast_to,
     **dict.fromkeys(["OnesLike", "ZerosLike"], ones_like),
     **dict.fromkeys(["DynamicStitch", "ParallelDynamicStitch"], _of_shapes(stitch)),

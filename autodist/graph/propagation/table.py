@@ -58,7 +58,7 @@ TABLE: dict[str, Rule] = {
     "LoopCond": arithmetic.linear,
 }
 
-_SHAPES = ("Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "BroadcastArgs", "DynamicStitch")
+_SHAPES = ("Empty", "Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "BroadcastArgs", "DynamicStitch")
 NOT_FOLDED = frozenset([*draws.RULES, *sampling.RULES, *functions.RULES, *lists.RULES, *sources.RULES, *_SHAPES])
 """Ops that may give something else than "the same everywhere" although all their inputs are."""
 
