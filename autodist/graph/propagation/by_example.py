@@ -92,6 +92,8 @@ def in_turn(site: Site, is_stateless: bool) -> Fact | None:
     within, roles = found[0].within, {fact.role for fact in found}
     if any(fact.within != within for fact in found) or lists:
         return site.opaque("it combines examples of two batches, or an example and a list")
+    if _takes_own(site, within):
+        return InTurn(Role.EXAMPLE, within, site.facts[0].mixed_at if isinstance(site.facts[0], Form) else None)
     others = [form_of(fact) for fact in site.facts if not isinstance(fact, InTurn)]
     opaque = next((form for form in others if isinstance(form, Opaque)), None)
     if opaque is not None:
@@ -103,8 +105,24 @@ def in_turn(site: Site, is_stateless: bool) -> Fact | None:
     return _counted(site, within, [fact.role if isinstance(fact, InTurn) else None for fact in site.facts])
 
 
+def _takes_own(site: Site, within: Rows) -> bool:
+    """Whether an op takes the turn's example of a batch: x[i], x[i:i + 1], tf.gather(x, i)."""
+    batch, places = site.facts[0], [fact.role if isinstance(fact, InTurn) else None for fact in site.facts]
+    if not isinstance(batch, Form) or batch.base != within or batch.factors:
+        return False
+    if site.node.op == "GatherV2":
+        return places == [None, Role.TURN, None] and site.scalar(2) == 0 and not site.number("batch_dims")
+    masks = [site.number(f"{name}_mask") & 1 for name in ("begin", "end", "ellipsis", "new_axis")]
+    first_stride = site.constant(3) if site.node.op == "StridedSlice" and places[1] is Role.TURN else None
+    ends = bool(site.number("shrink_axis_mask") & 1) or places[2] is Role.NEXT
+    return first_stride is not None and int(first_stride.reshape(-1)[0]) == 1 and ends and not any(masks)
+
+
 def _counted(site: Site, within: Rows, roles: list[Role | None]) -> Fact:
     op = site.node.op
+    are_same = all(form_of(fact) == SAME for fact in site.facts[1:])
+    if op == "Pack" and are_same and roles[0] in (Role.TURN, Role.NEXT):
+        return InTurn(roles[0], within)  # where a slice begins or ends
     if op in ("Add", "AddV2") and roles in ([Role.TURN, None], [None, Role.TURN]):
         if site.scalar(roles.index(None)) == 1:
             return InTurn(Role.NEXT, within)

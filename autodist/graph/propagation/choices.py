@@ -17,14 +17,18 @@ from autodist.graph.propagation.facts import (
     Form,
     ListOf,
     Opaque,
+    Positions,
     Statistic,
     additive_over,
 )
+from autodist.graph.propagation.lengths import is_length_of
 from autodist.graph.propagation.site import Rule, Site, tensor_name
 
 
 def select(site: Site) -> Fact:
     """Chooses between two values; the condition may only be of rows or the same everywhere."""
+    if isinstance(site.facts[1], Positions) and _holds_for_several(site, site.facts[1]):
+        return site.facts[1]
     guarded = _guarded_quotient(site)
     if guarded is not None:
         return guarded
@@ -45,6 +49,17 @@ def select(site: Site) -> Fact:
     if isinstance(condition, Opaque):
         return Opaque(condition.reason)
     return site.opaque("its condition depends on the whole batch")
+
+
+def _holds_for_several(site: Site, positions: Positions) -> bool:
+    """`where(n > 1, range(n), 0)`, with which `tf.vectorized_map` takes elements: with one row its number is 0, too."""
+    condition = site.scope.producer(site.inputs[0])
+    if condition is None or condition.op != "Greater" or not site.is_zero(2) or site.rank(2) != 0:
+        return False
+    asked = Site(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
+    bound = asked.constant(1)
+    all_of_them = positions.entries == positions.within and is_length_of(asked, 0, positions.within)
+    return all_of_them and bound is not None and bound.ndim == 0 and int(bound) == 1
 
 
 def _same_condition(site: Site, branches: Form | Statistic) -> Fact:

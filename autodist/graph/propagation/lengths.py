@@ -42,6 +42,10 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
         return _length(scope, sources[2], element, depth - 1)
     if node.op == "Unpack":
         return _length(scope, sources[0], output, depth - 1)
+    if node.op in ("Max", "Min"):
+        number = scope.shape(sources[0]).num_elements() or 0
+        counted = {_length(scope, sources[0], k, depth - 1) for k in range(number)}
+        return counted.pop() if len(counted) == 1 else None
     found = _source(scope, node, sources, element)
     return None if found is None else _length(scope, *found, depth - 1)
 

@@ -164,6 +164,10 @@ def _split(site: Site, data: int, axis_index: int, number: int) -> Fact | list[F
     fact = site.facts[data]
     if isinstance(fact, Dims) and not fact.is_scalar and site.node.op == "SplitV":
         return _parts_of_dims(site, fact)
+    if isinstance(fact, Dims) and not fact.is_scalar and len(fact.forms) % number == 0:
+        each = len(fact.forms) // number
+        starts = range(0, len(fact.forms), each) if each else []
+        return [Dims(fact.forms[k : k + each], fact.values[k : k + each]) for k in starts]
     form = form_of(fact)
     if not isinstance(form, Form) or form.rows is None:
         return [form] * number

@@ -19,6 +19,7 @@ from autodist.graph.propagation.facts import (
     times,
     with_axis,
 )
+from autodist.graph.propagation.lengths import length
 from autodist.graph.propagation.site import Rule, Site
 
 
@@ -31,7 +32,10 @@ def reduce_mean(site: Site) -> Fact:
 
 
 def reduce_other(site: Site) -> Fact:
-    """Max, Min, Any and their like: no way to join them over the batch is a kind."""
+    """Max, Min, Any and their like: no way to join them over the batch is a kind; of equal lengths it is each."""
+    counted = _one_length(site)
+    if counted is not None:
+        return counted
     form = form_of(site.facts[0])
     if not isinstance(form, Form) or form.rows is None:
         return _without_rows(site, form)
@@ -39,6 +43,15 @@ def reduce_other(site: Site) -> Fact:
     if form.factors or axes is None or form.rows.axis in axes:
         return site.opaque("it reduces over the batch, which is neither a sum nor a mean")
     return _kept(site, form, axes)
+
+
+def _one_length(site: Site) -> Dims | None:
+    """The greatest or smallest of several lengths that are the same number of rows."""
+    fact = site.facts[0]
+    if not isinstance(fact, Dims) or site.node.op not in ("Max", "Min") or not fact.forms:
+        return None
+    counted = {length(site, 0, element) for element in range(len(fact.forms))}
+    return Dims(fact.forms[:1], fact.values[:1], True) if len(counted) == 1 and None not in counted else None
 
 
 def reduce_product(site: Site) -> Fact:

@@ -127,29 +127,52 @@ def test_a_function_of_each_example_in_a_loop_that_keeps_what_its_gradient_needs
     check(case, feeds, [(mapped, PerExample(0)), (loss, MEAN)])
 
 
+def turns(x, of_turn, start=0, step=1, more=0):
+    """A loop that is written out: a turn for each example."""
+    number = tf.shape(x)[0] + more if more else tf.shape(x)[0]
+    places = tf.TensorArray(tf.float64, number, element_shape=[3])
+    _, filled = tf.while_loop(lambda i, a: i < number, lambda i, a: (i + step, a.write(i, of_turn(i))), [start, places])
+    return filled.stack()
+
+
+def test_turns_that_take_their_own_example(case, feeds):
+    x = tensor(case, "x")
+    ways = [lambda i: x[i] * 2, lambda i: tf.gather(x, i), lambda i: x[i : i + 1, 0] + x[i]]
+    check(case, feeds, [(turns(x, way), PerExample(0)) for way in ways])
+
+
+VECTORIZED = {
+    "elementwise": lambda x, s: tf.vectorized_map(tf.sin, x),
+    "two": lambda x, s: tf.vectorized_map(lambda pair: tf.reduce_sum(pair[0]) * tf.tanh(pair[1]), (x, s[..., 0])),
+    "products": lambda x, s: tf.vectorized_map(lambda rows: tf.transpose(rows) @ rows, s),
+}
+
+
+@pytest.mark.parametrize("name", VECTORIZED)
+def test_functions_that_are_vectorized(case, feeds, name):
+    check(case, feeds, [(VECTORIZED[name](tensor(case, "x"), tensor(case, "s")), PerExample(0))])
+
+
+def test_a_vectorized_function_that_sees_other_examples_is_unknown(case):
+    x = tensor(case, "x")
+    assert isinstance(case.kind(tf.vectorized_map(lambda row: row - tf.reduce_max(x), x)), Unknown)
+
+
 LOOPS_OVER_EXAMPLES = {
+    "the example before": lambda x: turns(x, lambda i: x[i - 1]),
+    "the first example": lambda x: turns(x, lambda i: x[0]),
+    "every other turn": lambda x: turns(x, lambda i: x[i], step=2),
+    "one turn left out": lambda x: turns(x, lambda i: x[i], start=1),
+    "a turn more": lambda x: turns(x, lambda i: x[0], more=1),
+    "its number": lambda x: turns(x, lambda i: x[i] * tf.cast(i, tf.float64)),
+    "two examples": lambda x: turns(x, lambda i: tf.reduce_sum(x[i : i + 2], 0)),
     "a scan": lambda x: tf.scan(lambda carry, row: carry * 0.5 + row, x),
     "a sum": lambda x: tf.foldl(lambda total, row: total + row, x),
-    "its number": lambda x: tf.map_fn(
+    "another batch": lambda x: tf.map_fn(
         lambda pair: pair[0] * pair[1], (x[:, 0], tf.range(7.0, dtype=tf.float64)), fn_output_signature=tf.float64
     ),
     "numbers drawn": lambda x: tf.map_fn(lambda row: row * tf.random.uniform([3], dtype=tf.float64), x),
     "a neighbour": lambda x: tf.map_fn(lambda i: x[i] + x[0], tf.range(tf.shape(x)[0]), fn_output_signature=tf.float64),
-    "two turns more": lambda x: tf.while_loop(
-        lambda i, a: i < tf.shape(x)[0] + 2,
-        lambda i, a: (i + 1, a.write(i, x[0])),
-        [0, tf.TensorArray(tf.float64, tf.shape(x)[0] + 2)],
-    )[1].stack(),
-    "every other turn": lambda x: tf.while_loop(
-        lambda i, a: i < tf.shape(x)[0],
-        lambda i, a: (i + 2, a.write(i, x[0])),
-        [0, tf.TensorArray(tf.float64, tf.shape(x)[0], element_shape=[3])],
-    )[1].stack(),
-    "one turn left out": lambda x: tf.while_loop(
-        lambda i, a: i < tf.shape(x)[0],
-        lambda i, a: (i + 1, a.write(i, x[0])),
-        [1, tf.TensorArray(tf.float64, tf.shape(x)[0], element_shape=[3])],
-    )[1].stack(),
     "a longer list": lambda x: tf.while_loop(
         lambda i, a: i < tf.shape(x)[0],
         lambda i, a: (i + 1, a.write(i, tf.ones([3], tf.float64))),
