@@ -14,6 +14,7 @@ from autodist.graph.propagation.by_example import in_turn
 from autodist.graph.propagation.facts import (
     EXAMPLES,
     SAME,
+    WITHOUT_A_NODE,
     Fact,
     Form,
     Nothing,
@@ -61,7 +62,10 @@ class Propagation:
         name = tensor_name(tensor)
         if self._frame.producer(name) is None:
             raise ValueError(f"The graph has no tensor '{tensor}'. Name it as in the graph that was analysed.")
-        return kind_of(self._frame.fact(name))
+        kind, node = kind_of(self._frame.fact(name)), self._frame.producer(name)
+        if isinstance(kind, Unknown) and kind.reason in WITHOUT_A_NODE and node is not None:
+            return Unknown(f"node '{node.name}' ({node.op}): {kind.reason}")
+        return kind
 
 
 def propagate(
@@ -223,7 +227,8 @@ class Frame:
             return site.opaque(
                 "this op is not in the table of what shows how a batch goes through", Recovery.BATCH_SHAPED
             )
-        return rule(site)
+        found = rule(site)
+        return [_named(site, fact) for fact in found] if isinstance(found, list) else _named(site, found)
 
     def same_as(self, key: object, tensor: str) -> str:
         return self._same.setdefault(key, tensor)
@@ -242,6 +247,13 @@ class Frame:
         tag = f"{site.named()}>{function}>"
         frame = Frame(_by_name(body.graph_def), self._library, body.shape, seeds, tag)
         return leave([frame.fact(name) for name in body.outputs], site, tag)
+
+
+def _named(site: Site, fact: Fact) -> Fact:
+    """Sees to it that the node is named at which something is not known."""
+    if isinstance(fact, Opaque) and fact.reason in WITHOUT_A_NODE:
+        return site.opaque(f"of an input, {fact.reason}", fact.recovery)
+    return fact
 
 
 def _number_of_outputs(node: tf.compat.v1.NodeDef) -> int:

@@ -26,7 +26,7 @@ def map_over_examples(site: Site) -> list[Fact] | None:
         after = site.scope.call(site, site.node.attr["body"].func.name, state, site.inputs)
         carried = [_carried(site, old, new) for old, new in zip(state, after, strict=True)]
         if carried == state:
-            return [_left(site, fact) for fact in state]
+            return [_left(site, index, fact) for index, fact in enumerate(state)]
         state = carried
     return [site.opaque(_GOES_ON)] * len(state)
 
@@ -72,7 +72,10 @@ def _carried(site: Site, old: Fact, new: Fact) -> Fact:
     return old if old == new or isinstance(old, Opaque) else site.opaque(_GOES_ON)
 
 
-def _left(site: Site, fact: Fact) -> Fact:
+def _left(site: Site, index: int, fact: Fact) -> Fact:
+    node = site.scope.producer(site.inputs[index])
+    if isinstance(fact, ListOf) and fact.element is not None and node is not None and node.op == "EmptyTensorList":
+        return site.opaque("how often a turn adds to a list is not followed")
     if isinstance(fact, InTurn):
         return Dims((Form(factors=power(fact.within.count, 1)),), (None,), True)
     return fact

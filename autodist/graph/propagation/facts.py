@@ -285,6 +285,11 @@ def with_axis(form: Form, axis: int, **changes: object) -> Form:
     return replace(form, base=replace(form.rows, axis=axis, **changes))  # type: ignore[arg-type]
 
 
+_HOLDS_A_BATCH = "it is a shape that holds the size of the batch"
+WITHOUT_A_NODE = frozenset([*_NO_FORM.values(), _HOLDS_A_BATCH])
+"""Reasons that do not say at which node something is not known."""
+
+
 def form_of(fact: Fact) -> Form | Statistic | Opaque:
     """A fact without what only shapes and lists need."""
     if isinstance(fact, Dims):
@@ -292,7 +297,7 @@ def form_of(fact: Fact) -> Form | Statistic | Opaque:
             return fact.forms[0]
         if all(form.is_same for form in fact.forms):
             return SAME
-        return Opaque("it is a shape that holds the size of the batch")
+        return Opaque(_HOLDS_A_BATCH)
     if isinstance(fact, Form | Statistic | Opaque):
         return fact
     return Opaque(_NO_FORM[type(fact)])

@@ -60,7 +60,9 @@ def set_item(site: Site) -> Fact:
 
 def _of_turn(item: Fact, within: Rows) -> Fact:
     """What a turn gives its example: what it made of that, or what is the same for all."""
-    return InTurn(Role.EXAMPLE, within) if item == SAME else item
+    if isinstance(item, InTurn) or item == SAME:
+        return InTurn(Role.EXAMPLE, within) if item == SAME else item
+    return Opaque("each turn of a loop over the examples puts what belongs to all of them into a list")
 
 
 def push_back(site: Site) -> Fact:
@@ -94,7 +96,9 @@ def length(site: Site) -> Fact:
     found = site.facts[0]
     if isinstance(found, ListOf) and isinstance(found.element, InTurn):
         return Dims((Form(factors=power(found.element.within.count, 1)),), (None,), True)
-    return SAME if isinstance(found, ListOf) else site.opaque("it counts the elements of what is not known")
+    if isinstance(found, ListOf) and found.element is not None:
+        return SAME
+    return site.opaque("it counts the elements of what is not known")
 
 
 def array(site: Site) -> list[Fact]:
@@ -115,6 +119,8 @@ def _as_list(rule: Rule, *order: int) -> Rule:
 def scatter(site: Site) -> Fact:
     """TensorArrayScatterV3 as list, value: the first axis becomes the list."""
     items = from_tensor(Site(site.node, site.inputs[1:], site.facts[1:], site.scope))
+    if isinstance(items, ListOf) and isinstance(items.element, InTurn):
+        return site.opaque("it makes a list of the batch")
     return join(site, site.facts[0], items)
 
 

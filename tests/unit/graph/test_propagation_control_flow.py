@@ -165,6 +165,7 @@ LOOPS_OVER_EXAMPLES = {
     "one turn left out": lambda x: turns(x, lambda i: x[i], start=1),
     "a turn more": lambda x: turns(x, lambda i: x[0], more=1),
     "its number": lambda x: turns(x, lambda i: x[i] * tf.cast(i, tf.float64)),
+    "all examples": lambda x: tf.map_fn(lambda row: x, x),
     "two examples": lambda x: turns(x, lambda i: tf.reduce_sum(x[i : i + 2], 0)),
     "a scan": lambda x: tf.scan(lambda carry, row: carry * 0.5 + row, x),
     "a sum": lambda x: tf.foldl(lambda total, row: total + row, x),

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.graph.propagation import Mean, PerExample, Replicated, Unknown
-from tests.unit.graph.propagation_batches import MEAN, SIZES, tensor
+from tests.unit.graph.propagation_batches import MEAN, SIZES, reason, tensor
 from tests.unit.graph.propagation_graphs import Case
 
 CLASSES, WIDTH, TRUE, SAMPLED = 12, 3, 2, 5
@@ -114,6 +114,8 @@ def test_rows_and_what_stands_behind_them(case, feeds):
     whole = tf.reduce_sum(both)
     for value in (shifted, twice, fewer, narrow, both, whole):
         assert isinstance(case.kind(value), Unknown), value
+    for value in (both, whole):
+        assert "belongs to no example" in reason(case, value)
 
 
 def test_a_product_with_noise_keeps_rows(case):
