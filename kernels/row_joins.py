@@ -16,6 +16,13 @@ from autodist.graph.propagation import PerExample, Propagation, Replicated
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.merge_rows import is_added_up
 
+_SEGMENTS = ("Sum", "Mean", "SqrtN")
+_UNIQUE = {
+    **dict.fromkeys(["Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"], 0),
+    **{f"SparseSegment{name}GradV2": 1 for name in _SEGMENTS},
+}
+"""Outputs in which no index comes twice, by op."""
+
 _PASS = frozenset(["Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"])
 
 
@@ -95,5 +102,5 @@ def _join_of_source(editor: GraphEditor, flows: Propagation, name: str) -> RowJo
         return RowJoin.ALIGNED
     if isinstance(kind, PerExample):
         return RowJoin.IN_TURN
-    is_unique = editor[node_of(name)].op in ("Unique", "UniqueV2") and output_index(name) == 0
+    is_unique = _UNIQUE.get(editor[node_of(name)].op) == output_index(name)
     return RowJoin.BY_INDEX if is_unique else RowJoin.IN_TURN

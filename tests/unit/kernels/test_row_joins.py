@@ -73,6 +73,16 @@ def gather_different_with_positions(table, ids):
     return gather_different(table, ids) + tf.gather(table, tf.constant([7]))
 
 
+def gather_counted(table, ids):
+    different, places, _ = tf.unique_with_counts(tf.reshape(ids, [-1]))
+    return tf.gather(tf.gather(table, different), places)
+
+
+def gather_segments(table, ids):
+    owners = tf.repeat(tf.range(tf.shape(ids)[0]), 2)
+    return tf.sparse.segment_sum(table, tf.reshape(ids, [-1]), owners, sparse_gradient=True)
+
+
 def batches(size):
     rng = np.random.default_rng(1)
     return [(rng.normal(size=(size, 4, WIDTH)),) for _ in range(3)]
@@ -102,8 +112,9 @@ def test_parts_of_unequal_length_and_none_at_all():
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_each_different_id_looked_up_once(optimizer, layout):
-    captured, step = lookup_step(OPTIMIZERS[optimizer](), gather_different)
+@pytest.mark.parametrize("gather", [gather_different, gather_counted, gather_segments])
+def test_each_different_id_looked_up_once(gather, optimizer, layout):
+    captured, step = lookup_step(OPTIMIZERS[optimizer](), gather)
     ids = repeated_ids(3, 8)
     found = train(captured, LAYOUTS[layout](captured.item), ids)
     assert_same(found, one_device(captured, step, ids))
