@@ -46,6 +46,8 @@ class Body:
         whole = tf.compat.v1.GraphDef()
         whole.CopyFrom(self.graph_def)
         whole.library.CopyFrom(self.library)
+        for node in whole.node:
+            node.attr.pop("_class", None)  # it may name a node of the caller, beside which it is to stand
         with tf.Graph().as_default() as graph:
             tf.graph_util.import_graph_def(whole, name="")
         return graph

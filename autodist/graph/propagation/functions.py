@@ -17,7 +17,7 @@ from autodist.graph.propagation.facts import (
     Recovery,
     form_of,
 )
-from autodist.graph.propagation.site import Rule, Site
+from autodist.graph.propagation.site import Rule, Site, tensor_name
 
 _MOST_TURNS = 12
 
@@ -102,12 +102,47 @@ def while_(site: Site) -> list[Fact]:
     else:
         return [site.opaque("what its turns give does not settle", Recovery.BATCH_SHAPED)] * len(state)
     [again] = site.scope.call(site, condition, state, site.inputs)
-    if form_of(again) != SAME:
-        by_example = map_over_examples(site)
-        if by_example is not None:
-            return by_example
-        return [site.opaque("how often it runs depends on the replica's part of the batch")] * len(state)
-    return [_after_loop(site, fact, index) for index, fact in enumerate(state)]
+    if form_of(again) == SAME:
+        return [_after_loop(site, fact, index) for index, fact in enumerate(state)]
+    by_example = map_over_examples(site)
+    if by_example is not None:
+        return by_example
+    without_rows = [SAME if _is_rows(fact) else fact for fact in state]
+    [bound] = site.scope.call(site, condition, without_rows, site.inputs)
+    if form_of(bound) == SAME:
+        return [_ran_as_rows_ask(site)] * len(state)
+    return [_after_own_turns(site, fact, index) for index, fact in enumerate(state)]
+
+
+def _is_rows(fact: Fact) -> bool:
+    return isinstance(fact, Form) and fact.rows is not None
+
+
+def _ran_as_rows_ask(site: Site) -> Opaque:
+    return site.opaque("how often it runs depends on the replica's part of the batch")
+
+
+def _after_own_turns(site: Site, fact: Fact, index: int) -> Fact:
+    """A loop variable's last value where a bound was made of the part before the loop: the longest of its sequences.
+
+    Each replica makes its own number of turns, and its examples see one another thereby; lists may differ in length,
+    unless they were made with all their elements.
+    """
+    if isinstance(fact, ListOf) and fact.element is not None and _has_its_length(site, index):
+        return ListOf(_after_own_turns(site, fact.element, index))
+    if isinstance(fact, Form) and fact.rows is not None and not fact.factors:
+        return replace(fact, mixed_at=fact.mixed_at or site.node.name)
+    return _ran_as_rows_ask(site)
+
+
+def _has_its_length(site: Site, index: int) -> bool:
+    """Whether a list was made with a number of elements that is the same on all replicas."""
+    made = site.scope.producer(site.inputs[index])
+    return (
+        made is not None
+        and made.op == "TensorListReserve"
+        and form_of(site.scope.fact(tensor_name(made.input[1]))) == SAME
+    )
 
 
 def _after_loop(site: Site, fact: Fact, index: int) -> Fact:

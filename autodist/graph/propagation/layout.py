@@ -40,8 +40,8 @@ def moving(rule: RowsRule, adds_elements: bool = False, drawn: int | None = None
     def apply(site: Site) -> Fact:
         if isinstance(site.facts[0], Coordinates) and site.node.op == "ExpandDims":
             return expanded(site, site.facts[0])
-        if isinstance(site.facts[0], Positions) and site.node.op in ("Squeeze", "ExpandDims"):
-            return site.facts[0]
+        if site.node.op in ("Squeeze", "ExpandDims") and (kept := _kept_by_reshape(site)) is not None:
+            return kept
         form = form_of(site.facts[0])
         if isinstance(form, (Opaque, Statistic)):
             return form
@@ -93,12 +93,23 @@ def squeeze(site: Site, form: Form, batch: Rows) -> Fact:
     return with_axis(form, batch.axis - sum(axis < batch.axis for axis in axes))
 
 
+def _kept_by_reshape(site: Site) -> Positions | Dims | None:
+    """Positions of rows, or one integer of a shape, which stay so whatever shape they are given."""
+    fact = site.facts[0]
+    if isinstance(fact, Positions):
+        return fact
+    if isinstance(fact, Dims) and len(fact.forms) == 1 and site.output_shape().rank in (0, 1):
+        return replace(fact, is_scalar=site.output_shape().rank == 0)
+    return None
+
+
 def reshape(site: Site) -> Fact:
-    form = form_of(site.facts[0])
     if isinstance(site.facts[0], Positions):
         return _reshaped_positions(site, site.facts[0])
-    if isinstance(site.facts[0], Dims) and len(site.facts[0].forms) == 1 and site.output_shape().rank in (0, 1):
-        return replace(site.facts[0], is_scalar=site.output_shape().rank == 0)
+    kept = _kept_by_reshape(site)
+    if kept is not None:
+        return kept
+    form = form_of(site.facts[0])
     if isinstance(form, (Opaque, Statistic)):
         return form
     if form.rows is None:

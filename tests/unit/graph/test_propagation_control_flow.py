@@ -197,3 +197,44 @@ def test_a_list_of_the_batch_is_as_long_as_the_batch(case, feeds):
     x = tensor(case, "x")
     listed = tf.TensorArray(tf.float64, tf.shape(x)[0]).unstack(x)
     check(case, feeds, [(listed.stack(), PerExample(0)), (tf.cast(listed.size(), tf.float64), Sum())])
+
+
+def test_turns_up_to_the_longest_sequence_of_a_part_keep_rows(case, feeds):
+    """As `dynamic_rnn` makes them: an example whose sequence has ended keeps its state, and gives zeros."""
+    s = tensor(case, "s")
+    lengths = 1 + tf.cast(tf.reduce_sum(s, [1, 2]) > 0, tf.int32)
+    bound = tf.minimum(2, tf.reduce_max(lengths))
+
+    def turn(step, state, given):
+        going = (step < lengths)[:, None]
+        new = tf.tanh(state + s[:, step])
+        return step + 1, tf.where(going, new, state), given.write(step, tf.where(going, new, tf.zeros_like(new)))
+
+    start = [0, tf.zeros_like(s[:, 0]), tf.TensorArray(tf.float64, 2)]
+    turns, last, given = tf.while_loop(lambda step, *_: step < bound, turn, start)
+    outputs = tf.transpose(given.stack(), [1, 0, 2])
+    loss = tf.reduce_mean(last) + tf.reduce_mean(outputs)
+    found = [case.kind(t) for t in (last, outputs, loss)]
+    assert found == [PerExample(0), PerExample(0), MEAN]
+    assert all(kind.mixed_at for kind in found)
+    assert isinstance(case.kind(turns), Unknown)
+
+
+def test_a_list_that_grows_with_the_turns_of_a_part_is_unknown(case):
+    """Its length differs between replicas."""
+    s = tensor(case, "s")
+    bound = tf.reduce_max(1 + tf.cast(tf.reduce_sum(s, [1, 2]) > 0, tf.int32))
+    given = tf.TensorArray(tf.float64, bound, element_shape=s[:, 0].shape)
+    start = [0, given]
+    _, given = tf.while_loop(lambda step, _: step < bound, lambda step, g: (step + 1, g.write(step, s[:, 0])), start)
+    assert "how often it runs" in case.kind(given.stack()).reason
+
+
+def test_a_body_that_is_to_stand_beside_a_node_of_its_caller(case):
+    """TensorFlow colocates what it makes for the gradient of a loop with the loop, in the functions of bodies too."""
+    s = tensor(case, "s")
+    weight = tf.Variable(tf.ones([4], tf.float64))
+    start = [0, tf.zeros([tf.shape(s)[0], 4], tf.float64)]
+    _, last = tf.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, tf.tanh(v * weight + s[:, i])), start)
+    [gradient] = tf.compat.v1.gradients(tf.reduce_mean(last), [weight.handle], colocate_gradients_with_ops=True)
+    assert case.kind(gradient) != PerExample(0)

@@ -152,6 +152,8 @@ def test_shapes_that_hold_the_batch_make_rows(case, feeds):
         feeds,
         [
             (tf.zeros([n, 2]), PerExample(0)),
+            (tf.zeros(tf.concat([tf.expand_dims(n, 0), [2]], 0)), PerExample(0)),
+            (tf.fill([tf.squeeze(tf.shape(x)[:1], 0), 2], 1.0), PerExample(0)),
             (tf.fill([3, n], 2.0), PerExample(1)),
             (tf.ones_like(x), PerExample(0)),
             (tf.broadcast_to(tf.constant([1.0, 2.0]), [n, 2]), PerExample(0)),
