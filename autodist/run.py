@@ -26,6 +26,7 @@ from autodist.peers import Peers
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runtime.arrays import combine, pack_array, unpack_array
+from autodist.runtime.fusions import may_fuse_convolutions
 from autodist.runtime.host import Host
 from autodist.runtime.messages import Messages
 from autodist.runtime.pieces import Pieces
@@ -119,7 +120,7 @@ class Run:
         if self._host is None:
             if strategy is not None and rehearses and self.workers > 1:
                 self._rehearse(item, strategy, names)
-            self._start()
+            self._start(may_fuse_convolutions(item.graph_def))
         strategy = self._agree(item, strategy)
         self._decided.update({names[node.variable]: node for node in strategy.nodes})
         if self.strategy is None and strategy.nodes:
@@ -195,8 +196,8 @@ class Run:
 
     # -- start and end ---------------------------------------------------------------------------------------------
 
-    def _start(self) -> None:
-        config = session_config(self.spec.workers, self.index)
+    def _start(self, fuses_convolutions: bool = True) -> None:
+        config = session_config(self.spec.workers, self.index, fuses_convolutions or self.workers == 1)
         self._host = Host(self._peers.join(config), config)
         self._messages = Messages(self._host, self.index, self.workers)
         self._pieces = Pieces(self._host, self._messages, self.index, self.workers, self._home)

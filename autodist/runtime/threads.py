@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import tensorflow as tf
+from tensorflow.core.protobuf import rewriter_config_pb2
 
 log = logging.getLogger("autodist")
 
@@ -29,12 +30,19 @@ class WorkerLike(Protocol):
     def devices(self) -> Sequence[str]: ...
 
 
-def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.ConfigProto:
+def session_config(
+    workers: Sequence[WorkerLike], index: int, fuses_convolutions: bool = True
+) -> tf.compat.v1.ConfigProto:
     """The session of worker `index`: the cores of its machine are shared out among the workers there.
 
     Replicas on a worker's CPU run side by side, and one operation gets the threads of one replica: with more, two that
     run at the same time take turns on the same cores (a third more time for a step of dense layers, twice as much for
     one of small convolutions, on two cores).
+
+    Args:
+        workers: all of them.
+        index: whose session it is.
+        fuses_convolutions: whether TensorFlow may make one op of a convolution and what follows it.
     """
     beside = sum(w.node.address == workers[index].node.address for w in workers)
     cores = max(1, len(os.sched_getaffinity(0)) // beside)
@@ -47,6 +55,8 @@ def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.Co
     config.gpu_options.allow_growth = True
     if len(workers) > 1:
         config.experimental.collective_group_leader = COLLECTIVE_LEADER
+    if not fuses_convolutions:
+        config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     return config
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tests.equivalence.harness import Cluster, Trainings
 from tests.unit.kernels.odd_variables import CLOSE
 
-PROGRAM = "step_odd_types"
+PROGRAM, CONVOLUTIONS = "step_odd_types", "keras_bfloat16_convolutions"
 CASES = [
     pytest.param(cluster, id=cluster.strategy, marks=pytest.mark.trains(cluster, PROGRAM))
     for cluster in (Cluster("shuffle"), Cluster("ring"))
@@ -28,3 +28,16 @@ def test_every_type_and_shape_trains_as_on_one_device(cluster: Cluster, training
         margin = CLOSE[tf.bfloat16 if name.startswith("brain") else tf.as_dtype(value.dtype)]
         mine, theirs = found[name].astype("float64"), value.astype("float64")
         np.testing.assert_allclose(mine, theirs, rtol=margin, atol=margin, err_msg=name)
+
+
+APART = Cluster("shuffle", run=1)
+"""A run of its own: how a session treats convolutions is decided when it is made."""
+
+
+@pytest.mark.trains(None, CONVOLUTIONS)
+@pytest.mark.trains(APART, CONVOLUTIONS)
+def test_convolutions_of_bfloat16_train_as_on_one_device(trainings: Trainings) -> None:
+    expected, found = trainings.alone(CONVOLUTIONS).shared, trainings.on(APART, CONVOLUTIONS).shared
+    assert set(found) == set(expected) and len(found) == 4
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=0.02, atol=0.02, err_msg=name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from tests.equivalence.cases.base import Results, Trainer, own, program
@@ -20,3 +22,21 @@ def step_odd_types(ad: Trainer) -> Results:
         v.name: (tf.cast(v, tf.float32) if v.dtype == tf.bfloat16 else tf.convert_to_tensor(v)).numpy()
         for v in variables
     }
+
+
+@program
+def keras_bfloat16_convolutions(ad: Trainer) -> Results:
+    """What TensorFlow fuses of them on a CPU is no op that a server takes."""
+    rng = np.random.default_rng(0)
+    images, labels = rng.normal(size=(24, 6, 6, 2)).astype("float32"), rng.integers(0, 3, 24)
+    with ad.scope():
+        layers = [
+            keras.layers.Conv2D(4, 3, activation="relu", dtype="mixed_bfloat16"),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(3, dtype="float32"),
+        ]
+        model = keras.Sequential([keras.Input((6, 6, 2)), *layers])
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1), loss)
+        model.fit(images, labels, batch_size=8, epochs=2, shuffle=False, verbose=0)
+    return {f"{k}": np.asarray(v) for k, v in enumerate(model.trainable_variables)}
