@@ -99,7 +99,7 @@ class AutoDist:
         if not tf.executing_eagerly():
             tf.compat.v1.enable_resource_variables()
         seed_what_has_no_seed(self._run.seed)
-        with self._keras.adopting(), noting_gradients(in_functions=False) as notes:
+        with self._keras.adopting(), noting_gradients(in_functions=False, by_term=True) as notes:
             self._notes = notes
             yield self
 

@@ -15,7 +15,7 @@ from autodist.errors import CaptureError
 from autodist.graph.find_stages import find_stages
 from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import without_jit_scope
-from autodist.graph.parts import Aggregation, Gradient, GradientCall, Variable
+from autodist.graph.parts import Aggregation, Gradient, GradientCall, Term, Variable
 from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -139,7 +139,8 @@ def assemble(
         ]  # fmt: skip
         if kept:
             gradients += kept
-            made.append(GradientCall(tuple(t.name for t in call.targets), call.seed.op.name))
+            terms = tuple(Term(term.name, seed.op.name) for term, seed in call.terms)
+            made.append(GradientCall(tuple(t.name for t in call.targets), call.seed.op.name, terms))
     item = GraphItem(
         graph_def=graph_def,
         variables=tuple(variables),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,7 +24,9 @@ from autodist.capture.inline import inlining_functions
 from autodist.capture.named_captures import naming_captures
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
+from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
+from autodist.graph.loss_terms import is_sum_with_penalty, loss_terms
 from autodist.graph.names import node_of, tensor
 
 
@@ -65,11 +68,38 @@ def capture_function(
         CaptureError: no gradient of a variable is made in the step, or it is made in a loop; or the step uses something
             that lives outside of it and cannot be brought along.
     """
+    trace = functools.partial(_capture, function, arguments, tuple(batch_axes), needs_gradients, jit_compile)
+    captured, notes = trace(by_term=False)
+    if _adds_penalty_to_sum(captured.item):
+        captured, notes = trace(by_term=True)
+    warn_of_variables_without_gradient(captured.item, notes)
+    return captured
+
+
+def _adds_penalty_to_sum(item: GraphItem) -> bool:
+    """Whether a loss adds terms of which each needs a weight of its own where there are replicas."""
+    terms = [loss_terms(item, t) for call in item.gradient_calls for t in call.targets]
+    several = [some for some in terms if len(some) > 1]
+    if not several:
+        return False
+    flows = flows_of(item)
+    return any(is_sum_with_penalty(flows, some) for some in several)
+
+
+def _capture(
+    function: Callable[..., Any],
+    arguments: Any,
+    batch_axes: Sequence[int | None],
+    needs_gradients: bool,
+    jit_compile: bool,
+    by_term: bool,
+) -> tuple[CapturedFunction, GraphNotes]:
+    trace = functools.partial(_trace, function, arguments, jit_compile, by_term)
     with fusing_batch_norms() as norms:
-        concrete, noted = _trace(function, arguments, jit_compile)
+        concrete, noted = trace()
     if norms.are_differentiated_twice:
         norms = FusedNorms()  # none: what is trained is what the script's own arithmetic trains
-        concrete, noted = _trace(function, arguments, jit_compile)
+        concrete, noted = trace()
     graph = concrete.graph
     calls = [c for c in noted.calls if c.graph is graph]
     if needs_gradients:
@@ -96,18 +126,22 @@ def capture_function(
     item = replace(item, jit_compile=jit_compile)
     if needs_gradients and not item.gradients:
         raise CaptureError(_UNUSED)
-    warn_of_variables_without_gradient(item, notes)
     returned = tf.nest.map_structure(_without_graph, concrete.structured_outputs)
-    return CapturedFunction(item, tuple(one.source for one in found), tuple(inputs), returned)
+    return CapturedFunction(item, tuple(one.source for one in found), tuple(inputs), returned), notes
 
 
 def _without_graph(leaf: Any) -> Any:
     return tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, tf.Tensor) else leaf
 
 
-def _trace(function: Callable[..., Any], arguments: Any, jit_compile: bool) -> tuple[Any, GradientNotes]:
+def _trace(function: Callable[..., Any], arguments: Any, jit_compile: bool, by_term: bool) -> tuple[Any, GradientNotes]:
     """The concrete function, and the gradients that were made in it."""
-    with noting_gradients() as noted, inlining_functions(), naming_captures(), OptionalXlaContext(jit_compile):
+    with (
+        noting_gradients(by_term=by_term) as noted,
+        inlining_functions(),
+        naming_captures(),
+        OptionalXlaContext(jit_compile),
+    ):
         return tf.function(function).get_concrete_function(*arguments), noted
 
 

@@ -80,16 +80,32 @@ class Gradient:
 
 
 @dataclass(frozen=True)
+class Term:
+    """One of the tensors that a loss is the sum of, with a weight of its own.
+
+    Attributes:
+        tensor: the term.
+        seed: node that holds the weight, a PlaceholderWithDefault of the whole loss's; what the term has a part in of
+            the gradients is proportional to it.
+    """
+
+    tensor: str
+    seed: str
+
+
+@dataclass(frozen=True)
 class GradientCall:
     """One call of `gradient`: what was differentiated and by which weight the result is multiplied.
 
     Attributes:
         targets: the tensors that were differentiated, the loss mostly.
         seed: node that holds the weight, a PlaceholderWithDefault of 1; the gradients are proportional to it.
+        terms: of a loss that was differentiated term by term, where there are several; else none.
     """
 
     targets: tuple[str, ...]
     seed: str
+    terms: tuple[Term, ...] = ()
 
 
 class JoinKind(enum.Enum):

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.fragment import Fragment, Template, fragment
+from autodist.graph.loss_terms import is_sum_with_penalty, loss_terms
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Gradient, Join, JoinKind
 from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
@@ -17,9 +18,6 @@ from autodist.kernels.sums import ordered_sum, rows_together
 from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
-
-_ADDING = ("Add", "AddV2", "AddN", "Identity")
-"""Ops through which a loss is the sum of its terms."""
 
 
 class GradientJoins:
@@ -63,6 +61,8 @@ class GradientJoins:
             return weights.pop()
         if all(isinstance(k, Replicated) for k in kinds):
             return Examples()
+        if self._is_weighed_by_term(call):
+            return None
         for target, kind in zip(targets, kinds, strict=True):
             self._require_no_mixed_sum(target)
             reason = kind.reason if isinstance(kind, Unknown) else "its targets are means with different weights"
@@ -74,12 +74,12 @@ class GradientJoins:
         return Examples()
 
     def _require_no_mixed_sum(self, target: str) -> None:
-        """A sum over the batch counts once, a penalty once in all: no weight of the replicas suits both.
+        """A sum over the batch counts once for each replica, a mean by its weight: no weight of a replica suits both.
 
         Raises:
-            RewriteError: the loss adds a sum over the batch and something else.
+            RewriteError: the loss adds a sum over the batch and something else, and cannot be weighed term by term.
         """
-        terms = self._terms(target)
+        terms = loss_terms(self._joiner.item, target)
         sums = [t for t in terms if isinstance(self._joiner.flows.kind(t), Sum)]
         if sums and len(sums) < len(terms):
             other = next(t for t in terms if t not in sums)
@@ -90,18 +90,10 @@ class GradientJoins:
                 "term to suit."
             )
 
-    def _terms(self, target: str) -> list[str]:
-        """The tensors that are added up to a target."""
-        found: list[str] = []
-        front = [tensor(target)]
-        while front:
-            name = front.pop()
-            node = self._joiner.editor[node_of(name)]
-            if node.op in _ADDING:
-                front += [tensor(i) for i in node.input if not is_control(i)]
-            else:
-                found.append(name)
-        return sorted(found)
+    def _is_weighed_by_term(self, call: int) -> bool:
+        """Whether a loss adds penalties to a sum over the batch, and was differentiated term by term."""
+        terms = [term.tensor for term in self._joiner.item.gradient_calls[call].terms]
+        return bool(terms) and is_sum_with_penalty(self._joiner.flows, terms)
 
     def _weigh(self, call: int, weight: Weight | None) -> None:
         seed = self._joiner.item.gradient_calls[call].seed
@@ -114,8 +106,20 @@ class GradientJoins:
                 weights = [tf.math.divide_no_nan(w, total) for w in weights]
         for k, made in enumerate(weights):
             self._joiner.editor.rewire(self._joiner.parts.named(tensor(seed), k), f.name(made), readers[k])
+        if self._is_weighed_by_term(call):
+            self._weigh_penalties(call, dtype)
         alone = weight is None or self._joiner.context.workers == 1
         self._divisors[call] = None if alone else (f.name(total), dtype)
+
+    def _weigh_penalties(self, call: int, dtype: tf.DType) -> None:
+        """Gives each replica its share of the terms that are the same on all, whether it has examples or not."""
+        with fragment(self._joiner.editor, f"penalty_weight/{call}") as f:
+            share = tf.constant(1 / len(self._joiner.context.replicas), dtype)
+        for term in self._joiner.item.gradient_calls[call].terms:
+            if isinstance(self._joiner.flows.kind(term.tensor), Replicated) and term.seed in self._joiner.editor:
+                for k in range(self._joiner.count):
+                    own = self._joiner.parts.named(tensor(term.seed), k)
+                    self._joiner.editor.rewire(own, f.name(share), self._readers(term.seed, k))
 
     def _seed(self, f: Fragment, weight: Weight | None, k: int, dtype: tf.DType) -> tf.Tensor:
         if weight is None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.loss_terms import is_sum_with_penalty, loss_terms
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown
@@ -31,23 +33,46 @@ class OutputJoins:
         ]
 
     def _join_output(self, position: int, name: str) -> str:
-        kind, spec, key = self._joiner.flows.kind(name), self._joiner.item.spec_of(name), f"output/{position}"
-        if isinstance(kind, Unknown) and spec.dtype == tf.string:
-            text = find_made_of(self._joiner.item, name, self._joiner.flows.kind, self._is_joined)
-            if text is not None and (self._joiner.context.computes or self._joiner.context.joins_outputs):
-                return self._text(key, name, text)
+        kind, label = self._joiner.flows.kind(name), f"output/{position}"
         if isinstance(kind, Unknown):
+            made = self._made_of_joined(label, name)
+            if made is not None:
+                return made
             kind = self._guess(name, kind)
-        if isinstance(kind, Mean | Sum) and (self._joiner.context.computes or self._is_of_all(name)):
-            return self._joined(key, name, kind)
-        if not self._joiner.context.computes:
-            return self._nothing(position, spec)
-        return self._concatenated(position, name, kind.axis) if isinstance(kind, PerExample) else name
+        return self._joined_as(label, name, kind)
 
-    def _text(self, key: str, name: str, text: MadeOf) -> str:
+    def _made_of_joined(self, label: str, name: str) -> str | None:
+        """An output, of unknown kind itself, made of what is joined; None if it is not known to be made of that."""
+        spec = self._joiner.item.spec_of(name)
+        if spec.dtype == tf.string:
+            text = find_made_of(self._joiner.item, name, self._joiner.flows.kind, self._is_joined)
+            is_here = self._joiner.context.computes or self._joiner.context.joins_outputs
+            return self._text(label, name, text) if text is not None and is_here else None
+        if spec.shape.rank != 0:
+            return None
+        terms = loss_terms(self._joiner.item, name)
+        return self._added_up(label, terms) if is_sum_with_penalty(self._joiner.flows, terms) else None
+
+    def _added_up(self, label: str, terms: Sequence[str]) -> str:
+        """A loss that adds penalties to sums over the batch: those are joined, these are the same everywhere."""
+        kind_of, spec_of = self._joiner.flows.kind, self._joiner.item.spec_of
+        joined = [self._joined_as(f"{label}/{k}", term, kind_of(term)) for k, term in enumerate(terms)]
+        with fragment(self._joiner.editor, label) as f:
+            parts = [f.input(name, spec_of(term).dtype, []) for name, term in zip(joined, terms, strict=True)]
+            result = tf.add_n(parts)
+        return f.name(result)
+
+    def _joined_as(self, label: str, name: str, kind: Kind) -> str:
+        if isinstance(kind, Mean | Sum) and (self._joiner.context.computes or self._is_of_all(name)):
+            return self._joined(label, name, kind)
+        if not self._joiner.context.computes:
+            return self._nothing(label, self._joiner.item.spec_of(name))
+        return self._concatenated(label, name, kind.axis) if isinstance(kind, PerExample) else name
+
+    def _text(self, label: str, name: str, text: MadeOf) -> str:
         """Text, such as a summary, that is made of means and sums over the batch, made of the joined ones."""
-        joined = {t: self._joined(f"{key}/{k}", t, self._joiner.flows.kind(t)) for k, t in enumerate(text.wholes)}
-        clones = self._joiner.editor.clone(text.between, f"autodist/{key}/", lambda i: joined.get(tensor(i), i))
+        joined = {t: self._joined(f"{label}/{k}", t, self._joiner.flows.kind(t)) for k, t in enumerate(text.wholes)}
+        clones = self._joiner.editor.clone(text.between, f"autodist/{label}/", lambda i: joined.get(tensor(i), i))
         return tensor(name).replace(node_of(name), clones[node_of(name)], 1)
 
     def _is_joined(self, name: str, kind: Kind) -> bool | None:
@@ -60,22 +85,22 @@ class OutputJoins:
         """Whether a mean or sum is joined over all workers."""
         return self._joiner.context.joins_outputs and self._joiner.item.spec_of(name).shape.rank == 0
 
-    def _joined(self, key: str, name: str, kind: Kind) -> str:
+    def _joined(self, label: str, name: str, kind: Kind) -> str:
         """A mean or sum over the local replicas, or over those of all workers."""
         if self._is_of_all(name):
-            return self._joiner.join_value(key, JoinKind.STATE, name, kind)
+            return self._joiner.join_value(label, JoinKind.STATE, name, kind)
         if self._joiner.count == 1:
             return name
-        with fragment(self._joiner.editor, key) as f:
+        with fragment(self._joiner.editor, label) as f:
             values = [self._joiner.parts.tensor(f, name, k) for k in range(self._joiner.count)]
             local, total = self._joiner.weighted_sum(f, values, kind.weight if isinstance(kind, Mean) else None)
             result = local if total is None else tf.math.divide_no_nan(local, total)
         return f.name(result)
 
-    def _nothing(self, position: int, spec: tf.TensorSpec) -> str:
+    def _nothing(self, label: str, spec: tf.TensorSpec) -> str:
         """What a worker without replicas has of them: no rows, a mean or sum of 0."""
         shape = [length or 0 for length in spec.shape.as_list()] if spec.shape.rank is not None else []
-        with fragment(self._joiner.editor, f"output/{position}") as f:
+        with fragment(self._joiner.editor, label) as f:
             nothing = tf.zeros(shape, spec.dtype)
         return f.name(nothing)
 
@@ -90,8 +115,8 @@ class OutputJoins:
             log.warning(text, name, how, kind.reason, extra=ALIKE_EVERYWHERE if over_all else None)
         return Mean(Examples()) if averaged else Replicated()
 
-    def _concatenated(self, position: int, name: str, axis: int) -> str:
-        with fragment(self._joiner.editor, f"output/{position}") as f:
+    def _concatenated(self, label: str, name: str, axis: int) -> str:
+        with fragment(self._joiner.editor, label) as f:
             values = [self._joiner.parts.tensor(f, name, k) for k in range(self._joiner.count)]
             if self._joiner.parts.sizes is not None:
                 values = [self._true_rows(f, v, axis, k) for k, v in enumerate(values)]
