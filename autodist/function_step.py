@@ -68,7 +68,6 @@ class DistributedFunction:
         batch_axis: by parameter, the axis along which it is split; None: every replica gets the whole.
         is_global: whether every worker passes the same global batch, of which each keeps its share; otherwise what is
             passed is this worker's own part.
-        needs_gradients: whether a step without gradients is an error.
         jit_compile: whether XLA is to compile the step.
     """
 
@@ -78,13 +77,12 @@ class DistributedFunction:
         run: Run,
         batch_axis: Mapping[str, int | None] | None = None,
         is_global: bool = False,
-        needs_gradients: bool = True,
         jit_compile: bool = False,
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._run = function, run
         self._batch_axis = dict(batch_axis or {})
-        self._is_global, self._needs_gradients = is_global, needs_gradients
+        self._is_global = is_global
         self._jit_compile = jit_compile
         self._traced: dict[Any, _Traced] = {}
         self._signature = inspect.signature(function)
@@ -158,7 +156,7 @@ class DistributedFunction:
         axes = [leaf.axis for leaf in leaves]
         specs = tuple(leaf.spec for leaf in leaves)
         with _explaining_open_axes():
-            captured = capture_function(step, specs, axes, self._needs_gradients, self._jit_compile)
+            captured = capture_function(step, specs, axes, jit_compile=self._jit_compile, may_evaluate=True)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
         require_any_length(captured.item, self._dealt(_count(leaves), names))
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}

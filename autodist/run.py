@@ -60,6 +60,7 @@ class Run:
     strategy: strategy_pb2.Strategy | None = None
     _host: Host | None = None
     _steps: int = 0
+    _fuses_convolutions: bool = True
     _rehearsed: tuple[tf.compat.v1.GraphDef, GraphItem] | None = None
     _decided: dict[str, strategy_pb2.VariableNode] = field(default_factory=dict)
 
@@ -120,7 +121,8 @@ class Run:
         if self._host is None:
             if strategy is not None and rehearses and self.workers > 1:
                 self._rehearse(item, strategy, names)
-            self._start(may_fuse_convolutions(item.graph_def))
+            self._fuses_convolutions = self.workers == 1 or may_fuse_convolutions(item.graph_def)
+            self._start()
         strategy = self._agree(item, strategy)
         self._decided.update({names[node.variable]: node for node in strategy.nodes})
         if self.strategy is None and strategy.nodes:
@@ -196,8 +198,8 @@ class Run:
 
     # -- start and end ---------------------------------------------------------------------------------------------
 
-    def _start(self, fuses_convolutions: bool = True) -> None:
-        config = session_config(self.spec.workers, self.index, fuses_convolutions or self.workers == 1)
+    def _start(self) -> None:
+        config = session_config(self.spec.workers, self.index, self._fuses_convolutions)
         self._host = Host(self._peers.join(config), config)
         self._messages = Messages(self._host, self.index, self.workers)
         self._pieces = Pieces(self._host, self._messages, self.index, self.workers, self._home)

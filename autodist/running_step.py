@@ -63,6 +63,8 @@ class RunningStep:
         if self._rewritten_for != self._placements:  # another step, which trains a variable, has moved it since
             self.rewrite()
         assert self._program is not None, "it is there once the step was rewritten"
+        if not self.item.gradients:
+            self.run.land()  # what only evaluates sees all that the steps before it have asked for
         self.run.push(tuple(self.variables.values()))
         outputs = self.run.guard(self._program.run, values, examples)
         for tracked in self._written:

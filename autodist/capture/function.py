@@ -19,6 +19,7 @@ from autodist.capture.assemble import (
     warn_of_variables_without_gradient,
 )
 from autodist.capture.batch_norm import FusedNorms, fusing_batch_norms
+from autodist.capture.demands import Demands
 from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_gradients, noting_gradients
 from autodist.capture.inline import inlining_functions
 from autodist.capture.named_captures import naming_captures
@@ -54,6 +55,7 @@ def capture_function(
     batch_axes: Iterable[int | None],
     needs_gradients: bool = True,
     jit_compile: bool = False,
+    may_evaluate: bool = False,
 ) -> CapturedFunction:
     """Traces `function(*arguments)`.
 
@@ -63,12 +65,14 @@ def capture_function(
         batch_axes: for each tensor of the flattened arguments, the axis along which it is split.
         needs_gradients: whether a step without gradients is an error.
         jit_compile: whether the script asks XLA to compile the step, so that loops are built as XLA wants them.
+        may_evaluate: whether a step passes that makes no gradient and writes no trainable variable, either.
 
     Raises:
         CaptureError: no gradient of a variable is made in the step, or it is made in a loop; or the step uses something
             that lives outside of it and cannot be brought along.
     """
-    trace = functools.partial(_capture, function, arguments, tuple(batch_axes), needs_gradients, jit_compile)
+    demands = Demands(needs_gradients, may_evaluate)
+    trace = functools.partial(_capture, function, arguments, tuple(batch_axes), demands, jit_compile)
     captured, notes = trace(by_term=False)
     if _adds_penalty_to_sum(captured.item):
         captured, notes = trace(by_term=True)
@@ -90,7 +94,7 @@ def _capture(
     function: Callable[..., Any],
     arguments: Any,
     batch_axes: Sequence[int | None],
-    needs_gradients: bool,
+    demands: Demands,
     jit_compile: bool,
     by_term: bool,
 ) -> tuple[CapturedFunction, GraphNotes]:
@@ -102,8 +106,7 @@ def _capture(
         concrete, noted = trace()
     graph = concrete.graph
     calls = [c for c in noted.calls if c.graph is graph]
-    if needs_gradients:
-        _require_gradients(noted.calls, calls)
+    demands.require_calls(noted.calls, calls)
     definition = graph.as_graph_def()
     forget_custom_gradients(definition)
     editor = GraphEditor(definition)
@@ -124,8 +127,7 @@ def _capture(
     axes = dict(zip(inputs, batch_axes, strict=True))
     item = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
     item = replace(item, jit_compile=jit_compile)
-    if needs_gradients and not item.gradients:
-        raise CaptureError(_UNUSED)
+    demands.require_training(item, calls)
     returned = tf.nest.map_structure(_without_graph, concrete.structured_outputs)
     return CapturedFunction(item, tuple(one.source for one in found), tuple(inputs), returned), notes
 
@@ -143,30 +145,6 @@ def _trace(function: Callable[..., Any], arguments: Any, jit_compile: bool, by_t
         OptionalXlaContext(jit_compile),
     ):
         return tf.function(function).get_concrete_function(*arguments), noted
-
-
-_NONE = (
-    "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with "
-    "tf.GradientTape or tf.gradients inside the step, and apply them there. A function that only evaluates stays under "
-    "tf.function."
-)
-_UNUSED = (
-    "the step computes gradients but writes no variable from them. Apply them to their variables inside the step "
-    "(optimizer.apply_gradients)."
-)
-
-
-def _require_gradients(noted: list[NotedCall], calls: list[NotedCall]) -> None:
-    if any(c.pairs for c in calls):
-        return
-    if any(
-        c.pairs for c in noted if isinstance(c.graph, tf.__internal__.FuncGraph) and c.graph.outer_graph is not None
-    ):
-        raise CaptureError(
-            "the step makes its gradients inside a tf.while_loop or tf.cond, which cannot be synchronised. Move the "
-            "loop out of the step: call the step once for each batch."
-        )
-    raise CaptureError(_NONE)
 
 
 def _noted_tensors(call: NotedCall) -> list[str]:

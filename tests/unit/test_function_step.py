@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist import AutoDist, function_step
+from autodist import AutoDist, ResourceSpec, function_step
 from autodist.errors import CaptureError
 
 
@@ -69,3 +69,32 @@ def test_what_is_sparse_is_given_whole_where_that_is_said(value):
 
         assert [float(step(value)), float(step(value.with_values(value.values * 2.0)))] == [7, 14]
     assert len(step._traced) == 1
+
+
+def test_functions_that_train_and_evaluate_take_turns():
+    """What only evaluates reads what the steps before have trained, and shares the batch out among the replicas."""
+    ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2]}]}))
+    x = np.random.default_rng(0).normal(size=(7, 2))
+    expected = np.ones((2, 1))
+    with ad.scope():
+        weight = tf.Variable(expected)
+        seen = tf.Variable(0, trainable=False, dtype=tf.int64)
+
+        @ad.function
+        def train(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(x @ weight))
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+
+        @ad.function
+        def evaluate(x):
+            seen.assign_add(tf.shape(x, out_type=tf.int64)[0])
+            return x @ weight, tf.reduce_sum(x @ weight)
+
+    for step in range(3):
+        rows, total = evaluate(x)
+        np.testing.assert_allclose(rows, x @ expected, rtol=1e-12)
+        np.testing.assert_allclose(total, np.sum(x @ expected), rtol=1e-12)
+        assert int(seen) == 7 * (step + 1)
+        train(x[:5])
+        expected = expected - 0.2 * x[:5].T @ (x[:5] @ expected) / 5

@@ -331,6 +331,39 @@ def test_a_step_without_gradients_passes_where_none_are_needed():
     assert found.item.gradients == () and len(found.item.variables) == 1
 
 
+def may_evaluate(step):
+    return capture_function(step, (X,), [0], may_evaluate=True)
+
+
+def test_a_step_that_only_evaluates_passes_where_it_may():
+    seen = tf.Variable(0.0, trainable=False)
+
+    def step(x):
+        seen.assign_add(tf.reduce_sum(x))
+        return tf.reduce_mean(x @ OUTSIDE)
+
+    assert may_evaluate(step).item.gradients == ()
+
+
+def test_a_step_that_writes_a_trainable_variable_does_not_only_evaluate():
+    def step(x):
+        OUTSIDE.assign_add(tf.reduce_mean(x) * tf.ones([4, 2]))
+
+    with pytest.raises(CaptureError, match="makes no gradient.*writes no trainable variable"):
+        may_evaluate(step)
+
+
+def test_a_training_step_in_a_loop_does_not_only_evaluate():
+    def step(x):
+        for _ in tf.range(2):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(x @ OUTSIDE)
+            OUTSIDE.assign_sub(tape.gradient(loss, OUTSIDE))
+
+    with pytest.raises(CaptureError, match="inside a tf.while_loop"):
+        may_evaluate(step)
+
+
 def test_gradients_that_are_not_applied_are_refused():
     def step(x):
         with tf.GradientTape() as tape:

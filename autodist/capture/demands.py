@@ -1,0 +1,71 @@
+"""What is asked of the gradients of a TensorFlow 2 step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.capture.gradients import NotedCall
+from autodist.errors import CaptureError
+from autodist.graph.find_stages import written_handles
+from autodist.graph.item import GraphItem
+
+_NONE = (
+    "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with "
+    "tf.GradientTape or tf.gradients inside the step, and apply them there. A function that only evaluates writes no "
+    "trainable variable."
+)
+_UNUSED = (
+    "the step computes gradients but writes no variable from them. Apply them to their variables inside the step "
+    "(optimizer.apply_gradients)."
+)
+
+
+@dataclass(frozen=True)
+class Demands:
+    """What is asked of the gradients of a step.
+
+    Attributes:
+        needs_gradients: as in `capture_function`.
+        may_evaluate: likewise.
+    """
+
+    needs_gradients: bool
+    may_evaluate: bool
+
+    def require_calls(self, noted: Sequence[NotedCall], calls: Sequence[NotedCall]) -> None:
+        """Passes if gradients were made where they can be synchronised.
+
+        Args:
+            noted: all calls that were noted.
+            calls: those of the step's own graph.
+
+        Raises:
+            CaptureError: there are none, or they stand in a loop or a branch.
+        """
+        if not self.needs_gradients or any(c.pairs for c in calls):
+            return
+        if any(
+            c.pairs for c in noted if isinstance(c.graph, tf.__internal__.FuncGraph) and c.graph.outer_graph is not None
+        ):
+            raise CaptureError(
+                "the step makes its gradients inside a tf.while_loop or tf.cond, which cannot be synchronised. Move "
+                "the loop out of the step: call the step once for each batch."
+            )
+        if not self.may_evaluate:
+            raise CaptureError(_NONE)
+
+    def require_training(self, item: GraphItem, calls: Sequence[NotedCall]) -> None:
+        """Passes if gradients are applied, or the step trains nothing and may.
+
+        Raises:
+            CaptureError: gradients are not applied, or trainable variables are written without any.
+        """
+        if not self.needs_gradients or item.gradients:
+            return
+        if any(c.pairs for c in calls):
+            raise CaptureError(_UNUSED)
+        if any(item.by_handle[handle].trainable for handle in written_handles(item)):
+            raise CaptureError(_NONE)
