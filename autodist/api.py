@@ -29,6 +29,8 @@ from autodist.strategies import BuildsStrategy, builder_from_section
 
 log = logging.getLogger("autodist")
 
+watch_script_end()  # now: `sys.exit(main())` looks up `sys.exit` before `main` makes an AutoDist
+
 
 class AutoDist:
     """Trains what is built in its scope on all devices of all machines.
@@ -48,7 +50,6 @@ class AutoDist:
         strategy_builder: BuildsStrategy | None = None,
         resource_spec: ResourceSpec | None = None,
     ) -> None:
-        watch_script_end()
         spec = _read_spec(resource_spec_file, resource_spec)
         builder = strategy_builder if strategy_builder is not None else builder_from_section(spec.strategy)
         self._run = Run.begin(spec, builder)
@@ -182,9 +183,9 @@ class AutoDist:
             self._run.finish()
         except AutoDistError as error:
             log.error("%s", error)
-            # At this point only a signal can still make the process's exit status tell of the failure.
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            signal.raise_signal(signal.SIGTERM)
+            watch_script_end().end_by(signal.SIGTERM)
+        except KeyboardInterrupt:
+            watch_script_end().end_by(signal.SIGINT)
 
 
 def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -> ResourceSpec:

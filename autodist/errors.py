@@ -80,7 +80,8 @@ class WorkerFailedError(ClusterError):
         self.worker, self.reason, self.last_lines = worker, reason, last_lines
         tail = "".join(f"\n    {line}" for line in last_lines)
         super().__init__(
-            f"{worker} {reason}; the other workers were stopped." + (f" Its last lines:{tail}" if tail else "")
+            f"{worker} {reason}{' T' if reason.endswith('.') else '; t'}he other workers were stopped."
+            + (f" Its last lines:{tail}" if tail else "")
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -20,11 +21,16 @@ class MissedStep:
 
     def __init__(self, others_wait: Callable[[], bool]) -> None:
         self._others_wait = others_wait
-        self._error: Exception | None = None
+        self._error: BaseException | None = None
+        self._made_at: float | None = None
 
     def __bool__(self) -> bool:
         """Whether a step was missed."""
         return self._error is not None
+
+    def has_made_one_since(self, moment: float) -> bool:
+        """Whether a step was made later than `moment`, by `time.monotonic`."""
+        return self._made_at is not None and self._made_at > moment
 
     @contextmanager
     def noted(self, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
@@ -43,7 +49,8 @@ class MissedStep:
             ) from self._error
         try:
             yield
-        except Exception as error:
+        except BaseException as error:  # Ctrl-C, too
             if self._others_wait() and not isinstance(error, but):
                 self._error = error
             raise
+        self._made_at = time.monotonic()

@@ -41,6 +41,8 @@ log = logging.getLogger("autodist")
 TABLE_WIDTH = 150
 """Columns of the strategy's table in the log."""
 
+_INTERRUPTED = "the chief was interrupted"
+
 
 @dataclass
 class Run:
@@ -263,7 +265,14 @@ class Run:
     @property
     def _ends_badly(self) -> bool:
         """Whether the script that ends does so before its part is done."""
-        return self._end.is_bad or self._peers.failure is not None or bool(self.missed_step)
+        failed = self._end.is_bad or self._peers.failure is not None or bool(self.missed_step)
+        return failed or self._is_interrupted
+
+    @property
+    def _is_interrupted(self) -> bool:
+        """Whether Ctrl-C was the last that came to the script's steps, though it may have caught that and gone on."""
+        moment = self._end.interrupted_at
+        return moment is not None and not self.missed_step.has_made_one_since(moment)
 
     def finish(self) -> None:
         """Ends the run where the script ends: on the chief when all workers are done, on others when the chief is."""
@@ -276,10 +285,14 @@ class Run:
             raise
         # Before the other workers end: closing takes leave of their servers.
         self._close_session()
-        if self._ends_badly:
-            self._peers.abort("the chief's script failed")  # another worker just leaves, which is told to the chief
-        else:
+        if self._ends_badly:  # another worker just leaves, which is told to the chief
+            self._peers.abort(_INTERRUPTED if self._is_interrupted else "the chief's script failed")
+            return
+        try:
             self._peers.finish()
+        except KeyboardInterrupt:
+            self._peers.abort(_INTERRUPTED)
+            raise
 
     # -- variables -------------------------------------------------------------------------------------------------
 

@@ -164,15 +164,32 @@ def _bind_captures(editor: GraphEditor, graph: tf.Graph) -> list[FoundVariable[t
         if inner.dtype == tf.resource:
             variable = known[id(outer)] if id(outer) in known else _search(outer)
             if variable is None:
-                raise CaptureError(
-                    f"the step uses a resource that is not a variable ({inner.op.name}: a lookup table, an iterator or "
-                    "a queue), which lives in this process alone. Move it into the input pipeline."
-                )
+                raise CaptureError(_of_this_process(inner))
             _become_handle(node, variable)
             found.append(FoundVariable(variable, node.name))
         else:
             _become_constant(node, outer)
     return found
+
+
+def _of_this_process(resource: tf.Tensor) -> str:
+    """Why a step cannot use a resource that is no variable, and what to do instead."""
+    users = [op.type for op in resource.consumers()]
+    if any("Iterator" in user for user in users):
+        return (
+            f"the step takes its batches from an iterator ({resource.op.name}), which lives in this process alone. "
+            "Pass it each batch: `step(next(iterator))`, or `for batch in dataset: step(batch)`."
+        )
+    if any("Lookup" in user for user in users):
+        return (
+            f"the step uses a resource that is not a variable ({resource.op.name}, a lookup table), which lives in "
+            "this process alone. Move it into the input pipeline: apply the layer or the table in `dataset.map`, and "
+            "train the model on what it gives."
+        )
+    return (
+        f"the step uses a resource that is not a variable ({resource.op.name}, for {', '.join(sorted(set(users)))}), "
+        "which lives in this process alone. Move it into the input pipeline."
+    )
 
 
 def _search(handle: Any) -> tf.Variable | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -36,3 +37,28 @@ def test_end_is_seen_and_left_as_it_is(last_line: str, seen: str, status: int) -
     command = [sys.executable, "-c", START + last_line]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
     assert (done.stdout.strip(), done.returncode) == (seen, status)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_ends_by_a_signal_after_the_handlers_and_with_all_its_output(number: signal.Signals) -> None:
+    script = f"import signal\natexit.register(lambda: print('kept'))\nend.end_by(signal.{number.name})\n"
+    command = [sys.executable, "-c", START + script + "sys.exit(3)"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    assert (done.stdout.split(), done.returncode) == (["kept", "bad"], -number)
+
+
+def test_an_interrupt_that_the_script_catches_is_noted() -> None:
+    script = """
+import signal
+assert end.interrupted_at is None
+signal.signal(signal.SIGINT, signal.default_int_handler) if "{deaf}" else None
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:
+    print(end.interrupted_at is not None)
+"""
+    prepare = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    for deaf, noted in (("", "True"), ("yes", "False")):
+        command = [sys.executable, "-c", prepare + START + script.format(deaf=deaf)]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+        assert (done.stdout.split(), done.returncode) == ([noted, "good"], 0)

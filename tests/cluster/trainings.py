@@ -15,7 +15,8 @@ from tests.cluster.runs import MARK, NOTE, Run
 
 # What every script begins with; `me` is the worker's index.
 _SCRIPT = '''
-import os, time
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background is born deaf to Ctrl-C
 import numpy as np
 import tensorflow as tf
 from autodist import AutoDist

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from autodist.errors import ClusterError
@@ -29,3 +31,18 @@ def test_a_worker_that_is_alone_may_try_again():
     with missed.noted():
         pass
     assert not missed
+
+
+def test_an_interrupted_step_is_missed_too():
+    missed = MissedStep(lambda: True)
+    with pytest.raises(KeyboardInterrupt), missed.noted():
+        raise KeyboardInterrupt
+    assert missed
+
+
+def test_it_is_known_whether_a_step_was_made_since():
+    missed, began = MissedStep(lambda: True), time.monotonic()
+    assert not missed.has_made_one_since(began)
+    with missed.noted():
+        pass
+    assert missed.has_made_one_since(began) and not missed.has_made_one_since(time.monotonic())

@@ -401,6 +401,20 @@ def test_a_lookup_table_is_refused_with_its_mend():
         captured(step)
 
 
+def test_an_iterator_is_refused_with_its_mend():
+    batches = iter(tf.data.Dataset.from_tensors(tf.ones([3, 4])))
+
+    with pytest.raises(CaptureError, match=r"takes its batches from an iterator.*`step\(next\(iterator\)\)`"):
+        captured(lambda _: plain_step(next(batches)), tf.TensorSpec([]))
+
+
+def test_another_resource_is_refused_by_what_uses_it():
+    queue = tf.queue.FIFOQueue(1, tf.float32, [[3, 4]])
+
+    with pytest.raises(CaptureError, match="not a variable.*QueueDequeueV2"):
+        captured(lambda _: plain_step(queue.dequeue()), tf.TensorSpec([]))
+
+
 def test_a_variable_without_a_gradient_is_named_once(caplog):
     unused = tf.Variable(1.0, name="unused")
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from autodist.cluster.failure import Ending, choose_cause, exit_reason, why_agent_ended
+from autodist.errors import WorkerFailedError
 
 KILLED = Ending("a", "was ended by SIGKILL")
 FAILED = Ending("b", "ended with exit status 1", ("ValueError: no such word",))
@@ -72,3 +73,8 @@ def test_exit_reason(status: int, joined: bool, done: bool, words: str) -> None:
 )
 def test_why_an_agent_ended(said: str, words: str) -> None:
     assert words in why_agent_ended(said)
+
+
+def test_what_stopped_the_rest_is_told_in_sentences() -> None:
+    assert "a ended; the other workers were stopped." in str(WorkerFailedError("a", "ended"))
+    assert "see to it. The other workers were stopped." in str(WorkerFailedError("a", "waits: see to it."))
