@@ -4,5 +4,6 @@ from autodist.kernels.joins.gradients import GradientJoins
 from autodist.kernels.joins.joiner import EVEN_PARTS, Joiner
 from autodist.kernels.joins.outputs import OutputJoins
 from autodist.kernels.joins.state import StateJoins
+from autodist.kernels.joins.whole_state import WholeState
 
-__all__ = ["EVEN_PARTS", "GradientJoins", "Joiner", "OutputJoins", "StateJoins"]
+__all__ = ["EVEN_PARTS", "GradientJoins", "Joiner", "OutputJoins", "StateJoins", "WholeState"]

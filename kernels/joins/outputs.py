@@ -13,6 +13,7 @@ from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown
 from autodist.kernels.joins.joiner import Joiner
+from autodist.kernels.joins.whole_state import WholeState
 from autodist.kernels.made_of import MadeOf, find_made_of
 from autodist.messages import ALIKE_EVERYWHERE
 
@@ -22,15 +23,32 @@ log = logging.getLogger("autodist")
 class OutputJoins:
     """Joins the outputs of one replicated graph."""
 
-    def __init__(self, joiner: Joiner) -> None:
-        self._joiner = joiner
+    def __init__(self, joiner: Joiner, whole: WholeState) -> None:
+        self._joiner, self._whole = joiner, whole
 
     def join_outputs(self) -> list[str]:
         """The step's outputs as the script expects them: joined over the local replicas, scalars over all workers."""
+        self._tell_of_mixing()
         return [
             self._join_output(position, name) if node_of(name) in self._joiner.varying else name
             for position, name in enumerate(self._joiner.item.outputs)
         ]
+
+    def _tell_of_mixing(self) -> None:
+        """Names scalars in which examples see only those of their own replica, where they do not in the loss."""
+        flows = self._joiner.flows
+        losses = [flows.kind(t) for call in self._joiner.item.gradient_calls for t in call.targets]
+        if any(isinstance(kind, Mean | Sum | PerExample) and kind.mixed_at for kind in losses):
+            return
+        for name in self._joiner.item.outputs:
+            kinds = [flows.kind(t) for t in (self._whole.made_of(name) or [name])]
+            node = next((kind.mixed_at for kind in kinds if isinstance(kind, Mean | Sum) and kind.mixed_at), None)
+            if node is not None:
+                log.info(
+                    "output %s is joined from what each replica makes of its own examples, which see one another there "
+                    "(first at node %r), as in a variance: it is not that of the whole batch.",
+                    name, node, extra=ALIKE_EVERYWHERE if self._joiner.context.joins_outputs else None,
+                )  # fmt: skip
 
     def _join_output(self, position: int, name: str) -> str:
         kind, label = self._joiner.flows.kind(name), f"output/{position}"
@@ -51,7 +69,10 @@ class OutputJoins:
         if spec.shape.rank != 0:
             return None
         terms = loss_terms(self._joiner.item, name)
-        return self._added_up(label, terms) if is_sum_with_penalty(self._joiner.flows, terms) else None
+        if is_sum_with_penalty(self._joiner.flows, terms):
+            return self._added_up(label, terms)
+        is_over_all = self._joiner.context.joins_outputs or self._joiner.context.workers == 1
+        return self._whole.of(label, name) if is_over_all and self._whole.has(name) else None  # the root of a mean, say
 
     def _added_up(self, label: str, terms: Sequence[str]) -> str:
         """A loss that adds penalties to sums over the batch: those are joined, these are the same everywhere."""

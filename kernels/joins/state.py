@@ -29,13 +29,13 @@ _GUESSES = {
 class StateJoins:
     """Joins what the replicas of one graph leave in variables."""
 
-    def __init__(self, joiner: Joiner) -> None:
-        self._joiner = joiner
+    def __init__(self, joiner: Joiner, whole: WholeState) -> None:
+        self._joiner, self._whole = joiner, whole
 
     def join_state(self, changes: Sequence[StateChange]) -> None:
         """Combines what the compute part writes: as the variable declares it, else to what one device leaves there."""
         combined = []
-        whole = WholeState(self._joiner, changes)
+        whole = self._whole
         with fragment(self._joiner.editor, "state") as f:
             for change in changes:
                 with tf.name_scope(f"{change.variable.handle}/joined"):

@@ -60,6 +60,25 @@ class WholeState:
         kind = self._kind(made.base) if made.base is not None and not made.changes else None
         return kind if isinstance(kind, Mean) else None
 
+    def has(self, name: str) -> bool:
+        """Whether a tensor is arithmetic on scalar means and sums over the batch, not of what the step has written."""
+        known = self.made_of(name)
+        return bool(known) and all(self._joiner.item.spec_of(t).shape.rank == 0 for t in known)
+
+    def made_of(self, name: str) -> list[str]:
+        """The means and sums over the batch that a tensor is arithmetic on, if it is that alone; else none."""
+        found = self._behind(name) if node_of(name) not in self._own else None
+        return list(found.wholes) if found is not None else []
+
+    def of(self, label: str, name: str) -> str:
+        """Such arithmetic, done once on the means and sums of all replicas.
+
+        Args:
+            label: for the names of what is made.
+            name: the captured tensor.
+        """
+        return self._whole(label, name)
+
     # -- what is read after it was written -------------------------------------------------------------------------
 
     def _find_late(self, changes: Sequence[StateChange]) -> dict[str, _Written]:

@@ -99,6 +99,41 @@ def test_two_optimizers_in_one_step(shape, owners):
 
 
 @every_shape
+def test_a_function_of_means_that_a_step_returns_is_that_of_the_whole_batch(shape, caplog):
+    weight = variable("w", 4, 2)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        total, squares = tf.reduce_sum(x), tf.reduce_sum(tf.square(x))
+        spread = tf.sqrt(tf.reduce_mean(tf.square(x)) - tf.square(tf.reduce_mean(x)))
+        return tf.sqrt(loss), 10.0 * tf.math.log(1.0 / loss), total * total / squares, spread
+
+    with caplog.at_level(logging.WARNING, "autodist"):
+        check(step, batches(6, 5, 1), shape)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("is_root", [False, True])
+def test_it_is_told_of_outputs_in_which_examples_see_one_another(is_root, caplog):
+    weight = variable("w", 4, 2)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        spread = tf.math.reduce_std(x) if is_root else tf.math.reduce_variance(x)
+        return loss, spread
+
+    captured = capture(step, *batches(6)[0])
+    with caplog.at_level(logging.INFO, "autodist"):
+        rewritten(captured, plan(captured.item, 1, 2))
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert captured.item.outputs[1] in told and "not that of the whole batch" in told
+
+
+@every_shape
 def test_fewer_examples_than_replicas(shape):
     layer = layers.BatchNormalization()
     layer.build((None, 4))
