@@ -89,14 +89,22 @@ def take_state_writes(
     return changes
 
 
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+
+_OUT_OF_THE_BRANCH = (
+    "Take it out of the condition: let tf.cond give the value, the old one where nothing is to change, and assign that."
+)
+
+
 def _take(editor: GraphEditor, item: GraphItem, stages: Stages, handle: str, writes: list[str]) -> StateChange:
     variable = item.by_handle[handle]
     for write in writes:
-        if editor[write].op not in ("AssignVariableOp", *_ARITHMETIC):
+        op = editor[write].op
+        if op not in ("AssignVariableOp", *_ARITHMETIC):
             raise RewriteError(
-                f"the step writes {variable.name} by {editor[write].op} ({write}) outside any optimizer's update, with "
-                "values that differ between replicas; only assign, assign_add and assign_sub can be combined. Write "
-                "the whole variable by one of these."
+                f"the step writes {variable.name} by {op} ({write}) outside any optimizer's update, with values that "
+                "differ between replicas; only assign, assign_add and assign_sub can be combined. "
+                + (_OUT_OF_THE_BRANCH if op in _BRANCHES else "Write the whole variable by one of these.")
             )
     before = _read(editor, variable)
     write = _write(editor, variable, [i for w in writes for i in editor[w].input if is_control(i)])

@@ -41,6 +41,8 @@ class OutputJoins:
         if any(isinstance(kind, Mean | Sum | PerExample) and kind.mixed_at for kind in losses):
             return
         for name in self._joiner.item.outputs:
+            if node_of(name) not in self._joiner.varying:
+                continue
             kinds = [flows.kind(t) for t in (self._whole.made_of(name) or [name])]
             node = next((kind.mixed_at for kind in kinds if isinstance(kind, Mean | Sum) and kind.mixed_at), None)
             if node is not None:

@@ -67,7 +67,8 @@ class WholeState:
 
     def made_of(self, name: str) -> list[str]:
         """The means and sums over the batch that a tensor is arithmetic on, if it is that alone; else none."""
-        found = self._behind(name) if node_of(name) not in self._own else None
+        is_own = node_of(name) in self._own or node_of(name) not in self._joiner.varying
+        found = self._behind(name) if not is_own else None
         return list(found.wholes) if found is not None else []
 
     def of(self, label: str, name: str) -> str:
@@ -138,7 +139,12 @@ class WholeState:
 
     def _behind(self, name: str) -> MadeOf | None:
         """The tensors that `name` is made from, if the whole of all is known."""
-        return find_made_of(self._joiner.item, name, self._kind, self._is_whole)
+        return find_made_of(self._joiner.item, name, self._kind_here, self._is_whole)
+
+    def _kind_here(self, name: str) -> Kind:
+        """How a tensor differs between replicas; what they do not compute each for itself is the same for all."""
+        is_own = node_of(name) in self._joiner.varying or node_of(name) in self._late
+        return self._kind(name) if is_own else Replicated()
 
     def _is_whole(self, name: str, kind: Kind) -> bool | None:
         if node_of(name) in self._late or isinstance(kind, Mean | Sum):

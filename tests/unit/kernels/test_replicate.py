@@ -348,6 +348,22 @@ def test_a_scatter_outside_the_update_is_refused(shape):
         rewritten(captured, plan(captured.item, *shape))
 
 
+def test_state_that_a_branch_writes_is_refused_with_its_mend():
+    weight, average = variable("w", 4, 2), variable("average", 4, trainable=False)
+    is_training = tf.Variable(True, trainable=False, name="is_training")
+
+    def step(x):
+        tf.cond(is_training, lambda: average.assign(tf.reduce_mean(x, 0)).value(), average.value)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    captured = capture(step, *batches(4)[0])
+    with pytest.raises(RewriteError, match="average by If.*let tf.cond give the value"):
+        rewritten(captured, plan(captured.item, 1, 2))
+
+
 @pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
 def test_an_update_that_reads_rows_of_the_batch_is_refused(shape):
     weight = variable("w", 4, 1)
