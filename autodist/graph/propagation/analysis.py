@@ -11,20 +11,17 @@ from tensorflow.python.framework import op_def_registry
 from autodist.graph.propagation.answers import kind_of
 from autodist.graph.propagation.bodies import Library, leave
 from autodist.graph.propagation.by_example import in_turn
+from autodist.graph.propagation.factors import EXAMPLES, Part, power, times
 from autodist.graph.propagation.facts import (
-    EXAMPLES,
     SAME,
     WITHOUT_A_NODE,
     Fact,
     Form,
     Nothing,
     Opaque,
-    Part,
     Recovery,
     names_a_sum,
-    power,
     rows,
-    times,
 )
 from autodist.graph.propagation.folding import Constants
 from autodist.graph.propagation.kinds import (

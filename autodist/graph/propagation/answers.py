@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from autodist.graph.propagation.facts import (
-    NONE,
-    Base,
-    Count,
-    Fact,
-    Factor,
-    Factors,
-    Form,
-    Opaque,
-    Rows,
-    Statistic,
-    additive_over,
-    describe,
-    form_of,
-    power,
-)
+from autodist.graph.propagation.factors import NONE, Count, Factor, Factors, additive_over, describe, power
+from autodist.graph.propagation.facts import Base, Fact, Form, Opaque, Rows, Statistic, form_of
 from autodist.graph.propagation.kinds import (
     Kind,
     Mean,

@@ -14,21 +14,8 @@ from autodist.graph.propagation.combine import (
     weakest,
 )
 from autodist.graph.propagation.distinct import row_by_row
-from autodist.graph.propagation.facts import (
-    NONE,
-    SAME,
-    Base,
-    Dims,
-    Fact,
-    Factors,
-    Form,
-    Opaque,
-    Statistic,
-    additive_over,
-    describe,
-    power,
-    times,
-)
+from autodist.graph.propagation.factors import NONE, Factors, additive_over, describe, power, times
+from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, Opaque, Statistic
 from autodist.graph.propagation.numbered import with_numbers
 from autodist.graph.propagation.site import Rule, Site, op_names
 

@@ -9,20 +9,17 @@ from functools import cached_property
 import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph
 
+from autodist.graph.propagation.factors import Count, Factor, Factors, Part
 from autodist.graph.propagation.facts import (
     Base,
     Coordinates,
-    Count,
     Dims,
     Fact,
-    Factor,
-    Factors,
     Followed,
     Form,
     InTurn,
     ListOf,
     Numbers,
-    Part,
     Positions,
     Rows,
 )

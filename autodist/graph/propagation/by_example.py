@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, InTurn, ListOf, Opaque, Role, Rows, form_of, power
+from autodist.graph.propagation.factors import power
+from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, InTurn, ListOf, Opaque, Role, Rows, form_of
 from autodist.graph.propagation.lengths import is_length_of, length
 from autodist.graph.propagation.site import Site, op_names, tensor_name
 

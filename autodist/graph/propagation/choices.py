@@ -8,19 +8,8 @@ import tensorflow as tf
 
 from autodist.graph.propagation.arithmetic import add_operands, factors_of, is_neutral, nonlinear
 from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of
-from autodist.graph.propagation.facts import (
-    NONE,
-    SAME,
-    Base,
-    Dims,
-    Fact,
-    Form,
-    ListOf,
-    Opaque,
-    Positions,
-    Statistic,
-    additive_over,
-)
+from autodist.graph.propagation.factors import NONE, additive_over
+from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, ListOf, Opaque, Positions, Statistic
 from autodist.graph.propagation.lengths import is_length_of
 from autodist.graph.propagation.site import Rule, Site, tensor_name
 

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autodist.graph.propagation.facts import (
-    Base,
-    Form,
-    Opaque,
-    Recovery,
-    Rows,
-    Statistic,
-    form_of,
-)
+from autodist.graph.propagation.facts import Base, Form, Opaque, Recovery, Rows, Statistic, form_of
 from autodist.graph.propagation.site import Site
 
 Operand = Form | Statistic | Opaque

@@ -3,18 +3,8 @@
 from __future__ import annotations
 
 from autodist.graph.propagation.combine import Operand, operands_of
-from autodist.graph.propagation.facts import (
-    NONE,
-    SAME,
-    Base,
-    Fact,
-    Form,
-    Opaque,
-    Recovery,
-    Rows,
-    Statistic,
-    times,
-)
+from autodist.graph.propagation.factors import NONE, times
+from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Rows, Statistic
 from autodist.graph.propagation.site import Rule, Site
 
 Labels = list[object]

@@ -12,29 +12,8 @@ import enum
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
-from autodist.graph.propagation.kinds import Elements, Examples
-
-
-@dataclass(frozen=True)
-class Count:
-    """A factor: a number of rows, up to what all replicas share."""
-
-    of: Examples | Elements
-
-
-@dataclass(frozen=True)
-class Part:
-    """A factor: what is left of the scalar `tensor` when the factors of its own form are divided out."""
-
-    tensor: str
-    without: Factors
-
-
-Factor = Count | Part
-Factors = frozenset[tuple[Factor, int]]
-
-NONE: Factors = frozenset()
-EXAMPLES = Count(Examples())
+from autodist.graph.propagation.factors import EXAMPLES, NONE, Count, Factors, Part
+from autodist.graph.propagation.kinds import Elements
 
 
 class Base(enum.Enum):
@@ -250,29 +229,6 @@ def rows(axis: int) -> Form:
     return Form(Rows(axis))
 
 
-def times(left: Factors, right: Factors, sign: int = 1) -> Factors:
-    """left · right, or left / right if the sign is -1."""
-    if not right:
-        return left
-    exponents = dict(left)
-    for factor, exponent in right:
-        exponents[factor] = exponents.get(factor, 0) + sign * exponent
-    return frozenset(item for item in exponents.items() if item[1])
-
-
-def power(factor: Factor, exponent: int) -> Factors:
-    return frozenset([(factor, exponent)])
-
-
-def additive_over(factors: Factors, rest: Factors) -> Factor | None:
-    """The one factor f for which factors = f · rest, if there is one: such a value adds up once rest is divided out."""
-    remaining = times(factors, rest, -1)
-    if len(remaining) == 1:
-        factor, exponent = next(iter(remaining))
-        return factor if exponent == 1 else None
-    return None
-
-
 def names_a_sum(fact: Fact) -> bool:
     """Whether a factor of this is the value of a certain tensor, which in a loop is another one at each turn."""
     return isinstance(fact, Form) and any(isinstance(factor, Part) for factor, _ in fact.factors)
@@ -313,16 +269,3 @@ def rows_of(fact: Fact) -> Fact:
         case Numbers():
             return fact.rows
     return fact
-
-
-def describe(factors: Factors) -> str:
-    """Factors in words, sorted: "examples · 'Sum:0'⁻¹"."""
-    return " · ".join(sorted(_describe_factor(factor, exponent) for factor, exponent in factors)) or "nothing"
-
-
-def _describe_factor(factor: Factor, exponent: int) -> str:
-    if isinstance(factor, Part):
-        name = f"'{factor.tensor}'"
-    else:
-        name = "examples" if isinstance(factor.of, Examples) else f"rows of '{factor.of.tensor}'"
-    return name if exponent == 1 else f"{name}^{exponent}"

@@ -5,18 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.graph.propagation.by_example import map_over_examples
-from autodist.graph.propagation.facts import (
-    SAME,
-    Dims,
-    Fact,
-    Form,
-    ListOf,
-    Nothing,
-    Opaque,
-    Part,
-    Recovery,
-    form_of,
-)
+from autodist.graph.propagation.factors import Part
+from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, ListOf, Nothing, Opaque, Recovery, form_of
 from autodist.graph.propagation.site import Rule, Site, tensor_name
 
 _MOST_TURNS = 12

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autodist.graph.propagation.factors import power
 from autodist.graph.propagation.facts import (
     SAME,
     Dims,
@@ -14,7 +15,6 @@ from autodist.graph.propagation.facts import (
     Rows,
     Statistic,
     form_of,
-    power,
     with_axis,
 )
 from autodist.graph.propagation.functions import join

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from autodist.graph.propagation.arithmetic import factors_of, nonlinear
 from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of, same_rows
-from autodist.graph.propagation.facts import SAME, Fact, Form, Opaque, form_of, times
+from autodist.graph.propagation.factors import times
+from autodist.graph.propagation.facts import SAME, Fact, Form, Opaque, form_of
 from autodist.graph.propagation.layout import moving
 from autodist.graph.propagation.site import Rule, Site, op_names
 

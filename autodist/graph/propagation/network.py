@@ -6,18 +6,8 @@ from dataclasses import replace
 
 from autodist.graph.propagation.arithmetic import nonlinear
 from autodist.graph.propagation.combine import weakest
-from autodist.graph.propagation.facts import (
-    SAME,
-    Base,
-    Fact,
-    Form,
-    Opaque,
-    Recovery,
-    Statistic,
-    form_of,
-    power,
-    times,
-)
+from autodist.graph.propagation.factors import power, times
+from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Statistic, form_of
 from autodist.graph.propagation.site import Rule, Site, op_names
 
 

@@ -9,17 +9,7 @@ from fractions import Fraction
 
 from autodist.graph.propagation.arithmetic import add_forms
 from autodist.graph.propagation.entries import with_columns
-from autodist.graph.propagation.facts import (
-    SAME,
-    Dims,
-    Fact,
-    Form,
-    Opaque,
-    Rows,
-    Statistic,
-    form_of,
-    with_axis,
-)
+from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, Opaque, Rows, Statistic, form_of, with_axis
 from autodist.graph.propagation.sampling import put_behind
 from autodist.graph.propagation.site import Rule, Site
 

@@ -5,20 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from autodist.graph.propagation.entries import unsorted_segments
-from autodist.graph.propagation.facts import (
-    NONE,
-    Base,
-    Dims,
-    Fact,
-    Form,
-    Opaque,
-    Rows,
-    Statistic,
-    form_of,
-    power,
-    times,
-    with_axis,
-)
+from autodist.graph.propagation.factors import NONE, power, times
+from autodist.graph.propagation.facts import Base, Dims, Fact, Form, Opaque, Rows, Statistic, form_of, with_axis
 from autodist.graph.propagation.lengths import length
 from autodist.graph.propagation.site import Rule, Site
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.propagation.factors import NONE, Count, additive_over, power
 from autodist.graph.propagation.facts import (
-    NONE,
     SAME,
     Base,
-    Count,
     Dims,
     Fact,
     Form,
@@ -16,9 +15,7 @@ from autodist.graph.propagation.facts import (
     Recovery,
     Rows,
     Statistic,
-    additive_over,
     form_of,
-    power,
     rows_of,
 )
 from autodist.graph.propagation.lengths import length

@@ -9,16 +9,8 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from autodist.graph.propagation.facts import (
-    SAME,
-    Dims,
-    Fact,
-    Form,
-    Opaque,
-    Part,
-    Recovery,
-    form_of,
-)
+from autodist.graph.propagation.factors import Part
+from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, Opaque, Recovery, form_of
 
 _PASSING = frozenset(
     ["Identity", "StopGradient", "Cast", "Reshape", "ExpandDims", "Squeeze", "BroadcastTo", "Tile", "Snapshot"]

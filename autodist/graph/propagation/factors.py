@@ -1,0 +1,65 @@
+"""Factors: scalars that add up over the replicas, by powers of which a value differs from the whole batch's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from autodist.graph.propagation.kinds import Elements, Examples
+
+
+@dataclass(frozen=True)
+class Count:
+    """A factor: a number of rows, up to what all replicas share."""
+
+    of: Examples | Elements
+
+
+@dataclass(frozen=True)
+class Part:
+    """A factor: what is left of the scalar `tensor` when the factors of its own form are divided out."""
+
+    tensor: str
+    without: Factors
+
+
+Factor = Count | Part
+Factors = frozenset[tuple[Factor, int]]
+
+NONE: Factors = frozenset()
+EXAMPLES = Count(Examples())
+
+
+def times(left: Factors, right: Factors, sign: int = 1) -> Factors:
+    """left · right, or left / right if the sign is -1."""
+    if not right:
+        return left
+    exponents = dict(left)
+    for factor, exponent in right:
+        exponents[factor] = exponents.get(factor, 0) + sign * exponent
+    return frozenset(item for item in exponents.items() if item[1])
+
+
+def power(factor: Factor, exponent: int) -> Factors:
+    return frozenset([(factor, exponent)])
+
+
+def additive_over(factors: Factors, rest: Factors) -> Factor | None:
+    """The one factor f for which factors = f · rest, if there is one: such a value adds up once rest is divided out."""
+    remaining = times(factors, rest, -1)
+    if len(remaining) == 1:
+        factor, exponent = next(iter(remaining))
+        return factor if exponent == 1 else None
+    return None
+
+
+def describe(factors: Factors) -> str:
+    """Factors in words, sorted: "examples · 'Sum:0'⁻¹"."""
+    return " · ".join(sorted(_describe_factor(factor, exponent) for factor, exponent in factors)) or "nothing"
+
+
+def _describe_factor(factor: Factor, exponent: int) -> str:
+    if isinstance(factor, Part):
+        name = f"'{factor.tensor}'"
+    else:
+        name = "examples" if isinstance(factor.of, Examples) else f"rows of '{factor.of.tensor}'"
+    return name if exponent == 1 else f"{name}^{exponent}"
