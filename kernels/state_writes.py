@@ -89,10 +89,8 @@ def take_state_writes(
     return changes
 
 
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-
 _OUT_OF_THE_BRANCH = (
-    "Take it out of the condition: let tf.cond give the value, the old one where nothing is to change, and assign that."
+    "Let tf.switch_case give the value, the old one where nothing is to change, and assign that; or use tf.cond."
 )
 
 
@@ -104,7 +102,7 @@ def _take(editor: GraphEditor, item: GraphItem, stages: Stages, handle: str, wri
             raise RewriteError(
                 f"the step writes {variable.name} by {op} ({write}) outside any optimizer's update, with values that "
                 "differ between replicas; only assign, assign_add and assign_sub can be combined. "
-                + (_OUT_OF_THE_BRANCH if op in _BRANCHES else "Write the whole variable by one of these.")
+                + (_OUT_OF_THE_BRANCH if op == "Case" else "Write the whole variable by one of these.")
             )
     before = _read(editor, variable)
     write = _write(editor, variable, [i for w in writes for i in editor[w].input if is_control(i)])

@@ -348,19 +348,20 @@ def test_a_scatter_outside_the_update_is_refused(shape):
         rewritten(captured, plan(captured.item, *shape))
 
 
-def test_state_that_a_branch_writes_is_refused_with_its_mend():
+def test_state_that_one_of_several_branches_writes_is_refused_with_its_mend():
     weight, average = variable("w", 4, 2), variable("average", 4, trainable=False)
-    is_training = tf.Variable(True, trainable=False, name="is_training")
+    mode = tf.Variable(1, trainable=False, name="mode")
 
     def step(x):
-        tf.cond(is_training, lambda: average.assign(tf.reduce_mean(x, 0)).value(), average.value)
+        keep, assign = average.value, lambda: average.assign(tf.reduce_mean(x, 0)).value()
+        tf.switch_case(mode.value(), [keep, assign, keep])
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(x @ weight))
         weight.assign_sub(0.1 * tape.gradient(loss, weight))
         return loss
 
     captured = capture(step, *batches(4)[0])
-    with pytest.raises(RewriteError, match="average by If.*let tf.cond give the value"):
+    with pytest.raises(RewriteError, match="average by Case.*Let tf.switch_case give the value"):
         rewritten(captured, plan(captured.item, 1, 2))
 
 
