@@ -1,4 +1,4 @@
-"""How many threads a worker's session has."""
+"""How a worker's session is set up: its threads, and what TensorFlow may fuse in it."""
 
 from __future__ import annotations
 
