@@ -14,7 +14,7 @@ import pytest
 
 from autodist.cluster.protocol import SILENCE_LIMIT
 from tests.cluster.hosts import HOST_KINDS, Hosts
-from tests.cluster.runs import MARK, Run, command, parent, survivors
+from tests.cluster.runs import MARK, Run, command, parent, survivors, within
 
 pytestmark = [pytest.mark.processes, pytest.mark.ssh]
 
@@ -152,11 +152,11 @@ def test_run_that_was_suspended_as_a_whole_goes_on(hosts: Hosts, tmp_path: Path)
 @pytest.mark.parametrize("hosts", HOST_KINDS[:1], indirect=True, ids=lambda kind: kind.__name__)
 def test_worker_that_hears_nothing_for_a_while_is_named_with_that_reason(hosts: Hosts, tmp_path: Path) -> None:
     with run_on(hosts, tmp_path, TRAIN_UNTIL_STOPPED, SLEEP) as run:
-        for event in ("training", "asleep1", "asleep2"):
-            run.wait_for_note(event)
-        relay = next(pid for pid in survivors(run.mark) if parent(pid) == run.chief.pid and "relay" in command(pid))
+        scripts = [run.wait_for_note("asleep1"), run.wait_for_note("asleep2")]
+        run.wait_for_note("training")
+        relay = next(pid for pid in survivors(run.mark) if parent(pid) == run.chief.pid and ".relay" in command(pid))
         os.kill(relay, signal.SIGSTOP)
-        time.sleep(SUSPENDED)
+        assert within(4 * SILENCE_LIMIT, lambda: not all(Path(f"/proc/{pid}").exists() for pid in scripts))
         os.kill(relay, signal.SIGCONT)
         run.wait_for_note("failed", limit=10)
         run.wait(10)
