@@ -277,9 +277,16 @@ class Run:
     def finish(self) -> None:
         """Ends the run where the script ends: on the chief when all workers are done, on others when the chief is."""
         try:
+            self._take_leave()
+        except KeyboardInterrupt:
+            self._peers.abort(_INTERRUPTED)
+            raise
+
+    def _take_leave(self) -> None:
+        try:
             if not self._ends_badly:
                 self.guard(self._updates.wait)
-        except BaseException:
+        except Exception:
             self._close_session()
             self._peers.abort("the chief's updates failed")
             raise
@@ -287,12 +294,8 @@ class Run:
         self._close_session()
         if self._ends_badly:  # another worker just leaves, which is told to the chief
             self._peers.abort(_INTERRUPTED if self._is_interrupted else "the chief's script failed")
-            return
-        try:
+        else:
             self._peers.finish()
-        except KeyboardInterrupt:
-            self._peers.abort(_INTERRUPTED)
-            raise
 
     # -- variables -------------------------------------------------------------------------------------------------
 
