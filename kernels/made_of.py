@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.propagation import Kind, Replicated, Unknown, draws_numbers
@@ -57,3 +58,17 @@ def find_made_of(
             else:
                 return None
     return MadeOf(tuple(wholes), tuple(between)) if wholes else None
+
+
+def make_again(editor: GraphEditor, label: str, name: str, made_of: MadeOf, joined: Mapping[str, str]) -> str:
+    """Computes a captured tensor once more, of what stands for its wholes; returns the new one.
+
+    Args:
+        editor: of the replicated step.
+        label: for the names of what is made.
+        name: of the captured tensor.
+        made_of: what it is made of.
+        joined: for each of the wholes, the tensor that is read in its place.
+    """
+    clones = editor.clone(made_of.between, f"autodist/{label}/", lambda i: joined.get(tensor(i), i))
+    return tensor(name).replace(node_of(name), clones[node_of(name)], 1)

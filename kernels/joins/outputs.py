@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.loss_terms import is_sum_with_penalty, loss_terms
-from autodist.graph.names import node_of, tensor
+from autodist.graph.names import node_of
 from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown
 from autodist.kernels.joins.joiner import Joiner
 from autodist.kernels.joins.whole_state import WholeState
-from autodist.kernels.made_of import MadeOf, find_made_of
+from autodist.kernels.made_of import MadeOf, find_made_of, make_again
 from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -95,8 +95,7 @@ class OutputJoins:
     def _text(self, label: str, name: str, text: MadeOf) -> str:
         """Text, such as a summary, that is made of means and sums over the batch, made of the joined ones."""
         joined = {t: self._joined(f"{label}/{k}", t, self._joiner.flows.kind(t)) for k, t in enumerate(text.wholes)}
-        clones = self._joiner.editor.clone(text.between, f"autodist/{label}/", lambda i: joined.get(tensor(i), i))
-        return tensor(name).replace(node_of(name), clones[node_of(name)], 1)
+        return make_again(self._joiner.editor, label, name, text, joined)
 
     def _is_joined(self, name: str, kind: Kind) -> bool | None:
         """Whether a part of a text has one value for all who return the text."""

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.fragment import fragment
-from autodist.graph.names import node_of, tensor
+from autodist.graph.names import node_of
 from autodist.graph.parts import Aggregation, JoinKind
 from autodist.graph.propagation import Kind, Mean, PerExample, Replicated, Sum, Unknown
 from autodist.kernels.joins.joiner import Joiner
-from autodist.kernels.made_of import MadeOf, find_made_of
+from autodist.kernels.made_of import MadeOf, find_made_of, make_again
 from autodist.kernels.state_writes import StateChange
 from autodist.kernels.varying import find_late_reads
 
@@ -183,5 +183,4 @@ class WholeState:
         found = self._behind(captured)
         assert found is not None, "`unknown` says so"
         wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(found.wholes)}
-        clones = self._joiner.editor.clone(found.between, f"autodist/{name}/", lambda i: wholes.get(tensor(i), i))
-        return tensor(captured).replace(node_of(captured), clones[node_of(captured)], 1)
+        return make_again(self._joiner.editor, name, captured, found, wholes)
