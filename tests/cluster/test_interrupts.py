@@ -19,13 +19,7 @@ TWO = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
 TRAIN = """
 with ad.scope():
     variable = tf.Variable(np.zeros(3), name="variable")
-
-    @ad.function
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.reduce_sum(x * variable, 1))
-        variable.assign_sub(0.5 * tape.gradient(loss, variable))
-        return loss
+    step = training(variable)
 
 step(np.ones([2, 3]))
 """

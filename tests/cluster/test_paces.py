@@ -23,13 +23,7 @@ slow = ad.num_workers - 1
 
 with ad.scope():
     kernel = tf.Variable(np.zeros(3), name="kernel")
-
-    @ad.function
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.reduce_sum(x * kernel, 1))
-        kernel.assign_sub(0.5 * tape.gradient(loss, kernel))
-        return loss
+    step = training(kernel)
 
 # All prepare the step together; the first one changes nothing.
 for number in range(STEPS + 1):

@@ -24,16 +24,6 @@ stalls.STALL_LIMIT, stalls.ANSWER_LIMIT, stalls.DEADLOCK_LIMIT, stalls._LOOK_INT
 
 with ad.scope():
     first, second = (tf.Variable(np.zeros(3), name=name) for name in ("first", "second"))
-
-    def training(variable):
-        @ad.function
-        def step(x):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.reduce_sum(x * variable, 1))
-            variable.assign_sub(0.5 * tape.gradient(loss, variable))
-            return loss
-        return step
-
     step, other = training(first), training(second)
 
 batch = np.ones([2, 3])
