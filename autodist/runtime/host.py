@@ -8,8 +8,10 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from autodist.runtime.direct_run import DirectRun
 from autodist.runtime.timeline import TracedRuns
 
 COLLECTIVE_KEY = 1
@@ -50,37 +52,43 @@ class Host:
 
     def callable(
         self,
-        fetches: Any,
-        feeds: Sequence[str | tf.Tensor],
+        outputs: Sequence[tf.Tensor],
+        operations: Sequence[tf.Operation],
+        feeds: Sequence[str],
         has_collectives: bool = False,
         trace: pathlib.Path | None = None,
-    ) -> Callable[..., Any]:
-        """What runs `fetches`, given a value for each of `feeds`.
+    ) -> Callable[..., list[np.ndarray]]:
+        """What runs `operations` and returns the values of `outputs`, given a value for each of `feeds`.
 
         Args:
-            fetches: a nest of tensors and operations.
-            feeds: what takes values.
+            outputs: tensors.
+            operations: what runs besides.
+            feeds: names of tensors that take values.
             has_collectives: whether other workers' runs take part in this one's.
             trace: file for a trace of one run; None: no run is traced.
         """
-        has_options = has_collectives or trace is not None
-        run = self.session.make_callable(fetches, feed_list=list(feeds), accept_options=has_options)
-        if not has_options:
-            return run
         options = _options(has_collectives)
-        return TracedRuns(run, options, trace) if trace else lambda *values: run(*values, options=options)
+        if trace is not None:
+            return TracedRuns(self.callable_with_options(outputs, operations, feeds, has_collectives), options, trace)
+        taking = [self.graph.get_tensor_by_name(name) for name in feeds]
+        return DirectRun(self.session, outputs, operations, taking, options)
 
     def callable_with_options(
-        self, fetches: Any, feeds: Sequence[str | tf.Tensor], has_collectives: bool
-    ) -> Callable[..., Any]:
+        self,
+        outputs: Sequence[tf.Tensor],
+        operations: Sequence[tf.Operation],
+        feeds: Sequence[str],
+        has_collectives: bool,
+    ) -> Callable[..., list[np.ndarray]]:
         """As `callable`; what it gives also takes `options` and `run_metadata`, as a session's `run` does."""
-        run = self.session.make_callable(fetches, feed_list=list(feeds), accept_options=True)
+        run = self.session.make_callable([outputs, operations], feed_list=list(feeds), accept_options=True)
 
         def call(*values: Any, options: Any = None, run_metadata: Any = None) -> Any:
             merged = _options(has_collectives)
             if options is not None:
                 merged.MergeFrom(options)
-            return run(*values, options=merged, run_metadata=run_metadata)
+            found: list[np.ndarray] = run(*values, options=merged, run_metadata=run_metadata)[0]
+            return found
 
         return call
 

@@ -48,8 +48,8 @@ class Program:
         outputs = [host.graph.get_tensor_by_name(prefix + name) for name in item.outputs]
         collective = any(node.op.startswith("Collective") for node in item.graph_def.node)
         trace = trace_file(prefix.rstrip("/"), _worker_of(item, feeds[0].removeprefix(prefix))) if feeds else None
-        self._run = host.callable([outputs, operations], feeds, collective, trace)
-        self._make_run_with_options = lambda: host.callable_with_options([outputs, operations], feeds, collective)
+        self._run = host.callable(outputs, operations, feeds, collective, trace)
+        self._make_run_with_options = lambda: host.callable_with_options(outputs, operations, feeds, collective)
         self._updates = updates
         self._gives_back = bool(item.gradients)
         self._update = _callable_of(host, prefix, item.served)
@@ -81,7 +81,7 @@ class Program:
         run = self._run
         if options is not None or metadata is not None:
             run = functools.partial(self._run_with_options, options=options, run_metadata=metadata)
-        return self._first_run(run, given) if self._gives_back else run(*given)[0]
+        return self._first_run(run, given) if self._gives_back else run(*given)
 
     @functools.cached_property
     def _run_with_options(self) -> Callable[..., Any]:
@@ -92,7 +92,7 @@ class Program:
         """A step, before which goes what its making left behind, and after it what TensorFlow's preparation did."""
         self._gives_back = False
         collect_and_trim()
-        outputs = run(*given)[0]
+        outputs = run(*given)
         trim_heaps()
         return outputs
 
@@ -100,7 +100,7 @@ class Program:
 def _callable_of(host: Host, prefix: str, operations: Sequence[str]) -> Callable[[], Any] | None:
     if not operations:
         return None
-    return host.callable([host.graph.get_operation_by_name(prefix + name) for name in operations], [])
+    return host.callable([], [host.graph.get_operation_by_name(prefix + name) for name in operations], [])
 
 
 def _worker_of(item: GraphItem, fed: str) -> int:
