@@ -64,6 +64,7 @@ class AutoDist:
             self.is_chief,
         )
         self._notes: GradientNotes | None = None
+        self._process = os.getpid()
         atexit.register(self._end)
 
     # -- who runs --------------------------------------------------------------------------------------------------
@@ -179,6 +180,8 @@ class AutoDist:
     # -- end -------------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
+        if os.getpid() != self._process:
+            return  # forked from the worker's process, whose run goes on
         try:
             self._run.finish()
         except AutoDistError as error:

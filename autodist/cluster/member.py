@@ -50,6 +50,8 @@ class Member:
 
     def __init__(self, control: socket.socket, held: PortHeld) -> None:
         self._control, self.held = control, held
+        self._process = os.getpid()
+        os.register_at_fork(after_in_child=self._leave_to_parent)
         self._lines = control.makefile("rb")
         join = decode(self._lines.readline())
         assert isinstance(join, Join), "the agent's first message"
@@ -76,13 +78,18 @@ class Member:
         """Reports that this worker's script ended well and returns when all have; call it when the script ends.
 
         Others may still need this worker's server until then. Returns at once if the script ends badly (its exit status
-        is what is reported then), and when the chief goes away.
+        is what is reported then), when the chief goes away, and in a process that was forked from the worker's.
         """
-        if self._script_end.is_bad:
+        if self._script_end.is_bad or os.getpid() != self._process:
             return
         self._waiting.set()
         self._send(Done())
         self._ended.wait()
+
+    def _leave_to_parent(self) -> None:
+        """In a process forked from this one: the agent must see the end of the worker's own process."""
+        if self._control.fileno() >= 0:
+            os.close(self._control.detach())  # not `close`, which leaves it open for the file made of it
 
     def _send(self, message: Message) -> None:
         try:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import socket
+import weakref
+from pathlib import Path
 
 # Below what Linux hands out to outgoing connections (32768 and up), which would take a port between check and use.
 _RANGE = range(20000, 32000)
@@ -22,12 +25,19 @@ class PortHeld:
     def __init__(self, holder: socket.socket) -> None:
         self._holder = holder
         self.port: int = holder.getsockname()[1]
+        _inherited.add(holder)
 
     def fileno(self) -> int:
         return self._holder.fileno()
 
     def release(self) -> None:
-        """Lets the port go; call it right before the server binds. Again: nothing happens."""
+        """Lets the port go; call it right before the server binds. Again: nothing happens.
+
+        Processes that were forked before any code of ours ran have a copy of the socket, which stays bound. It lets a
+        server bind beside it from here on: TensorFlow's ask for the address to be reused, and a copy never listens.
+        """
+        if self._holder.fileno() >= 0:
+            self._holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self._holder.close()
 
 
@@ -48,6 +58,40 @@ def hold_port(asked: int | None) -> PortHeld:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
     raise OSError(errno.EADDRINUSE, f"no port from {_RANGE.start} to {_RANGE.stop - 1} is free")
+
+
+def leave_listening_to_this_process(port: int) -> None:
+    """Processes that are forked from now on do not keep open what listens on a port here, should they live longer."""
+    for entry in Path("/proc/self/fd").glob("*"):
+        with contextlib.suppress(OSError):  # the folder's own descriptor is gone by now
+            if os.readlink(entry).startswith("socket:") and _listens_on(int(entry.name), port):
+                _listening[int(entry.name)] = port
+
+
+def _listens_on(descriptor: int, port: int) -> bool:
+    """Whether a descriptor is a TCP socket that listens on a port."""
+    with socket.socket(fileno=os.dup(descriptor)) as copy:
+        return (
+            copy.family in (socket.AF_INET, socket.AF_INET6)
+            and copy.getsockname()[1] == port
+            and bool(copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+        )
+
+
+def _leave_to_parent() -> None:
+    """In a process forked from this one, as those of `multiprocessing` are: ports are no business of it."""
+    for holder in list(_inherited):
+        holder.close()
+    for descriptor, port in _listening.items():
+        with contextlib.suppress(OSError):  # TensorFlow has closed it
+            if _listens_on(descriptor, port):
+                os.close(descriptor)
+    _listening.clear()
+
+
+_inherited: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+_listening: dict[int, int] = {}  # port by descriptor
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _bind_asked(port: int) -> socket.socket:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autodist.cluster.addresses import is_loopback, split_host_and_port
-from autodist.cluster.ports import PortHeld
+from autodist.cluster.ports import PortHeld, leave_listening_to_this_process
 from autodist.errors import ClusterError
 
 if TYPE_CHECKING:
@@ -49,12 +49,14 @@ def start_server(
     cluster = tf.train.ClusterSpec({JOB: list(addresses)})
     held.release()
     try:
-        return tf.distribute.Server(cluster, job_name=JOB, task_index=index, protocol="grpc", config=config)
+        server = tf.distribute.Server(cluster, job_name=JOB, task_index=index, protocol="grpc", config=config)
     except tf.errors.OpError as error:
         raise ClusterError(
             f"Worker {index}: TensorFlow's server cannot listen on {addresses[index]}: {error.message}. If another "
             "process took the port in the meantime, run again; if it is always this port, give the node another `port`."
         ) from error
+    leave_listening_to_this_process(split_host_and_port(addresses[index])[1])
+    return server
 
 
 def wait_until_listening(addresses: Sequence[str], timeout: float, check: Callable[[], None] | None = None) -> None:

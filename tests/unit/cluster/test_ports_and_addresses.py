@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import os
 import socket
 
 import pytest
 
 from autodist.cluster.addresses import check_reach, host_and_port, is_loopback, split_host_and_port
-from autodist.cluster.ports import hold_port
+from autodist.cluster.ports import hold_port, leave_listening_to_this_process
 from autodist.errors import ClusterError
 
 
@@ -19,6 +20,36 @@ def test_held_port_is_taken_for_others_and_free_after_release() -> None:
     again = hold_port(held.port)
     assert again.port == held.port
     again.release()
+
+
+def test_copy_of_a_held_port_keeps_no_server_from_it_after_the_release() -> None:
+    held = hold_port(None)
+    with socket.socket(fileno=os.dup(held.fileno())):  # as in a process that was forked before
+        held.release()
+        with socket.create_server(("", held.port)) as server:  # asks for the address to be reused, as TensorFlow does
+            socket.create_connection(("127.0.0.1", held.port)).close()
+            server.accept()[0].close()
+
+
+def test_forked_process_keeps_neither_a_held_port_nor_one_that_listens() -> None:
+    held = hold_port(None)
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_server(("127.0.0.1", 0)) as other:
+        leave_listening_to_this_process(server.getsockname()[1])
+        descriptors = [held.fileno(), server.fileno(), other.fileno()]
+        child = os.fork()
+        if child == 0:
+            os._exit(sum(1 << place for place, number in enumerate(descriptors) if _is_open(number)))
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0b100
+        assert [_is_open(number) for number in descriptors] == [True] * 3
+    held.release()
+
+
+def _is_open(descriptor: int) -> bool:
+    try:
+        os.fstat(descriptor)
+    except OSError:
+        return False
+    return True
 
 
 def test_held_port_accepts_no_connections() -> None:
