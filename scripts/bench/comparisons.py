@@ -3,27 +3,54 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.jobs import Length, Way, running
+from bench.jobs import Job, Length, Way, running
+
+GOAL = 1.25
+"""Of the limit: how much of the time for what cannot be spared a step of several replicas is to take."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two ways of training a model, and what the ratio of their step times shall be.
+    """Two ways of training a model, and what the ratio of their step times may be.
 
     Attributes:
         group: under which the comparison is asked for.
         ours: what is measured.
         peer: what it is measured against.
-        target: the ratio of ours to the peer's is to be at most this.
+        floor: what the ratio was when it was set, on two cores; no change may fall behind it.
     """
 
     group: str
     ours: Way
     peer: Way
-    target: float
+    floor: float
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a step takes at least.
+
+    Attributes:
+        step: seconds that AutoDist takes for it on one device, in the same run.
+        sent_bytes: that our processes send one another in a step.
+        transfer: seconds that so many bytes take between as many processes that do nothing else.
+    """
+
+    step: float
+    sent_bytes: float
+    transfer: float
+
+    @property
+    def seconds(self) -> float:
+        return self.step + self.transfer
+
+    def __str__(self) -> str:
+        if not self.transfer:
+            return f"{self.step * 1e3:.2f} ms"
+        return f"{self.step * 1e3:.2f} + {self.transfer * 1e3:.2f} ms for {self.sent_bytes / 1e6:.2f} MB"
 
 
 @dataclass(frozen=True)
@@ -36,8 +63,10 @@ class Result:
         ours: as measured, with its unit.
         peer: as measured, with its unit.
         ratio: of the two.
-        target: what it was to be at most.
+        floor: what it may be at most.
         note: what else is to be said.
+        limit: what it takes at least, in words; "" where nothing is known of that.
+        of_limit: ours as a multiple of it.
     """
 
     group: str
@@ -45,28 +74,30 @@ class Result:
     ours: str
     peer: str
     ratio: float
-    target: float
+    floor: float
     note: str = ""
+    limit: str = ""
+    of_limit: float | None = None
 
 
-def comparisons() -> list[Comparison]:
-    """All comparisons of step times."""
-    found = []
-    for model, target in (("mlp", 0.40), ("mobilenet", 0.40), ("embedding", 0.08)):
+def comparisons() -> Iterator[Comparison]:
+    """All comparisons of step times, with the ratios that held on two cores when the floors were set."""
+    for model, floor in (("mlp", 0.56), ("mobilenet", 0.45), ("embedding", 0.26)):
         ours, peer = Way("autodist", model, 1, 2), Way("mirrored", model, 1, 2)
-        found.append(Comparison("mirrored", ours, peer, target))
-    for model, target in (("mlp", 0.45), ("mobilenet", 0.62), ("embedding", 0.15), ("lstm", 1.0)):
+        yield Comparison("mirrored", ours, peer, floor)
+    two_workers = (("mlp", 0.62), ("mobilenet", 0.64), ("embedding", 0.40), ("embedding-adagrad", 0.23), ("lstm", 0.96))
+    for model, floor in two_workers:
         ours, peer = Way("autodist", model, 2), Way("multi-worker", model, 2)
-        found.append(Comparison("mwms", ours, peer, target))
-    for model, target in (("mlp", 0.75), ("embedding", 0.06), ("lstm", 0.85)):
+        yield Comparison("mwms", ours, peer, floor)
+    for model, floor in (("mlp", 0.70), ("embedding", 0.125), ("lstm", 0.30)):
         ours, peer = Way("autodist", model, 2, builder="PSLoadBalancing"), Way("parameter-server", model, 2)
-        found.append(Comparison("ps", ours, peer, target))
-    found += [Comparison("alone", Way("autodist", m), Way("alone", m), 1.03) for m in ("mlp", "embedding", "tiny")]
-    return found
+        yield Comparison("ps", ours, peer, floor)
+    for model in ("mlp", "embedding", "tiny"):
+        yield Comparison("alone", Way("autodist", model), Way("alone", model), 1.03)
 
 
 def compare(comparison: Comparison, length: Length) -> Result:
-    """Gives both ways turns in one run, the peer first.
+    """Gives both ways turns in one run, the peer first, and AutoDist on one device beside them.
 
     The ratio is the median over the turns of the ratio of the two medians, so that what keeps the machine busy for
     longer than a turn falls on both.
@@ -74,23 +105,45 @@ def compare(comparison: Comparison, length: Length) -> Result:
     Raises:
         JobError: one of them did not run.
     """
-    with running([comparison.peer, comparison.ours], length) as (peer, ours):
+    ours, peer = comparison.ours, comparison.peer
+    ways = [peer, ours] if comparison.group == "alone" else [peer, ours, Way("autodist", ours.model)]
+    with running(ways, length) as jobs:
         for _ in range(length.turns):
-            peer.turn()
-            ours.turn()
-        for job in (peer, ours):
+            for job in jobs:
+                job.turn()
+        for job in jobs:
             job.finish()
-        return _result(comparison, ours.seconds, peer.seconds)
+    limit = None if comparison.group == "alone" else _limit(jobs[1], jobs[2], length)
+    return _result(comparison, jobs[1].seconds, jobs[0].seconds, limit)
 
 
-def _result(comparison: Comparison, ours: Sequence[list[float]], peer: Sequence[list[float]]) -> Result:
+def _limit(ours: Job, on_one_device: Job, length: Length) -> Limit:
+    step = _median(on_one_device.seconds)
+    if ours.way.workers == 1:
+        return Limit(step, 0, 0)
+    sent = statistics.median(ours.sent_bytes)
+    with running([Way("transfer", ours.way.model, ours.way.workers, sent_bytes=round(sent))], length) as [transfer]:
+        for _ in range(length.turns):
+            transfer.turn()
+        transfer.finish()
+    return Limit(step, sent, _median(transfer.seconds))
+
+
+def _median(turns: Sequence[Sequence[float]]) -> float:
+    return statistics.median(s for turn in turns for s in turn)
+
+
+def _result(
+    comparison: Comparison, ours: Sequence[list[float]], peer: Sequence[list[float]], limit: Limit | None
+) -> Result:
     by_turn = [statistics.median(a) / statistics.median(b) for a, b in zip(ours, peer, strict=True)]
-    times = [statistics.median(s for turn in turns for s in turn) for turns in (ours, peer)]
+    times = [_median(turns) for turns in (ours, peer)]
     best = [min(s for turn in turns for s in turn) for turns in (ours, peer)]
     note = f"turns {min(by_turn):.2f} to {max(by_turn):.2f}; best steps {best[0] / best[1]:.2f}"
     if comparison.group == "alone":
         note = f"{(times[0] - times[1]) * 1e3:+.2f} ms a step, best {(best[0] - best[1]) * 1e3:+.2f} ms; {note}"
     return Result(
         comparison.group, f"{comparison.ours.model}, step", f"{times[0] * 1e3:.2f} ms", f"{times[1] * 1e3:.2f} ms",
-        statistics.median(by_turn), comparison.target, note,
+        statistics.median(by_turn), comparison.floor, note,
+        limit="" if limit is None else str(limit), of_limit=None if limit is None else times[0] / limit.seconds,
     )  # fmt: skip

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 SCRIPTS = pathlib.Path(__file__).resolve().parent.parent
 """Where processes run, so that they find this package."""
 ANSWER = b"BENCH "
+_OF_WORKERS = ("multi-worker", "transfer")
+"""Ways whose processes are workers and nothing else."""
 GRACE = 10.0
 """Seconds that a process has to end by itself once it has been told to."""
 
@@ -32,11 +34,12 @@ class Way:
     """One way of training a model.
 
     Attributes:
-        name: alone, autodist, mirrored, multi-worker or parameter-server.
+        name: alone, autodist, mirrored, multi-worker, parameter-server, or transfer: processes that only send.
         model: which model.
         workers: processes that compute.
         replicas: of each worker.
         builder: of AutoDist's strategy.
+        sent_bytes: what the processes of a transfer send in a step.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Way:
     workers: int = 1
     replicas: int = 1
     builder: str = "AllReduce"
+    sent_bytes: int = 0
 
     @property
     def roles(self) -> list[tuple[str, int]]:
@@ -51,7 +55,7 @@ class Way:
         each = [("worker", k) for k in range(self.workers)]
         if self.name == "parameter-server":
             return [("ps", 0), *each, ("chief", 0)]
-        return each[::-1] if self.name == "multi-worker" else [("main", 0)]
+        return each[::-1] if self.name in _OF_WORKERS else [("main", 0)]
 
     @property
     def inter_threads(self) -> int:
@@ -92,11 +96,14 @@ class Job:
     Attributes:
         way: of training.
         seconds: times of the steps so far, a list for each turn.
+        sent_bytes: what went over this machine's loopback device in a step, for each turn: what the processes sent one
+            another, if nothing else here sends.
     """
 
     def __init__(self, way: Way, length: Length, folder: pathlib.Path) -> None:
         self.way, self._length, self._folder = way, length, folder
         self.seconds: list[list[float]] = []
+        self.sent_bytes: list[float] = []
         self._end = time.monotonic() + length.limit
         self._processes: list[subprocess.Popen[bytes]] = []
         self._buffer = b""
@@ -126,8 +133,10 @@ class Job:
         Raises:
             JobError: it failed.
         """
-        self._say(f"{self._length.settling + self._length.steps}\n")
+        steps, before = self._length.settling + self._length.steps, loopback_bytes()
+        self._say(f"{steps}\n")
         self.seconds.append(json.loads(self._answer())[self._length.settling :])
+        self.sent_bytes.append((loopback_bytes() - before) / steps)
 
     def finish(self) -> list[int]:
         """Waits for the end; returns the peak memory in bytes of each process that trains, the leading one first.
@@ -170,7 +179,7 @@ class Job:
         options = {
             "workers": way.workers, "replicas": way.replicas, "builder": way.builder, "role": role, "index": index,
             "intra": self._intra, "inter": way.inter_threads, "warmup": length.warmup, "steps": length.in_turns,
-            "limit": length.limit, "reports": self._folder,
+            "limit": length.limit, "reports": self._folder, "bytes": way.sent_bytes,
         }  # fmt: skip
         return [sys.executable, "-m", "bench.train", way.name, way.model, *(f"--{k}={v}" for k, v in options.items())]
 
@@ -232,9 +241,16 @@ def environment(intra: int) -> dict[str, str]:
     }  # fmt: skip
 
 
+def loopback_bytes() -> int:
+    """How much this machine has sent to itself so far."""
+    lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
+    fields = next(line.split() for line in lines if line.split()[0] == "lo:")
+    return int(fields[9])
+
+
 def _addresses(way: Way) -> dict[str, list[str]]:
     """Free ports for a cluster of `tf.distribute`."""
-    if way.name not in ("multi-worker", "parameter-server"):
+    if way.name not in (*_OF_WORKERS, "parameter-server"):
         return {}
     sockets = [socket.create_server(("127.0.0.1", 0)) for _ in way.roles]
     addresses: dict[str, list[str]] = {}

@@ -126,5 +126,6 @@ TASKS: dict[str, Task] = {
     "mlp": Task(128, 8, _mlp, lambda: keras.optimizers.Adam(1e-3), _vectors(784)),
     "mobilenet": Task(32, 4, _mobilenet, lambda: keras.optimizers.SGD(0.01, momentum=0.9), _images),
     "embedding": Task(256, 8, _embedding, lambda: keras.optimizers.SGD(0.1), _id_lists, is_binary=True),
+    "embedding-adagrad": Task(256, 8, _embedding, lambda: keras.optimizers.Adagrad(0.1), _id_lists, is_binary=True),
     "lstm": Task(64, 8, _lstm, lambda: keras.optimizers.Adam(1e-3), _texts),
 }

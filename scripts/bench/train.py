@@ -17,6 +17,7 @@ import time
 import tensorflow as tf
 
 from bench.models import TASKS, Task
+from bench.transfer import transfer
 from bench.ways import Training, alone, autodist, mirrored, multi_worker, parameter_server
 
 ANSWER = "BENCH "
@@ -47,7 +48,9 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("way", choices=["alone", "autodist", "mirrored", "multi-worker", "parameter-server"])
+    parser.add_argument(
+        "way", choices=["alone", "autodist", "mirrored", "multi-worker", "parameter-server", "transfer"]
+    )
     parser.add_argument("model", choices=TASKS)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--replicas", type=int, default=1)
@@ -60,6 +63,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--limit", type=float, required=True)
     parser.add_argument("--reports", required=True)
+    parser.add_argument("--bytes", type=int, default=0)
     return parser.parse_args()
 
 
@@ -73,11 +77,17 @@ def _training(told: argparse.Namespace, task: Task) -> Training:
             return mirrored(task, told.replicas)
         case "multi-worker":
             return multi_worker(task, told.workers, told.index)
+        case "transfer":
+            return Training(transfer(told.workers, told.index, told.bytes, _session_config(told)), told.index == 0)
     return parameter_server(task, told.workers)
 
 
+def _session_config(told: argparse.Namespace) -> tf.compat.v1.ConfigProto:
+    return tf.compat.v1.ConfigProto(intra_op_parallelism_threads=told.intra, inter_op_parallelism_threads=told.inter)
+
+
 def _serve(told: argparse.Namespace) -> None:
-    config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=told.intra, inter_op_parallelism_threads=told.inter)
+    config = _session_config(told)
     cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
     server = tf.distribute.Server(
         tf.train.ClusterSpec(cluster), job_name=told.role, task_index=told.index, config=config, protocol="grpc"

@@ -1,0 +1,74 @@
+"""What the bytes of a step cost when nothing else is done: processes that only send them to one another."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+
+import tensorflow as tf
+
+LISTEN_LIMIT = 60.0
+"""Seconds within which all processes have to listen."""
+
+
+def transfer(workers: int, index: int, sent_bytes: int, config: tf.compat.v1.ConfigProto) -> Callable[[], float]:
+    """One process's part: a function that sends its share to each other process, and waits for theirs.
+
+    They go as AutoDist's do, through a queue on the server of the one that reads, but as one tensor each way.
+
+    Args:
+        workers: how many processes there are; their addresses are in `TF_CONFIG`.
+        index: of this one.
+        sent_bytes: that all of them together send in a step.
+        config: of the session.
+    """
+    cluster = json.loads(os.environ["TF_CONFIG"])["cluster"]
+    server = tf.distribute.Server(cluster, "worker", index, config=config)
+    _wait_until_listening(cluster["worker"])
+    elements = max(1, round(sent_bytes / (workers * (workers - 1)) / tf.float32.size))
+    with tf.Graph().as_default() as graph:
+        effects = [_through(source, to, index, elements) for source, to in _pairs(workers) if index in (source, to)]
+        session = tf.compat.v1.Session(server.target, graph=graph, config=config)
+    run = session.make_callable(effects)
+
+    def step() -> float:
+        run()
+        return 0.0
+
+    return step
+
+
+def _pairs(workers: int) -> list[tuple[int, int]]:
+    return [(source, to) for source in range(workers) for to in range(workers) if source != to]
+
+
+def _through(source: int, to: int, mine: int, elements: int) -> tf.Operation:
+    """What one process does for one pair: it sends, or it waits for what is sent."""
+    with tf.device(f"/job:worker/task:{to}/cpu:0"):
+        queue = tf.queue.FIFOQueue(1, tf.float32, [[elements]], shared_name=f"from_{source}_to_{to}")
+    if mine == to:
+        with tf.device(f"/job:worker/task:{mine}/cpu:0"):
+            return queue.dequeue().op
+    with tf.device(f"/job:worker/task:{mine}/cpu:0"):
+        # Made anew in each step, as gradients are: a constant would be folded, and copied from there.
+        content = tf.random.stateless_uniform([1], [0, 1]) + tf.zeros([elements])
+    with tf.device(f"/job:worker/task:{to}/cpu:0"):
+        return queue.enqueue(content)
+
+
+def _wait_until_listening(addresses: Iterable[str]) -> None:
+    """A session that is opened before its peers listen may fail much later."""
+    end = time.monotonic() + LISTEN_LIMIT
+    for address in addresses:
+        host, port = address.rsplit(":", 1)
+        while True:
+            try:
+                socket.create_connection((host, int(port)), LISTEN_LIMIT).close()
+                break
+            except ConnectionRefusedError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.05)
