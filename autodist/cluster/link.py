@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import logging
 import threading
 from collections.abc import Callable
 
@@ -22,6 +23,9 @@ from autodist.cluster.protocol import (
     encode,
 )
 from autodist.cluster.transport import Channel
+from autodist.tensorflow_log import says_nothing
+
+_log = logging.getLogger("autodist.cluster")
 
 
 class Link:
@@ -102,6 +106,8 @@ class Link:
             self._complaints.append(line.decode(errors="replace").rstrip())
             return
         if isinstance(message, Line):
+            if says_nothing(message.text) and not _log.isEnabledFor(logging.DEBUG):
+                return
             self._output.line(message.stream, self.name, message.text)
         with self._changed:
             self._note(message)

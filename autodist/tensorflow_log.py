@@ -1,0 +1,60 @@
+"""What TensorFlow logs by itself while it starts and ends a session, and what is told apart from it."""
+
+from __future__ import annotations
+
+import re
+
+# Its C++ code begins a line with the level, the date (zeros before its log is set up), the time and the thread;
+# releases before 2.20 with the date, the time and the level.
+_PREFIX = (
+    r"(?:[IWEF]\d{4} \d\d:\d\d:\d+\.\d+ +\d+ |\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: [IWEF] )"
+    r"(?:[\w.-]+/)*(?P<file>[\w.-]+):\d+\] (?P<message>.*)"
+)
+_LINE = re.compile(_PREFIX)
+
+_OF_NO_FILE = (
+    r"WARNING: All log messages before absl::InitializeLog\(\) is called are written to STDERR",
+    r"To enable the following instructions: [\w ,.]+, in other operations, rebuild TensorFlow with the appropriate "
+    r"compiler flags\.",
+)
+
+# By the file that logs them. That CUDA cannot start is told only where there is no driver (303) or no GPU (100): then
+# nobody asked for one, or AutoDist says which is missing.
+_BY_FILE = {
+    "port.cc": r"oneDNN custom operations are on\. You may see slightly different numerical results due to .*",
+    "cudart_stub.cc": r"Could not find cuda drivers on your machine, GPU will not be used\.",
+    "cpu_feature_guard.cc": r"This TensorFlow binary is optimized to use available CPU instructions in .*",
+    "cuda_platform.cc": r"failed call to cuInit: .*(?:UNKNOWN ERROR \(303\)|CUDA_ERROR_NO_DEVICE.*)",
+    "cuda_fft.cc": r"Unable to register cuFFT factory: .* has already been registered",
+    "cuda_dnn.cc": r"Unable to register cuDNN factory: .* has already been registered",
+    "cuda_blas.cc": r"Unable to register cuBLAS factory: .* has already been registered",
+    "computation_placer.cc": r"computation placer already registered\. Please check linkage and avoid linking .*",
+    "grpc_server_lib.cc": r"Started server with target: grpc://.*",
+    "master.cc": r"Scanning workers for devices: \d+ total workers",
+    "mlir_graph_optimization_pass.cc": r"MLIR V1 optimization pass is not enabled",
+    "coordination_service.cc": r"Initializing CoordinationService",
+    "local_rendezvous.cc": r"Local rendezvous is aborting with status: (?:OUT_OF_RANGE: End of sequence|ABORTED: "
+    r"Cleanup \d+|CANCELLED: ).*",
+    "service.cc": r"XLA service 0x\w+ initialized for platform Host .*|  StreamExecutor device \(\d+\): Host, .*",
+    "device_compiler.h": r"Compiled cluster using XLA!  This line is logged at most once for the lifetime of the .*",
+}
+_STANDS_ALONE = re.compile("|".join(_OF_NO_FILE))
+_MESSAGES = {file: re.compile(message) for file, message in _BY_FILE.items()}
+
+
+def is_log_line(line: str) -> bool:
+    """Whether TensorFlow's own log wrote this line, or the one that announces it."""
+    return _LINE.fullmatch(line) is not None or _STANDS_ALONE.fullmatch(line) is not None
+
+
+def says_nothing(line: str) -> bool:
+    """Whether this is a line which TensorFlow logs in every run and that tells its reader nothing.
+
+    Only exact forms are known; what is not, is no such line.
+    """
+    line = line.rstrip()
+    if _STANDS_ALONE.fullmatch(line):
+        return True
+    found = _LINE.fullmatch(line)
+    known = _MESSAGES.get(found["file"]) if found else None
+    return bool(found and known and known.fullmatch(found["message"]))
