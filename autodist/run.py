@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import secrets
@@ -170,10 +171,11 @@ class Run:
 
     def _show(self, strategy: strategy_pb2.Strategy, item: GraphItem) -> None:
         if self.index == 0 and log.isEnabledFor(logging.INFO):
-            console = rich.console.Console(width=TABLE_WIDTH)
-            with console.capture() as captured:
-                console.print(strategy_table(strategy, item, [w.name for w in self.spec.workers]))
-            log.info("the strategy:\n%s", captured.get())
+            # A file of its own: what captures flushes standard output too, and ends the process if nobody reads that.
+            text = io.StringIO()
+            console = rich.console.Console(file=text, width=TABLE_WIDTH, force_jupyter=False)
+            console.print(strategy_table(strategy, item, [w.name for w in self.spec.workers]))
+            log.info("the strategy:\n%s", text.getvalue())
 
     def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         if not item.gradients:

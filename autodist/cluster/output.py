@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import io
+import logging
 import os
 import select
 import sys
 import threading
 from typing import TextIO
+
+_log = logging.getLogger("autodist.cluster")
 
 
 class Output:
@@ -19,15 +22,23 @@ class Output:
 
     def __init__(self) -> None:
         self._writing = threading.Lock()
+        self._lost: set[str] = set()
 
     def line(self, stream: str, name: str, text: str) -> None:
-        """Writes one line to "stdout" or "stderr"."""
+        """Writes one line to "stdout" or "stderr"; what cannot be written is lost, which is said once a stream.
+
+        The run goes on, as the chief's script does, until it prints something itself.
+        """
         whole = f"[{name}] {text}\n"
         with self._writing:
             try:
                 _write(getattr(sys, stream), whole)
-            except (OSError, ValueError):
-                return  # nobody reads the chief's output any more; the run goes on, as the chief's script does
+            except (OSError, ValueError) as error:  # ValueError: the stream was closed
+                if stream not in self._lost:
+                    self._lost.add(stream)
+                    _log.warning(
+                        "the chief's %s takes no more (%s): lines of the other workers are lost", stream, error
+                    )
 
 
 def _write(target: TextIO | None, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import signal
 import sys
 import threading
@@ -52,7 +53,8 @@ class ScriptEnd:
         if self._ends_by is not None:
             for stream in (sys.stdout, sys.stderr):
                 if stream is not None:
-                    stream.flush()
+                    with contextlib.suppress(OSError, ValueError):  # nobody reads it, its disk is full, it is closed
+                        stream.flush()
             signal.signal(self._ends_by, signal.SIG_DFL)
             signal.raise_signal(self._ends_by)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -45,6 +46,17 @@ def test_a_process_ends_by_a_signal_after_the_handlers_and_with_all_its_output(n
     command = [sys.executable, "-c", START + script + "sys.exit(3)"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
     assert (done.stdout.split(), done.returncode) == (["kept", "bad"], -number)
+
+
+def test_a_process_ends_by_a_signal_though_its_output_goes_nowhere() -> None:
+    script = "import signal\nprint('lost')\nend.end_by(signal.SIGTERM)\n"
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-c", START + script]
+        buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+        done = subprocess.run(
+            command, check=False, stdout=full, stderr=subprocess.PIPE, text=True, timeout=20, env=buffered
+        )
+    assert done.returncode == -signal.SIGTERM, done.stderr
 
 
 def test_an_interrupt_that_the_script_catches_is_noted() -> None:

@@ -1,0 +1,93 @@
+"""Chiefs whose output nobody reads, or whose disk is full: training goes on, or ends with its cause."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.trainings import Training
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+UNFLUSHED = 120
+"""Python's own exit status for what it cannot write at its end."""
+
+SPEC = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
+
+# What the chief prints stays in Python's buffer, and is pending when the strategy's table is made.
+TRAINS = """
+print("pending")
+variable = tf.Variable([1.0, 2.0, 3.0])
+with ad.scope():
+    step = training(variable)
+    for number in range(3):
+        step(np.ones((4, 3), np.float32))
+        if me:
+            print(number)
+keep(variable=variable.numpy())
+"""
+
+PRINTS = """
+variable = tf.Variable([1.0, 2.0, 3.0])
+with ad.scope():
+    step = training(variable)
+    step(np.ones((4, 3), np.float32))
+    print("the chief's own line", flush=True)
+    while True:
+        step(np.ones((4, 3), np.float32))
+"""
+
+_NOBODY_READS = """
+import os, sys
+reading, writing = os.pipe()
+os.close(reading)
+os.dup2(writing, 1)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+class BrokenOutput(Training):
+    """A training whose chief has no standard output worth the name.
+
+    Args:
+        directory: empty.
+        script: what every worker runs.
+        output: "head", as in `python train.py | head -1` when that has ended, or a device.
+    """
+
+    def __init__(self, directory: Path, script: str, output: str) -> None:
+        super().__init__(directory, script, SPEC)
+        if output == "head":
+            self._command = [sys.executable, "-c", _NOBODY_READS, *self._command]
+        else:
+            self._command = ["/bin/sh", "-c", f'exec "$@" > {output}', "sh", *self._command]
+        self.environment.pop("PYTHONUNBUFFERED", None)
+
+
+@pytest.mark.parametrize(("output", "problem"), [("head", "Broken pipe"), ("/dev/full", "No space left on device")])
+def test_training_ends_well_and_python_tells_what_was_lost(tmp_path: Path, output: str, problem: str) -> None:
+    with BrokenOutput(tmp_path, TRAINS, output) as run:
+        assert run.wait(90) == UNFLUSHED, run.stderr
+        run.assert_gone(0)
+        for worker in (0, 1):
+            assert run.kept(worker)["variable"].tolist() == [-0.5, 0.5, 1.5]
+    assert "autodist: the strategy:" in run.stderr
+    assert run.stderr.count("the chief's stdout takes no more") == 1
+    assert problem in run.stderr.splitlines()[-1]
+
+
+def test_print_of_the_script_that_raises_ends_the_run_with_the_cause(tmp_path: Path) -> None:
+    with BrokenOutput(tmp_path, PRINTS, "head") as run:
+        assert run.wait(90) == UNFLUSHED
+        run.assert_gone(0)
+    assert "BrokenPipeError: [Errno 32] Broken pipe" in run.stderr
+    assert "autodist: stopping all workers: the chief's script failed" in run.stderr
+
+
+def test_log_that_finds_the_disk_full_ends_nothing(tmp_path: Path) -> None:
+    with BrokenOutput(tmp_path, TRAINS, "/dev/null 2> /dev/full") as run:
+        assert run.wait(90) == UNFLUSHED
+        run.assert_gone(0)
+        assert run.kept(0)["variable"].tolist() == [-0.5, 0.5, 1.5]
