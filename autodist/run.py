@@ -308,7 +308,8 @@ class Run:
             self.guard(self._pieces.pull, [t for t in self.tracker if t.is_behind])
 
     def push(self, variables: Sequence[Tracked]) -> None:
-        """Tells the session what Python assigned."""
+        """Tells the session what the script wrote."""
+        self.tracker.look_at_aliased()
         ahead = [t for t in variables if t.is_ahead]
         if ahead:
             self.land()

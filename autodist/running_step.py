@@ -69,6 +69,7 @@ class RunningStep:
         outputs = self.run.guard(self._program.run, values, examples)
         for tracked in self._written:
             tracked.fall_behind()
+        self.run.tracker.refresh_aliased()
         return outputs
 
     def rewrite(self) -> None:

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from autodist.graph.placement import Placement, Shard
-
-_OVERWRITES = ("assign",)
-_CHANGES = (
-    "assign_add", "assign_sub", "scatter_add", "scatter_sub", "scatter_update", "scatter_nd_add", "scatter_nd_sub",
-    "scatter_nd_update", "scatter_max", "scatter_min", "scatter_mul", "scatter_div", "batch_scatter_update",
-)  # fmt: skip
-_READS = ("value", "read_value", "read_value_no_copy", "numpy", "sparse_read", "gather_nd", "_read_variable_op")
+from autodist.runtime.eager_watch import Watcher, begin, unwatched, watch
 
 LARGE = 1 << 20
 """Bytes from which an outdated value of the script's object is let go: the session has the true one."""
@@ -33,6 +27,8 @@ class Tracked:
         is_settled: whether a step that trains it, or that keeps something for one that does, has decided the placement.
         is_ahead: Python assigned it, and the session is to be told (true at first).
         is_behind: a step wrote it, and the script's object has an older value.
+        is_aliased: something else has its handle, too (a data set's function, say), and uses it unseen.
+        known: of an aliased one, the value that the session has too.
     """
 
     source: tf.Variable
@@ -41,6 +37,8 @@ class Tracked:
     is_settled: bool = False
     is_ahead: bool = True
     is_behind: bool = False
+    is_aliased: bool = False
+    known: np.ndarray | None = None
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -53,18 +51,19 @@ class Tracked:
 
     def read(self) -> tf.Tensor:
         """The value in the script's object."""
-        return tf.raw_ops.ReadVariableOp(resource=self.source.handle, dtype=self.source.dtype.base_dtype)
+        with unwatched():
+            return tf.raw_ops.ReadVariableOp(resource=self.source.handle, dtype=self.source.dtype.base_dtype)
 
     def write(self, value: Any) -> None:
         """Gives the script's object a value that a step made."""
-        tensor = tf.convert_to_tensor(value, self.source.dtype.base_dtype)
-        tf.raw_ops.AssignVariableOp(resource=self.source.handle, value=tensor)
+        with unwatched():
+            tensor = tf.convert_to_tensor(value, self.source.dtype.base_dtype)
+            tf.raw_ops.AssignVariableOp(resource=self.source.handle, value=tensor)
 
     def fall_behind(self) -> None:
         """Notes that a step wrote the variable, and lets go of a large value that is now outdated."""
-        if not self.is_behind and self.byte_size >= LARGE:
-            empty = tf.zeros([0], self.source.dtype.base_dtype)
-            tf.raw_ops.AssignVariableOp(resource=self.source.handle, value=empty)
+        if not self.is_behind and not self.is_aliased and self.byte_size >= LARGE:
+            self.write(tf.zeros([0], self.source.dtype.base_dtype))
         self.is_behind = True
 
     def hand_over(self, *, is_same: bool) -> None:
@@ -79,19 +78,22 @@ class Tracked:
 
 
 class VariableTracker:
-    """Notices when Python reads or assigns variables that steps work on.
+    """Notices when Python, or what Python runs, reads or writes variables that steps work on.
 
-    Reading one that is behind brings all values up to date first; assigning one marks it, so that the next step sees
-    it.
+    Reading one that is behind brings all values up to date first; writing one marks it, so that the next step sees it.
+    What has a handle of its own is not seen: a variable that was given to such is kept up to date after each step, and
+    its value compared before the next.
 
     Args:
         pull: brings the objects of variables that are behind up to date.
     """
 
     def __init__(self, pull: Callable[[], None]) -> None:
+        begin()
         self._pull = pull
         self._by_id: dict[int, Tracked] = {}
-        self._stop_watching_functions = _before_function_calls(self.catch_up)
+        self._aliased: list[Tracked] = []
+        self._ends: list[Callable[[], None]] = []
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(self._by_id.values())
@@ -102,65 +104,48 @@ class VariableTracker:
         if found is None:
             found = Tracked(source, f"variable_{len(self._by_id)}/{name}")
             self._by_id[id(source)] = found
-            self._watch(found)
+            self._ends.append(watch(source, self._watcher(found)))
         return found
 
-    def catch_up(self) -> None:
-        if any(t.is_behind for t in self._by_id.values()):
+    def look_at_aliased(self) -> None:
+        """Marks those that were written unseen since the last step."""
+        for tracked in self._aliased:
+            if not tracked.is_ahead and not _is_same(tracked.known, np.asarray(tracked.read())):
+                tracked.is_ahead = True
+
+    def refresh_aliased(self) -> None:
+        """Brings those up to date that may be read unseen."""
+        if any(t.is_behind for t in self._aliased):
             self._pull()
+        for tracked in self._aliased:
+            tracked.known = np.array(tracked.read())
 
     def forget(self) -> None:
         """Leaves the variables as plain objects again."""
-        self._stop_watching_functions()
-        for tracked in self._by_id.values():
-            for name in (*_OVERWRITES, *_CHANGES, *_READS):
-                vars(tracked.source).pop(name, None)
+        for end in self._ends:
+            end()
+        self._ends.clear()
+        self._aliased.clear()
         self._by_id.clear()
 
-    def _watch(self, tracked: Tracked) -> None:
-        for names, before in ((_READS, self._on_read), (_OVERWRITES, self._on_overwrite), (_CHANGES, self._on_change)):
-            for name in names:
-                plain = getattr(tracked.source, name, None)
-                if plain is not None:
-                    vars(tracked.source)[name] = _with(plain, functools.partial(before, tracked))
+    def _watcher(self, tracked: Tracked) -> Watcher:
+        def before_read() -> None:
+            if tracked.is_behind:
+                self._pull()
 
-    def _on_read(self, tracked: Tracked) -> None:
-        if tracked.is_behind and tf.executing_eagerly():
-            self._pull()
-
-    def _on_overwrite(self, tracked: Tracked) -> None:
-        if tf.executing_eagerly():
+        def after_write() -> None:
             tracked.is_ahead, tracked.is_behind = True, False
 
-    def _on_change(self, tracked: Tracked) -> None:
-        if tf.executing_eagerly():
-            self._on_read(tracked)
-            self._on_overwrite(tracked)
+        def after_alias() -> None:
+            if not tracked.is_aliased:
+                tracked.is_aliased = True
+                self._aliased.append(tracked)
+
+        return Watcher(before_read, after_write, after_alias)
 
 
-def _with(plain: Callable[..., Any], before: Callable[[], None]) -> Callable[..., Any]:
-    @functools.wraps(plain)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        before()
-        return plain(*args, **kwargs)
-
-    return call
-
-
-def _before_function_calls(catch_up: Callable[[], None]) -> Callable[[], None]:
-    """A `tf.function` of the script reads variables without asking their objects; `catch_up` runs before each call."""
-    kind = type(tf.function(lambda: None))
-    plain = kind.__call__
-
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if tf.executing_eagerly():
-            catch_up()
-        return plain(self, *args, **kwargs)
-
-    kind.__call__ = call
-
-    def restore() -> None:
-        if kind.__call__ is call:
-            kind.__call__ = plain
-
-    return restore
+def _is_same(one: np.ndarray | None, other: np.ndarray) -> bool:
+    """Whether two values are one, to the bit where they are numbers: NaN is NaN."""
+    if one is None or other.dtype.hasobject:
+        return one is not None and np.array_equal(one, other)
+    return one.tobytes() == other.tobytes()

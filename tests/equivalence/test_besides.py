@@ -28,6 +28,7 @@ ALL_REDUCE = (
     "fit_metrics_and_validation",
     "fit_metrics_that_count",
     "fit_regularized",
+    "fit_restored",
     "fit_sample_weight",
     "fit_sum_reduced_loss",
     "fit_weight_decay",
@@ -45,6 +46,7 @@ ALL_REDUCE = (
     "graph_saved_and_restored",
     "graph_tf_keras",
     "graph_weighted_loss",
+    "step_checkpoint_guide",
     "step_fewer_examples_than_replicas",
     "step_large_matrix",
     "step_mean_and_penalty",
@@ -54,6 +56,7 @@ ALL_REDUCE = (
     "step_sum_reduced_loss",
     "step_tied_embedding",
     "step_two_optimizers",
+    "step_written_past_assign",
 )
 
 PARAMETER_SERVERS = (
@@ -73,12 +76,14 @@ PARAMETER_SERVERS = (
     "graph_saved_and_restored",
     "step_added_variables",
     "step_assigned_in_python",
+    "step_checkpoint_guide",
     "step_large_matrix",
     "step_scalar_variable",
     "step_target_network",
     "step_tied_embedding",
     "step_two_functions",
     "step_two_optimizers",
+    "step_written_past_assign",
 )
 
 PARTITIONED = (
@@ -94,10 +99,12 @@ PARTITIONED = (
     "graph_saved_and_restored",
     "step_added_variables",
     "step_assigned_in_python",
+    "step_checkpoint_guide",
     "step_target_network",
     "step_tied_embedding",
     "step_two_functions",
     "step_two_optimizers",
+    "step_written_past_assign",
 )
 
 RING = (

@@ -11,6 +11,7 @@ from tests.equivalence.cases import (
     odd_types,
     shared_steps,
     step_extras,
+    written_variables,
 )
 from tests.equivalence.cases.base import PROGRAMS, Alone, Program, Results, Trainer
 
@@ -30,4 +31,5 @@ __all__ = [
     "odd_types",
     "shared_steps",
     "step_extras",
+    "written_variables",
 ]

@@ -1,0 +1,183 @@
+"""Eager operations and functions that are given a watched variable: what they read and what they write.
+
+Whatever Python does with a variable ends in an operation, or in a function, that is executed with the variable's handle
+among its inputs: `assign`, a slice's `assign`, a checkpoint that restores, a `tf.function` of the script's own.
+TensorFlow executes them through three functions of one module, which every caller looks up there.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python import pywrap_tfe  # where all eager execution begins
+from tensorflow.python.eager import context  # holds the definitions of functions
+from tensorflow.python.framework import auto_control_deps_utils as control  # TensorFlow's list of ops that only read
+
+_LOOKS = ("VarIsInitializedOp", "DisableCopyOnRead")
+"""Operations that leave the value as it is, beside those that TensorFlow lists."""
+
+_OVERWRITE = "AssignVariableOp"
+
+_SEQUENCES = (list, tuple)
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """What is called when a variable is used; in the thread that uses it.
+
+    Attributes:
+        before_read: its value is going to be looked at.
+        after_write: it may have been written.
+        after_alias: something else now holds its handle, and may read and write it unseen.
+    """
+
+    before_read: Callable[[], None]
+    after_write: Callable[[], None]
+    after_alias: Callable[[], None]
+
+
+@dataclass(frozen=True)
+class _Entry:
+    watcher: Watcher
+    is_handle: bool  # and not the variable itself, which TensorFlow reads where it takes a tensor
+
+
+_watched: dict[int, tuple[_Entry, ...]] = {}
+"""By `id`, which stays theirs: who watches keeps them."""
+
+_given_to_data_sets: weakref.WeakValueDictionary[int, tf.Tensor] = weakref.WeakValueDictionary()
+"""Handles that functions of data sets have, by `id`: they keep them from when they are made, often before all else."""
+
+_own = threading.local()
+
+
+def watch(variable: tf.Variable, watcher: Watcher) -> Callable[[], None]:
+    """Calls `watcher` from now on; returns what ends it. The caller keeps the variable till then."""
+    begin()
+    entries = {id(variable): _Entry(watcher, False), id(variable.handle): _Entry(watcher, True)}
+    for key, entry in entries.items():
+        _watched[key] = (*_watched.get(key, ()), entry)
+    if id(variable.handle) in _given_to_data_sets:
+        watcher.after_alias()
+
+    def end() -> None:
+        for key, entry in entries.items():
+            rest = tuple(e for e in _watched.get(key, ()) if e is not entry)
+            if rest:
+                _watched[key] = rest
+            else:
+                _watched.pop(key, None)
+
+    return end
+
+
+@contextmanager
+def unwatched() -> Iterator[None]:
+    """Within it nothing is called for what this thread does."""
+    before, _own.is_busy = getattr(_own, "is_busy", False), True
+    try:
+        yield
+    finally:
+        _own.is_busy = before
+
+
+@functools.cache
+def begin() -> None:
+    """Puts the watch before what executes operations; it stays there, since others may stand before it by then."""
+    are_others: Callable[[Iterable[int]], bool] = _watched.keys().isdisjoint  # for each operation of the process
+    fast, plain, cancelable = (
+        getattr(pywrap_tfe, name) for name in ("TFE_Py_FastPathExecute", "TFE_Py_Execute", "TFE_Py_ExecuteCancelable")
+    )
+
+    def execute_fast(*arguments: Any) -> Any:  # context, operation, name, then inputs and attributes
+        if "Dataset" in arguments[1]:
+            _note_data_set(arguments)
+        if are_others(map(id, arguments)):
+            for one in arguments:
+                if type(one) in _SEQUENCES and not are_others(map(id, one)):
+                    break
+            else:
+                return fast(*arguments)
+        flat = [x for one in arguments for x in (one if type(one) in _SEQUENCES else (one,))]
+        return _execute(fast, arguments, arguments[1], flat)
+
+    def execute(*arguments: Any) -> Any:  # context, device, operation, inputs, …
+        return plain(*arguments) if are_others(map(id, arguments[3])) else _execute(plain, arguments, *arguments[2:4])
+
+    def execute_cancelable(*arguments: Any) -> Any:
+        if are_others(map(id, arguments[3])):
+            return cancelable(*arguments)
+        return _execute(cancelable, arguments, *arguments[2:4])
+
+    pywrap_tfe.TFE_Py_FastPathExecute = execute_fast
+    pywrap_tfe.TFE_Py_Execute = execute
+    pywrap_tfe.TFE_Py_ExecuteCancelable = execute_cancelable
+
+
+def _note_data_set(arguments: Sequence[Any]) -> None:
+    for one in arguments:
+        for x in one if type(one) in _SEQUENCES else ():
+            if isinstance(x, tf.Tensor) and x.dtype == tf.resource:
+                _given_to_data_sets[id(x)] = x
+
+
+def _execute(run: Callable[..., Any], arguments: Sequence[Any], name: str | bytes, inputs: Sequence[Any]) -> Any:
+    if getattr(_own, "is_busy", False):
+        return run(*arguments)
+    operation = tf.compat.as_str(name)
+    used = [(at, entry) for at, one in enumerate(inputs) for entry in _watched.get(id(one), ())]
+    writes = _writes(operation)
+    written = [e.watcher for at, e in used if e.is_handle and (writes is None or at in writes)]
+    is_whole = operation == _OVERWRITE
+    for _, entry in used:
+        if not (is_whole and entry.is_handle):
+            entry.watcher.before_read()
+    try:
+        outputs = run(*arguments)
+    except BaseException:
+        _tell([] if is_whole else written)  # a function may have come as far as to write
+        raise
+    _tell(written)
+    if written and any(_is_handle(x) for x in tf.nest.flatten(outputs)):
+        for watcher in written:
+            watcher.after_alias()
+    return outputs
+
+
+def _tell(written: Iterable[Watcher]) -> None:
+    for watcher in written:
+        watcher.after_write()
+
+
+def _is_handle(output: Any) -> bool:
+    return isinstance(output, tf.Tensor) and output.dtype in (tf.resource, tf.variant)
+
+
+@functools.lru_cache(maxsize=4096)
+def _writes(operation: str) -> frozenset[int] | None:
+    """Which inputs an operation or function may write; None: any of them."""
+    if _only_reads(operation):
+        return frozenset()
+    if not context.context().has_function(operation):
+        return None
+    definition = context.context().get_function_def(operation)
+    handles = {
+        a.name: at for at, a in enumerate(definition.signature.input_arg) if a.type == tf.resource.as_datatype_enum
+    }
+    written = {handles[source] for source in definition.ret.values() if source in handles}
+    for node in definition.node_def:
+        if not _only_reads(node.op):
+            only_read = set(node.attr[control.READ_ONLY_RESOURCE_INPUTS_ATTR].list.i)
+            written |= {handles[x] for at, x in enumerate(node.input) if x in handles and at not in only_read}
+    return frozenset(written)
+
+
+def _only_reads(operation: str) -> bool:
+    return operation in control.RESOURCE_READ_OPS or operation in _LOOKS
