@@ -10,7 +10,8 @@ import tensorflow as tf
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.names import node_of
 from autodist.graph.parts import Aggregation, Join, JoinKind
-from autodist.graph.propagation import Examples, Sum, Weight
+from autodist.graph.propagation import Examples, Mean, Sum, Weight
+from autodist.kernels.growth import Growth
 from autodist.kernels.joins.joiner import Joiner
 from autodist.kernels.joins.whole_state import WholeState
 from autodist.kernels.state_writes import StateChange
@@ -31,6 +32,8 @@ class StateJoins:
 
     def __init__(self, joiner: Joiner, whole: WholeState) -> None:
         self._joiner, self._whole = joiner, whole
+        self._growth = Growth(joiner.item, joiner.flows)
+        self._averaged: dict[str, list[str]] = {}
 
     def join_state(self, changes: Sequence[StateChange]) -> None:
         """Combines what the compute part writes: as the variable declares it, else to what one device leaves there."""
@@ -40,6 +43,7 @@ class StateJoins:
             for change in changes:
                 with tf.name_scope(f"{change.variable.handle}/joined"):
                     combined.append(self._combine(f, change, whole))
+        self._tell_of_averages()
         for change, value in zip(changes, combined, strict=True):
             write = self._joiner.editor[change.write]
             placeholder = node_of(write.input[1])
@@ -53,6 +57,8 @@ class StateJoins:
         if declared is Aggregation.SUM and only_adds and self._adds_sums(change):
             return self._sum_of_changes(f, change)
         unknown = whole.unknown(change)
+        if unknown is not None and declared is Aggregation.SUM and self._takes_averages(change, unknown):
+            unknown = whole.unknown(change)
         if unknown is not None:
             is_told = declared is Aggregation.SUM and only_adds
             return self._sum_of_changes(f, change) if is_told else self._guess(f, change, unknown)
@@ -61,6 +67,30 @@ class StateJoins:
 
     def _adds_sums(self, change: StateChange) -> bool:
         return all(isinstance(self._joiner.flows.kind(t), Sum) for t in change.in_all.changes)
+
+    def _takes_averages(self, change: StateChange, reason: str) -> bool:
+        """Takes what is written there, and stays as large as it is in a larger batch, for means over the examples.
+
+        Keras declares that what its metrics keep is summed. A loss that is added to a total, of which it is not known
+        how it depends on the batch, would be summed over the replicas, while the step counts it once.
+        """
+        unknown = self._whole.unknown_parts(change)
+        if any(map(self._whole.is_of_written, unknown)):
+            return False
+        growth = {t: self._growth.of(t) for t in unknown}
+        if not change.variable.dtype.is_floating or 0 not in growth.values():
+            return False
+        for name, power in growth.items():
+            self._whole.take_for(name, Sum() if power else Mean(Examples()))
+        self._averaged.setdefault(reason, []).append(change.variable.name)
+        return True
+
+    def _tell_of_averages(self) -> None:
+        for reason, names in self._averaged.items():
+            log.warning(
+                "%s: it is not known how what the step writes there depends on the batch (%s); it is averaged over the "
+                "replicas, as a loss of unknown kind is.", ", ".join(names), reason, extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
 
     def _guess(self, f: Fragment, change: StateChange, reason: str) -> str:
         variable = change.variable

@@ -50,6 +50,19 @@ class WholeState:
         """Why it is not known what one device would leave; None if it is."""
         return self._unknown_after(_Written(change, node_of(change.after)))
 
+    def unknown_parts(self, change: StateChange) -> list[str]:
+        """The tensors of which it is not known, among those that a replica assigns and adds."""
+        made = change.in_all
+        return [t for t in dict.fromkeys((made.base, *made.changes)) if t is not None and self._unknown(t)]
+
+    def is_of_written(self, name: str) -> bool:
+        """Whether a tensor is made of what the step has written to a variable."""
+        return node_of(name) in self._own
+
+    def take_for(self, name: str, kind: Kind) -> None:
+        """Takes a tensor of unknown kind for one of `kind` from now on."""
+        self._kinds[name] = kind
+
     def value(self, change: StateChange) -> str:
         """The tensor that holds what one device would leave."""
         return self._value_after(_Written(change, node_of(change.after)))

@@ -36,9 +36,9 @@ def shapes(site: Site) -> list[Fact]:
 def size(site: Site) -> Fact:
     """The number of all elements."""
     form = form_of(rows_of(site.facts[0]))
-    if isinstance(form, Opaque):
-        return site.opaque(f"the size of what is not known: {form.reason}")
     known = site.shape(0).num_elements()
+    if isinstance(form, Opaque) and known is None:
+        return site.opaque(f"the size of what is not known: {form.reason}")
     if isinstance(form, Form) and form.rows is not None:
         return Dims((Form(factors=power(form.rows.count, 1)),), (known,), True)
     return Dims((SAME,), (known,), True)
@@ -52,7 +52,8 @@ def rank(site: Site) -> Fact:
 def _shape_of(site: Site, index: int) -> Fact:
     form = form_of(rows_of(site.facts[index]))
     known = site.shape(index)
-    if isinstance(form, Opaque) and form.recovery is not Recovery.ALWAYS:
+    is_open = not known.is_fully_defined()
+    if isinstance(form, Opaque) and form.recovery is not Recovery.ALWAYS and is_open:
         return site.opaque(f"the shape of what is not known: {form.reason}")
     if known.rank is None:
         return SAME if not isinstance(form, Form) or form.rows is None else site.opaque("its input's rank is not known")

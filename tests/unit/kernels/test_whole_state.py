@@ -213,6 +213,82 @@ def test_where_it_is_not_known_the_log_says_what_it_becomes_and_workers_stay_ali
 @every_shape
 def test_a_metric_that_is_not_a_sum_is_told_of(shape: tuple[int, int], caplog: pytest.LogCaptureFixture) -> None:
     declared = tf.VariableAggregation.SUM
-    most = tf.Variable(0.0, dtype=F64, name="state", trainable=False, aggregation=declared)
-    trained(lambda x, errors, loss: most.assign(tf.maximum(most, tf.reduce_max(errors))), shape)
+    norm = tf.Variable(0.0, dtype=F64, name="state", trainable=False, aggregation=declared)
+    trained(lambda x, errors, loss: norm.assign(tf.sqrt(tf.reduce_sum(tf.matmul(x, x, transpose_b=True)))), shape)
     assert "state becomes the sum of what each replica changes" in caplog.text
+
+
+def likeness(x: tf.Tensor) -> tf.Tensor:
+    """A scalar that compares examples with each other: of a part, it says nothing of the whole."""
+    return tf.reduce_mean(tf.nn.relu(1 - tf.matmul(x, x, transpose_b=True)))
+
+
+def averaged_likeness(x: np.ndarray, replicas: int) -> float:
+    """What replicas make of it, averaged by their examples."""
+    parts = np.array_split(x, replicas)
+    return float(sum(len(p) * np.maximum(1 - p @ p.T, 0).mean() for p in parts) / len(x))
+
+
+def mean_of_it() -> Write:
+    mean = keras.metrics.Mean()
+    return lambda x, errors, loss: mean.update_state(likeness(x))
+
+
+def mean_of_it_by_examples() -> Write:
+    mean = keras.metrics.Mean()
+    return lambda x, errors, loss: mean.update_state(likeness(x), sample_weight=tf.shape(x)[0])
+
+
+def mean_of_it_divided_as_keras_does() -> Write:
+    mean = keras.metrics.Mean()
+
+    def write(x: tf.Tensor, errors: tf.Tensor, loss: tf.Tensor) -> None:
+        rows = tf.reduce_mean(tf.nn.relu(1 - tf.matmul(x, x, transpose_b=True)), 1)
+        mean.update_state(tf.reduce_sum(rows) / keras.ops.cast(keras.ops.prod(keras.ops.shape(rows)), "float64"))
+
+    return write
+
+
+def mean_of_it_that_is_reset() -> Write:
+    mean = keras.metrics.Mean()
+    return lambda x, errors, loss: (mean.reset_state(), mean.update_state(likeness(x)))
+
+
+def mean_of_its_rows() -> Write:
+    mean = keras.metrics.Mean()
+    return lambda x, errors, loss: mean.update_state(
+        tf.reduce_mean(tf.nn.relu(1 - tf.matmul(x, x, transpose_b=True)), 1)
+    )
+
+
+def mean_of_it_and_of_the_loss() -> Write:
+    mean = keras.metrics.Mean()
+    return lambda x, errors, loss: (mean.update_state(likeness(x)), mean.update_state(likeness(x) * 1.0))
+
+
+@every_shape
+@pytest.mark.parametrize(
+    ("make", "is_told"),
+    [
+        (mean_of_it, True), (mean_of_it_by_examples, False), (mean_of_it_divided_as_keras_does, True),
+        (mean_of_it_that_is_reset, True), (mean_of_its_rows, False), (mean_of_it_and_of_the_loss, True),
+    ],
+    ids=lambda p: getattr(p, "__name__", ""),
+)  # fmt: skip
+def test_a_mean_of_what_is_not_known_is_averaged_with_its_count(
+    make: Callable[[], Write],
+    is_told: bool,
+    shape: tuple[int, int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(size=(8, 3)),) for _ in range(2)]
+    step = step_that(make())
+    captured = capture(step, *data[0])
+    found = train(captured, plan(captured.item, *shape), data)
+    expected = [averaged_likeness(x, shape[0] * shape[1]) for (x,) in data]
+    logged = found.variable("mean/total") / found.variable("mean/count")
+    assert logged == pytest.approx(expected[-1] if "reset" in make.__name__ else np.mean(expected), rel=1e-12)
+    said = [r.getMessage() for r in caplog.records]
+    assert len(said) == (shape[0] if is_told else 0)
+    assert all("it is averaged over the replicas" in text for text in said)
