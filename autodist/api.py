@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.keras_models import KerasModels
@@ -30,6 +31,7 @@ from autodist.strategies import BuildsStrategy, builder_from_section
 log = logging.getLogger("autodist")
 
 watch_script_end()  # now: `sys.exit(main())` looks up `sys.exit` before `main` makes an AutoDist
+load_generated_code_from_memory()  # now: what is traced before there is an AutoDist leaves files, too
 
 
 class AutoDist:
