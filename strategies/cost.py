@@ -24,7 +24,6 @@ LEAST_MATRIX_BYTES = 4
 """Of an element of PowerSGD's matrices, which are float32 where the gradient is shorter."""
 
 Compressor = strategy_pb2.Compressor
-Sent = tuple[Fraction, ...]
 
 
 @dataclass(frozen=True)
@@ -62,18 +61,16 @@ def traffic(variable: SyncedVariable, node: strategy_pb2.VariableNode, config: s
     Sources: P. Patarasuk and X. Yuan 2009 (see AllReduce); S. Kim et al., "Parallax", EuroSys 2019; T. Vogels et al.,
     "PowerSGD", NeurIPS 2019.
     """  # noqa: E501 (a row of a table is one line)
-    workers = worker_count(config)
-    step, row = [Fraction(0)] * workers, [Fraction(0)] * workers
+    computing = _computing(config)
+    step, row = _Sent(computing), _Sent(computing)
     for piece, part in pieces(variable, node):
         # A row lies in one shard of a cut along axis 0, and in every shard of another cut.
         share = Fraction(1)
         if node.HasField("partition") and node.partition.axis == 0:
             share = Fraction(piece.shape[0], variable.shape[0])
-        a_step, a_row = _sent(piece, part, config)
-        for worker in range(workers):
-            step[worker] += a_step[worker]
-            row[worker] += share * a_row[worker]
-    return Traffic(tuple(map(round, step)), tuple(map(round, row)))
+        _add(piece, part, share, step, row)
+    workers = worker_count(config)
+    return Traffic(step.by_worker(workers), row.by_worker(workers))
 
 
 def bytes_sent(
@@ -96,28 +93,51 @@ def _computing(config: strategy_pb2.GraphConfig) -> frozenset[int]:
     return frozenset(replica.worker for replica in config.replicas)
 
 
-def _sent(piece: SyncedVariable, part: Synchronized, config: strategy_pb2.GraphConfig) -> tuple[Sent, Sent]:
-    """What each worker sends for one piece: in a step, and for a row."""
-    computing, workers = _computing(config), range(worker_count(config))
-    nothing: Sent = (Fraction(0),) * len(workers)
+class _Sent:
+    """A sum of bytes by worker: what each that computes sends alike, and by how much owners differ.
 
-    def by(owner: int | None, owner_sends: Fraction | int, each_sends: Fraction | int) -> Sent:
-        return tuple(
-            Fraction(owner_sends if worker == owner else each_sends if worker in computing else 0) for worker in workers
-        )
+    So adding a piece costs the same on thousands of workers as on two.
+    """
 
+    def __init__(self, computing: frozenset[int]) -> None:
+        self.computing = computing
+        self._each = Fraction(0)
+        self._owners: dict[int, Fraction] = {}
+
+    def add(self, each: Fraction | int, owner: int | None = None, owner_sends: Fraction | int = 0) -> None:
+        """Adds what each worker with replicas sends, and the owner in its place."""
+        self._each += each
+        if owner is not None:
+            differs = owner_sends - (each if owner in self.computing else 0)
+            self._owners[owner] = self._owners.get(owner, Fraction(0)) + differs
+
+    def by_worker(self, workers: int) -> tuple[int, ...]:
+        each = round(self._each)
+        sent = [each if worker in self.computing else 0 for worker in range(workers)]
+        for owner, differs in self._owners.items():
+            sent[owner] = round((self._each if owner in self.computing else 0) + differs)
+        return tuple(sent)
+
+
+def _add(piece: SyncedVariable, part: Synchronized, share: Fraction, step: _Sent, row: _Sent) -> None:
+    """Adds what each worker sends for one piece, in a step and for a row, of which `share` lie in the piece."""
+    computing = step.computing
     if part.HasField("all_reduce"):
         others = len(computing) - 1
         if piece.is_sparse:
-            return nothing, by(None, 0, (piece.row_bytes + INDEX_BYTES) * others)
-        return by(None, 0, _reduced(piece, part.all_reduce, others)), nothing
+            row.add(share * (piece.row_bytes + INDEX_BYTES) * others)
+        else:
+            step.add(_reduced(piece, part.all_reduce, others))
+        return
     owner = part.parameter_server.owner
-    others = len(computing - {owner})
+    others = len(computing) - (owner in computing)
     if not piece.is_sparse:
-        return by(owner, piece.byte_size * others, piece.byte_size), nothing
-    if part.parameter_server.local_proxy:
-        return by(owner, piece.byte_size * others, 0), by(owner, 0, piece.row_bytes + INDEX_BYTES)
-    return nothing, by(owner, piece.row_bytes * others, piece.row_bytes + 2 * INDEX_BYTES)
+        step.add(piece.byte_size, owner, piece.byte_size * others)
+    elif part.parameter_server.local_proxy:
+        step.add(0, owner, piece.byte_size * others)
+        row.add(share * (piece.row_bytes + INDEX_BYTES), owner)
+    else:
+        row.add(share * (piece.row_bytes + 2 * INDEX_BYTES), owner, share * piece.row_bytes * others)
 
 
 def _reduced(piece: SyncedVariable, synchronizer: strategy_pb2.AllReduce, others: int) -> Fraction:

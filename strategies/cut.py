@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
+from heapq import heapify, heappop, heappush, heapreplace
+from math import lcm
 
 from autodist.graph.placement import Cut
 from autodist.strategies.variables import SyncedVariable
@@ -44,14 +46,26 @@ def proportional_sizes(length: int, weights: Sequence[Fraction]) -> tuple[int, .
     """
     if not 0 < len(weights) <= length:
         raise ValueError(f"{length} indices cannot make {len(weights)} shards of at least one")
-    total = sum(weights)
-    shares = [length * weight / total for weight in weights]
-    sizes = [max(1, int(share)) for share in shares]
-    while sum(sizes) < length:
-        sizes[max(range(len(sizes)), key=lambda index: (shares[index] - sizes[index], -index))] += 1
-    while sum(sizes) > length:
-        longer = [index for index, size in enumerate(sizes) if size > 1]
-        sizes[max(longer, key=lambda index: (sizes[index] - shares[index], index))] -= 1
+    scale = lcm(*(weight.denominator for weight in weights))
+    parts = [int(weight * scale) for weight in weights]
+    total = sum(parts)
+    sizes = [max(1, length * part // total) for part in parts]
+    # By how much each is too long, in `total`ths of an index. Heaps, since there may be thousands of shards.
+    excess = [size * total - length * part for size, part in zip(sizes, parts, strict=True)]
+    missing = length - sum(sizes)
+    shortest = list(zip(excess, range(len(sizes)), strict=True))
+    heapify(shortest)
+    for _ in range(missing):
+        least, index = shortest[0]
+        sizes[index] += 1
+        heapreplace(shortest, (least + total, index))
+    longest = [(-most, -index) for index, most in enumerate(excess) if sizes[index] > 1]
+    heapify(longest)
+    for _ in range(-missing):
+        most, index = heappop(longest)
+        sizes[-index] -= 1
+        if sizes[-index] > 1:
+            heappush(longest, (most + total, index))
     return tuple(sizes)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from heapq import heappop, heappush
+from math import lcm
 
 from autodist.resources import ResourceSpec
 from autodist.strategies.variables import SyncedVariable
@@ -17,7 +19,7 @@ class GreedyLoads:
     """Bytes that each worker owns so far, and the next best owner.
 
     A variable goes to the worker whose load, divided by its bandwidth, is least once it has it; the lower index
-    wins a tie. Workers of one node share its link evenly. Fractions keep the choice the same on every machine.
+    wins a tie. Workers of one node share its link evenly. Exact numbers keep the choice the same on every machine.
 
     When the heaviest variable has m bytes, all have t, and the workers' bandwidths add up to s, then no worker's
     load / bandwidth exceeds (t + (workers - 1) * m) / s. (R. L. Graham, "Bounds on Multiprocessing Timing
@@ -30,22 +32,37 @@ class GreedyLoads:
 
     def __init__(self, resource_spec: ResourceSpec, owners: Sequence[int] | None = None) -> None:
         self.owners = usual_owners(resource_spec) if owners is None else tuple(owners)
-        self._bandwidths = worker_bandwidths(resource_spec)
-        self._loads = [0] * len(self._bandwidths)
+        self._owners = frozenset(self.owners)
+        # Whole numbers in proportion to the time that a byte takes: fractions would cost ten times as much.
+        bandwidths = worker_bandwidths(resource_spec)
+        scale = lcm(*(bandwidth.numerator for bandwidth in bandwidths))
+        self._times = [scale * bandwidth.denominator // bandwidth.numerator for bandwidth in bandwidths]
+        self._loads = [0] * len(bandwidths)
+        # Of workers with equal links, those with the least load first; an entry whose load is outdated counts no more.
+        self._ranked: dict[int, list[tuple[int, int]]] = {}
+        for owner in sorted(self.owners):
+            self._ranked.setdefault(self._times[owner], []).append((0, owner))
 
     def add(self, worker: int, byte_size: int) -> None:
         """Counts bytes that a worker owns already."""
         self._loads[worker] += byte_size
+        if worker in self._owners:
+            heappush(self._ranked[self._times[worker]], (self._loads[worker], worker))
 
     def place(self, byte_size: int) -> int:
         """Index of the worker that shall own so many bytes more; they are counted as its own."""
-        (owner,) = self.least_loaded(1, byte_size)
+        owner = min(map(self._first, self._ranked.values()), key=lambda worker: (self._time(worker, byte_size), worker))
         self.add(owner, byte_size)
         return owner
 
+    def _first(self, ranked: list[tuple[int, int]]) -> int:
+        while ranked[0][0] != self._loads[ranked[0][1]]:
+            heappop(ranked)
+        return ranked[0][1]
+
     def least_loaded(self, count: int, byte_size: int = 0) -> tuple[int, ...]:
         """The so many owners that would have the least load if each got these bytes, best first; none is counted."""
-        return tuple(sorted(self.owners, key=lambda worker: (self._time_with(worker, byte_size), worker))[:count])
+        return tuple(sorted(self.owners, key=lambda worker: (self._time(worker, byte_size), worker))[:count])
 
     def place_pieces(self, sizes: Mapping[PieceKey, int]) -> dict[PieceKey, int]:
         """Owner of each piece. The largest are placed first, since small ones fill what gaps remain.
@@ -61,8 +78,8 @@ class GreedyLoads:
         owners = self.place_pieces({(variable.name, 0): variable.byte_size for variable in variables})
         return {name: owner for (name, _), owner in owners.items()}
 
-    def _time_with(self, worker: int, byte_size: int) -> Fraction:
-        return (self._loads[worker] + byte_size) / self._bandwidths[worker]
+    def _time(self, worker: int, byte_size: int) -> int:
+        return (self._loads[worker] + byte_size) * self._times[worker]
 
 
 def usual_owners(resource_spec: ResourceSpec) -> tuple[int, ...]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import pathlib
 import re
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
+from autodist.resources._limits import shown
 from autodist.resources._local import is_own_address
 from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
 
@@ -22,6 +24,12 @@ _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]+(?<!-)(\.(?!-)[A-Za-z0-9_-]+(?<!-))
 _ONLY_NUMBERS = re.compile(r"[0-9.]+\Z")
 
 Text = Annotated[str, Field(min_length=1)]
+_Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
+# What OpenSSH refuses on a command line: - in front would make an option, the others mean something to a shell.
+_NOT_IN_NAMES = r"\s\x00-\x1f\x7f'`\";&<>|(){}"
+_UserName = Annotated[str, Field(pattern=rf"^[^-{_NOT_IN_NAMES}][^{_NOT_IN_NAMES}]*$")]
+# `env NAME=value … PATH` starts the interpreter there: a path with = would be a variable, one with - in front an option.
+_RemotePath = Annotated[str, Field(pattern=r"^[^-=~\x00-\x1f\x7f][^=\x00-\x1f\x7f]*$|^~(/[^=\x00-\x1f\x7f]*)?$")]
 # A list in YAML, a tuple in the model: only the container is converted, its items stay strict.
 Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -90,7 +98,7 @@ class Node(Model):
             if _HOST_NAME.match(address) and not _ONLY_NUMBERS.match(address):
                 return address
             hint = "; a port stands under `port`" if ":" in address else ""
-            raise Fault(f"{address!r} is not an address; allowed: a host name or an IP address{hint}") from None
+            raise Fault(f"{shown(address)} is not an address; allowed: a host name or an IP address{hint}") from None
         if parsed.is_unspecified or parsed.is_multicast:
             raise Fault(f"{address} is not the address of one machine; allowed: a host name or an IP address")
         return address
@@ -98,9 +106,11 @@ class Node(Model):
     @field_validator("gpus", "cpus")
     @classmethod
     def _check_indices(cls, indices: tuple[int, ...]) -> tuple[int, ...]:
+        seen = set()
         for position, index in enumerate(indices):
-            if index in indices[:position]:
+            if index in seen:
                 raise Fault(f"{index} is given twice; allowed: each device once", position)
+            seen.add(index)
         return indices
 
     @model_validator(mode="after")
@@ -143,26 +153,39 @@ class SSHGroup(Model):
         known_hosts: file of known host keys, on the chief's machine; see `known_hosts_path`.
     """
 
-    username: Text | None = Field(default=None, description=_TEXT_HINT)
-    key_file: Text | None = Field(default=None, description="the path of a private key")
+    username: _UserName | None = Field(
+        default=None,
+        description=f"a user's name, as {_TEXT_HINT}, without blanks, control characters, quotes, any of ;&<>|(){{}}, "
+        "or a - in front",
+    )
+    key_file: _Line | None = Field(default=None, description="the path of a private key")
     port: Annotated[int, Field(ge=1, le=HIGHEST_PORT)] = Field(
         default=22, description=f"a whole number from 1 to {HIGHEST_PORT}"
     )
-    python_venv: Text | None = Field(default=None, description="the path of a virtual environment on the node")
+    python_venv: _RemotePath | None = Field(
+        default=None,
+        description="the path of a virtual environment on the node, absolute or with ~/ in front, without = and "
+        "control characters",
+    )
     shared_envs: Annotated[dict[EnvName, str], EMPTY_IF_NULL] = Field(
         default_factory=dict,
         description="a mapping of environment variables (letters, digits and _) to text; "
         'put numbers and true or false in quotes, such as "4"',
     )
     host_key_checking: bool = Field(default=True, description="true or false")
-    known_hosts: Text | None = Field(default=None, description="the path of a known_hosts file")
+    known_hosts: _Line | None = Field(default=None, description="the path of a known_hosts file")
 
     @property
     def key_path(self) -> pathlib.Path | None:
         """`key_file`, its `~` expanded for the user who runs this."""
-        return None if self.key_file is None else pathlib.Path(self.key_file).expanduser()
+        return None if self.key_file is None else _expanded(self.key_file)
 
     @property
     def known_hosts_path(self) -> pathlib.Path | None:
         """`known_hosts`, its `~` expanded for the user who runs this."""
-        return None if self.known_hosts is None else pathlib.Path(self.known_hosts).expanduser()
+        return None if self.known_hosts is None else _expanded(self.known_hosts)
+
+
+def _expanded(path: str) -> pathlib.Path:
+    """With the home directory for `~`; `~name` of a user who is not there stays, and the file will not be found."""
+    return pathlib.Path(os.path.expanduser(path))

@@ -5,26 +5,75 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autodist.resources._source import KeyPath, Source
+from autodist.resources._limits import (
+    DEEPEST,
+    LARGEST_SPEC,
+    LONG_NUMBER,
+    TOO_DEEP,
+    TOO_LARGE,
+    VALUE_SIZE,
+    is_long_number,
+    key_fault,
+    shown,
+    text_fault,
+)
+from autodist.resources._source import KeyPath, Source, key_text
 
 
-def plain_copy(value: Any, path: KeyPath = ()) -> Any:
+def plain_copy(value: Any) -> Any:
     """Copies `value` deeply into dict, list, str, int, float, bool and None; mappings and tuples become dict and list.
 
     Raises:
-        ResourceSpecError: it holds something else, or a key that is not text.
+        ResourceSpecError: it holds something else, a key that is not text, or what is beyond `_limits`.
     """
-    if value is None or isinstance(value, str | int | float):
+    return _Copier().copy(value, ())
+
+
+class _Copier:
+    def __init__(self) -> None:
+        self._size = 0
+
+    def copy(self, value: Any, path: KeyPath) -> Any:
+        if len(path) > DEEPEST:
+            raise Source().error(path, TOO_DEEP)
+        if value is None or isinstance(value, bool | float):
+            return value
+        if isinstance(value, int):
+            return self._number(value, path)
+        if isinstance(value, str):
+            return self._text(value, path)
+        if isinstance(value, list | tuple):
+            return [self._inner(item, (*path, index)) for index, item in enumerate(value)]
+        if isinstance(value, Mapping):
+            return {self._key(key, path): self._inner(item, (*path, key)) for key, item in value.items()}
+        allowed = "text, numbers, booleans, None, lists and mappings"
+        raise Source().error(path, f"{shown(value)} is a {type(value).__name__}; allowed: {allowed}")
+
+    def _inner(self, value: Any, path: KeyPath) -> Any:
+        self._grow(len(key_text(path)) + VALUE_SIZE, path)
+        return self.copy(value, path)
+
+    def _number(self, value: int, path: KeyPath) -> int:
+        if is_long_number(value):
+            raise Source().error(path, f"this {LONG_NUMBER}")
         return value
-    if isinstance(value, list | tuple):
-        return [plain_copy(item, (*path, index)) for index, item in enumerate(value)]
-    if isinstance(value, Mapping):
-        return {_text_key(key, path): plain_copy(item, (*path, key)) for key, item in value.items()}
-    allowed = "text, numbers, booleans, None, lists and mappings"
-    raise Source().error(path, f"{value!r} is a {type(value).__name__}; allowed: {allowed}")
+
+    def _text(self, text: str, path: KeyPath) -> str:
+        self._grow(len(text), path)
+        return str(_passed(text, text_fault(text), path))
+
+    def _key(self, key: Any, path: KeyPath) -> str:
+        if not isinstance(key, str):
+            raise Source().error(path, f"the key {shown(key)} is a {type(key).__name__}; allowed: text")
+        return str(_passed(key, key_fault(key), path))
+
+    def _grow(self, by: int, path: KeyPath) -> None:
+        self._size += by
+        if self._size > LARGEST_SPEC:
+            raise Source().error(path, TOO_LARGE)
 
 
-def _text_key(key: Any, path: KeyPath) -> str:
-    if isinstance(key, str):
-        return key
-    raise Source().error(path, f"the key {key!r} is a {type(key).__name__}; allowed: text")
+def _passed(text: str, fault: str | None, path: KeyPath) -> str:
+    if fault is not None:
+        raise Source().error(path, f"the text cannot be used: {fault}")
+    return text

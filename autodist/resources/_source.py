@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autodist.errors import Place, ResourceSpecError
+from autodist.resources._limits import LONGEST_SHOWN
 
 KeyPath = tuple[str | int, ...]
 
@@ -35,10 +36,11 @@ def key_text(path: KeyPath) -> str:
 
 
 def as_yaml(value: Any) -> str:
-    """The value as the user wrote it, or only its kind if it holds others, which may be long or secret."""
+    """The value as the user wrote it, cut if it is long, or only its kind if it holds others, which may be secret."""
     if isinstance(value, dict | list):
         return "a mapping" if isinstance(value, dict) else "a list"
-    return json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= LONGEST_SHOWN else f"{text[:LONGEST_SHOWN]}…"
 
 
 @dataclass(frozen=True)

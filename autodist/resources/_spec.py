@@ -6,16 +6,15 @@ import functools
 import ipaddress
 import json
 import os
-import pathlib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from autodist.errors import ResourceSpecError
 from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
 from autodist.resources._node import Node, SSHGroup
 from autodist.resources._plain import plain_copy
+from autodist.resources._read import read_text
 from autodist.resources._source import Source
 from autodist.resources._strategy import StrategySection
 from autodist.resources._translate import to_spec_error, unknown_key
@@ -58,18 +57,8 @@ class ResourceSpec(Model):
         Raises:
             ResourceSpecError: it cannot be read or used; names the file, the line, the key and what is allowed.
         """
-        file = os.fspath(path)
-        try:
-            text = pathlib.Path(file).read_bytes().decode("utf-8-sig")
-        except OSError as error:
-            raise ResourceSpecError(
-                f"{file}: cannot be read: {error.strerror}; give the path of a YAML file"
-            ) from error
-        except UnicodeDecodeError as error:
-            line = error.object[: error.start].count(b"\n") + 1
-            where = Source(file, {"encoding": line})
-            raise where.error(("encoding",), "not UTF-8 text; save the file in UTF-8") from error
-        return cls._parse(*read_yaml(text, file))
+        file = os.fsdecode(path)
+        return cls._parse(*read_yaml(read_text(file), file))
 
     @classmethod
     def from_dict(cls, mapping: Mapping[str, Any]) -> ResourceSpec:

@@ -12,6 +12,8 @@ from autodist.errors import ResourceSpecError
 from autodist.resources._model import Fault, Model
 from autodist.resources._source import KeyPath, Source, as_yaml, key_text
 
+_MOST = 20  # faults in one message
+
 MISSING, UNKNOWN_KEY = "missing", "extra_forbidden"  # pydantic's names of these errors
 
 
@@ -35,34 +37,35 @@ def to_spec_error(
         inner: models of the items of its fields, by field.
         hidden: fields of the root that are not keys of the YAML.
     """
-    found = []
-    for details in error.errors():
-        path, problem = _explain(details, root, inner, hidden)
-        found.append((source.line(path), path, problem))
-    found.sort(key=lambda item: item[0])
-    (_, path, problem), *others = found
-    also = "".join(f"\n  also {source.place(path) or key_text(path)}: {text}" for _, path, text in others)
-    return source.error(path, problem + also)
+    faults = sorted(error.errors(), key=lambda details: source.line(_path(details)))
+    (path, problem), *others = [(_path(details), _explain(details, root, inner, hidden)) for details in faults[:_MOST]]
+    also = "".join(f"\n  also {source.place(path) or key_text(path)}: {text}" for path, text in others)
+    more = f"\n  and {len(faults) - _MOST} more" if len(faults) > _MOST else ""
+    return source.error(path, problem + also + more)
 
 
-def _explain(
-    details: ErrorDetails, root: type[Model], inner: dict[str, type[Model]], hidden: Sequence[str]
-) -> tuple[KeyPath, str]:
+def _path(details: ErrorDetails) -> KeyPath:
     # For a key of a mapping that is refused, pydantic adds "[key]" to the path.
     path: KeyPath = tuple(step for step in details["loc"] if step != "[key]")
     fault = details.get("ctx", {}).get("error")
+    return (*path, *fault.path) if isinstance(fault, Fault) else path
+
+
+def _explain(details: ErrorDetails, root: type[Model], inner: dict[str, type[Model]], hidden: Sequence[str]) -> str:
+    fault = details.get("ctx", {}).get("error")
     if isinstance(fault, Fault):
-        return (*path, *fault.path), fault.problem
+        return fault.problem
+    path = _path(details)
     model = inner.get(str(path[0]), root) if len(path) > 2 else root
     fields = {name: field for name, field in model.model_fields.items() if model is not root or name not in hidden}
     if details["type"] == UNKNOWN_KEY:
-        return path, unknown_key(str(path[-1]), fields)
+        return unknown_key(str(path[-1]), fields)
     name = str(path[0] if model is root else path[2])
     allowed = fields[name].description
     if len(path) == 2 and str(path[0]) in inner:  # a node or a group as a whole
         allowed = f"a mapping with the keys {', '.join(inner[str(path[0])].model_fields)}"
     if details["type"] == MISSING:
-        return path, f"missing; allowed: {allowed}"
+        return f"missing; allowed: {allowed}"
     # An environment variable may hold a secret, so its value is not shown.
     given = "this" if name == "shared_envs" else as_yaml(details["input"])
-    return path, f"{given} is not allowed; allowed: {allowed}"
+    return f"{given} is not allowed; allowed: {allowed}"

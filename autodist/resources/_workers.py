@@ -75,8 +75,10 @@ def deal_evenly(items: Sequence[T], hands: int) -> tuple[tuple[T, ...], ...]:
 def deal_workers(nodes: Iterable[Node]) -> tuple[Worker, ...]:
     """All workers: those of the chief's node first, then those of the other nodes in their order."""
     ordered = sorted(nodes, key=lambda node: not node.chief)
-    placed = [(node, position) for node in ordered for position in range(node.workers)]
-    return tuple(_worker(index, node, position) for index, (node, position) in enumerate(placed))
+    placed = [
+        (node, position, devices) for node in ordered for position, devices in enumerate(_devices_of_workers(node))
+    ]
+    return tuple(_worker(index, node, position, devices) for index, (node, position, devices) in enumerate(placed))
 
 
 def list_replicas(workers: Iterable[Worker]) -> Iterator[Replica]:
@@ -86,9 +88,9 @@ def list_replicas(workers: Iterable[Worker]) -> Iterator[Replica]:
         yield Replica(index, worker, device)
 
 
-def _worker(index: int, node: Node, position: int) -> Worker:
+def _worker(index: int, node: Node, position: int, devices: tuple[str, ...]) -> Worker:
     port = None if node.port is None else node.port + position
-    return Worker(index, _name(node, position), node, port, _devices(node, position))
+    return Worker(index, _name(node, position), node, port, devices)
 
 
 def _name(node: Node, position: int) -> str:
@@ -98,7 +100,8 @@ def _name(node: Node, position: int) -> str:
     return f"{address}:{position}"
 
 
-def _devices(node: Node, position: int) -> tuple[str, ...]:
+def _devices_of_workers(node: Node) -> list[tuple[str, ...]]:
+    """The devices of each of its workers, as the worker calls them."""
     if node.gpus:
-        return tuple(f"gpu:{number}" for number in deal_evenly(node.gpus, node.workers)[position])
-    return tuple(f"cpu:{place}" for place, _ in enumerate(deal_evenly(node.cpus, node.workers)[position]))
+        return [tuple(f"gpu:{number}" for number in hand) for hand in deal_evenly(node.gpus, node.workers)]
+    return [tuple(f"cpu:{place}" for place, _ in enumerate(hand)) for hand in deal_evenly(node.cpus, node.workers)]

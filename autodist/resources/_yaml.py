@@ -7,12 +7,14 @@ from typing import Any
 import yaml
 
 from autodist.errors import Place, ResourceSpecError
+from autodist.resources._limits import DEEPEST, LARGEST_SPEC, TOO_DEEP, TOO_LARGE, VALUE_SIZE, key_fault, text_fault
+from autodist.resources._numbers import TAG, number_of
 from autodist.resources._source import KeyPath, Source, key_text
 
-_TAG = "tag:yaml.org,2002:"
-_NUMBER_LIKE = {_TAG + name for name in ("int", "float", "bool", "null")}
+_NUMBER_LIKE = {TAG + name for name in ("int", "float", "bool", "null")}
 # A date stays the text that the user wrote: nothing in a spec is a date.
-_TEXT_LIKE = {_TAG + name for name in ("str", "timestamp", "value", "merge")}
+_TEXT_LIKE = {TAG + name for name in ("str", "timestamp", "value", "merge")}
+_NO_TEXT = "; is this a text file, and in UTF-8?"
 
 
 def read_yaml(text: str, file: str) -> tuple[Any, Source]:
@@ -27,17 +29,9 @@ def read_yaml(text: str, file: str) -> tuple[Any, Source]:
 
     Raises:
         ResourceSpecError: a syntax error, a key given twice, a key that is not text, a tag such as `!!python/name`,
-            a value that contains itself.
+            a number that people and YAML read differently, a value that contains itself, what is beyond `_limits`.
     """
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.reader.ReaderError as error:
-        line = text[: error.position].count("\n") + 1
-        raise _not_yaml(file, line, f"character U+{ord(text[error.position]):04X} is not allowed") from error
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = ", ".join(part for part in (error.context, error.problem) if part)
-        raise _not_yaml(file, mark.line + 1 if mark else 1, what) from error
+    root = _compose(text, file)
     if root is None:
         return None, Source(file)
     reader = _Reader(file)
@@ -45,8 +39,44 @@ def read_yaml(text: str, file: str) -> tuple[Any, Source]:
     return data, Source(file, reader.lines)
 
 
+def _compose(text: str, file: str) -> yaml.Node | None:
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        line = text[: error.position].count("\n") + 1
+        character = ord(text[error.position])
+        hint = "" if character else _NO_TEXT
+        raise _not_yaml(file, line, f"character U+{character:04X} is not allowed{hint}") from error
+    try:
+        return loader.get_single_node()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = ", ".join(part for part in (error.context, error.problem) if part)
+        raise _not_yaml(file, mark.line + 1 if mark else 1, what) from error
+    except (ValueError, OverflowError) as error:  # PyYAML passes on what Python says of "\UFFFFFFFF" and `%YAML 1.9…9`
+        what = "a number in an escape or in a directive is too large"
+        raise _not_yaml(file, loader.get_mark().line + 1, what) from error
+    finally:
+        loader.dispose()
+
+
 def _not_yaml(file: str, line: int, what: str) -> ResourceSpecError:
     return ResourceSpecError(f"not valid YAML: {what}", Place(file, line, "syntax"))
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes up to a depth: PyYAML calls itself once a level, and Python would end that in a RecursionError."""
+
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self._depth > DEEPEST:
+            raise yaml.MarkedYAMLError(problem=TOO_DEEP, problem_mark=self.peek_event().start_mark)
+        self._depth += 1
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self._depth -= 1
 
 
 class _Reader:
@@ -56,16 +86,19 @@ class _Reader:
         self.lines: dict[str, int] = {}
         self._file = file
         self._around: list[yaml.Node] = []  # the nodes that contain the one being read
-        self._scalars = yaml.constructor.SafeConstructor()
+        self._size = 0
 
     def value(self, node: yaml.Node, path: KeyPath) -> Any:
         if any(node is outer for outer in self._around):
             raise self._error(node, path, "contains itself through an alias (*name); write its content out")
+        if len(self._around) > DEEPEST:
+            raise self._error(node, path, TOO_DEEP)
+        self._grow(node, path, VALUE_SIZE)
         self._around.append(node)
         try:
-            if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            if isinstance(node, yaml.MappingNode) and node.tag == TAG + "map":
                 return self._mapping(node, path)
-            if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            if isinstance(node, yaml.SequenceNode) and node.tag == TAG + "seq":
                 return self._items(node, path)
             return self._scalar(node, path)
         finally:
@@ -73,41 +106,42 @@ class _Reader:
 
     def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         own: dict[str, yaml.Node] = {}
-        merged: dict[str, Any] = {}
+        lines: dict[str, int] = {}
         for key, value in node.value:
             name = self._key(key, path)
+            line = key.start_mark.line + 1
             if name in own:
-                raise self._error(key, (*path, name), f"given twice, first on line {self._line(path, name)}; keep one")
-            own[name] = value
-            self.lines[key_text((*path, name))] = key.start_mark.line + 1
+                raise self._error(key, (*path, name), f"given twice, first on line {lines[name]}; keep one")
+            own[name], lines[name] = value, line
         base = own.pop("<<", None)
-        if base is not None:
-            merged = self._merged(base, path, own)
-        return merged | {name: self.value(value, (*path, name)) for name, value in own.items()}
+        merged = {} if base is None else self._merged(base, path)
+        for name in own:  # after what is merged, whose lines do not count where the mapping has a key of its own
+            self._note((*path, name), lines[name])
+        kept = {name: value for name, value in merged.items() if name not in own}
+        return kept | {name: self.value(value, (*path, name)) for name, value in own.items()}
 
-    def _merged(self, base: yaml.Node, path: KeyPath, own: dict[str, yaml.Node]) -> dict[str, Any]:
-        """What `<<: *name` brings in; keys of the mapping's own win, and of several bases the first."""
+    def _merged(self, base: yaml.Node, path: KeyPath) -> dict[str, Any]:
+        """What `<<: *name` brings in; of several bases the first wins."""
         merged: dict[str, Any] = {}
-        for part in base.value if isinstance(base, yaml.SequenceNode) else [base]:
+        for part in reversed(base.value) if isinstance(base, yaml.SequenceNode) else [base]:
             if not isinstance(part, yaml.MappingNode):
                 raise self._error(
                     part, (*path, "<<"), "not a mapping; `<<` takes an alias of a mapping, or a list of such"
                 )
-            kept = dict(self.lines)
-            values = self.value(part, path)
-            # Lines of what the mapping itself says were noted first and stay.
-            self.lines.update(kept)
-            merged = values | merged
-        return {name: value for name, value in merged.items() if name not in own}
+            merged |= self.value(part, path)
+        return merged
 
     def _items(self, node: yaml.SequenceNode, path: KeyPath) -> list[Any]:
         for index, item in enumerate(node.value):
-            self.lines[key_text((*path, index))] = item.start_mark.line + 1
+            self._note((*path, index), item.start_mark.line + 1)
         return [self.value(item, (*path, index)) for index, item in enumerate(node.value)]
 
     def _key(self, key: yaml.Node, path: KeyPath) -> str:
         if not isinstance(key, yaml.ScalarNode):
             raise self._error(key, path, "a list or mapping is used as a key; keys are text")
+        fault = key_fault(key.value)
+        if fault is not None:
+            raise self._error(key, path, f"a key cannot be used: {fault}")
         if key.tag not in _TEXT_LIKE:
             raise self._error(
                 key, (*path, key.value), f'the key {key.value} is not text; put it in quotes: "{key.value}"'
@@ -116,17 +150,28 @@ class _Reader:
 
     def _scalar(self, node: yaml.Node, path: KeyPath) -> Any:
         if isinstance(node, yaml.ScalarNode) and node.tag in _TEXT_LIKE:
+            fault = text_fault(node.value)
+            if fault is not None:
+                raise self._error(node, path, f"the text cannot be used: {fault}")
+            self._grow(node, path, len(node.value))
             return node.value
         if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBER_LIKE:
             try:
-                return self._scalars.construct_object(node)
-            except (ValueError, KeyError) as error:  # as for `!!int abc`, `!!bool abc`
-                raise self._error(node, path, f"{node.value!r} is not of the type that its tag says") from error
+                return number_of(node, is_secret="shared_envs" in path)
+            except ValueError as error:
+                raise self._error(node, path, str(error)) from None
         allowed = "text, numbers, true and false, null, lists and mappings"
-        raise self._error(node, path, f"the tag {node.tag.replace(_TAG, '!!')} is not allowed; allowed: {allowed}")
+        raise self._error(node, path, f"the tag {node.tag.replace(TAG, '!!')} is not allowed; allowed: {allowed}")
 
-    def _line(self, path: KeyPath, name: str) -> int:
-        return self.lines[key_text((*path, name))]
+    def _note(self, path: KeyPath, line: int) -> None:
+        key = key_text(path)
+        self.lines[key] = line
+        self._grow(self._around[-1], path, len(key))
+
+    def _grow(self, node: yaml.Node, path: KeyPath, by: int) -> None:
+        self._size += by
+        if self._size > LARGEST_SPEC:
+            raise self._error(node, path, TOO_LARGE)
 
     def _error(self, node: yaml.Node, path: KeyPath, problem: str) -> ResourceSpecError:
         return ResourceSpecError(problem, Place(self._file, node.start_mark.line + 1, key_text(path) or "document"))

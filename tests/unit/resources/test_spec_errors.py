@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pathlib
 import re
 
@@ -51,6 +52,90 @@ SHAPE = {
     "key not text": (HEAD + "ssh:\n  1: {}\n", 4, 'ssh["1"]', 'the key 1 is not text; put it in quotes: "1"'),
     "key is a list": (HEAD + "ssh:\n  [a]: {}\n", 4, "ssh", "a list or mapping is used as a key; keys are text"),
     "endless": (HEAD + "ssh: &s\n  lab: *s\n", 3, "ssh.lab", "contains itself through an alias"),
+    "other base": (
+        NODE + "port: 1:20:30\n",
+        3,
+        "nodes[0].port",
+        "'1:20:30' is a number to the base of 60 in YAML, 4830; write a plain number, or put it in quotes",
+    ),
+    "other base in a key's text": (
+        HEAD + "ssh: {lab: {username: 1:20.5}}\n",
+        3,
+        "ssh.lab.username",
+        "'1:20.5' is a num",
+    ),
+    "octal": (
+        NODE + "port: 010000\n",
+        3,
+        "nodes[0].port",
+        "'010000' is an octal number in YAML, 4096; write it without the leading 0 (or 10000, if that is meant)",
+    ),
+    "new octal": (
+        NODE + "port: 0o17\n",
+        3,
+        "nodes[0].port",
+        '"0o17" is not allowed; allowed: a whole number from 1024',
+    ),
+    "long number": (NODE + f"port: {'9' * 5000}\n", 3, "nodes[0].port", f"'{'9' * 59}… has more digits than any"),
+    "long hexadecimal number": (NODE + f"port: 0x{'f' * 20}\n", 3, "nodes[0].port", f"'0x{'f' * 20}' has more digits"),
+    "empty number": (NODE + 'port: !!int ""\n', 3, "nodes[0].port", "'' is not of the type that its tag says"),
+    "no word for true": (
+        NODE + "ssh_config: no\n",
+        3,
+        "nodes[0].ssh_config",
+        "false is not allowed; allowed: the name",
+    ),
+    "brackets": (
+        "nodes: " + "[" * 3000,
+        1,
+        "syntax",
+        "not valid YAML: nested more than 32 levels deep; write it flatter",
+    ),
+    "dashes": ("- " * 3000, 1, "syntax", "not valid YAML: nested more than 32 levels deep"),
+    "blocks": (
+        "".join(f"{' ' * level}k:\n" for level in range(1000)),
+        33,
+        "syntax",
+        "not valid YAML: nested more than 32 levels deep",
+    ),
+    "aliases nest": (
+        "a: &a0 [x]\n" + "".join(f"a{level}: &a{level} [*a{level - 1}]\n" for level in range(1, 40)),
+        1,
+        "a31" + "[0]" * 32,
+        "nested more than 32 levels deep",
+    ),
+    "escape": (
+        HEAD + 'batch: "\\UFFFFFFFF"\n',
+        3,
+        "syntax",
+        "not valid YAML: a number in an escape or in a directive is",
+    ),
+    "directive": (f"%YAML 1.{'9' * 5000}\n---\n{HEAD}", 1, "syntax", "not valid YAML: a number in an escape or in"),
+    "binary": (
+        "nodes:\n\0",
+        2,
+        "syntax",
+        "not valid YAML: character U+0000 is not allowed; is this a text file, and in",
+    ),
+    "NUL": (
+        HEAD + 'ssh: {lab: {username: "a\\0"}}\n',
+        3,
+        "ssh.lab.username",
+        "the text cannot be used: it holds the character U+0000; allowed: text without NUL and halves of",
+    ),
+    "surrogate": (
+        HEAD + 'ssh: {lab: {key_file: "\\uD800"}}\n',
+        3,
+        "ssh.lab.key_file",
+        "the text cannot be used: it hol",
+    ),
+    "NUL in a key": (HEAD + 'ssh: {"a\\0": {}}\n', 3, "ssh", "a key cannot be used: it holds the character U+0000"),
+    "long key": (
+        HEAD + f"? {'k' * 2000}\n: 1\n",
+        3,
+        "document",
+        f"a key cannot be used: the key that begins with '{'k' * 59}… has 2000 characters; allowed: up to 1000",
+    ),
     "bad merge": (NODE + "<<: 5\n", 3, 'nodes[0]["<<"]', "not a mapping; `<<` takes an alias of a mapping"),
 }
 
@@ -236,6 +321,48 @@ SECTIONS = {
         "ssh.lab.port",
         "0 is not allowed; allowed: a whole number from 1 to",
     ),
+    **{
+        f"username {name!r}": (
+            HEAD + f"ssh:\n  lab:\n    username: {json.dumps(name)}\n",
+            5,
+            "ssh.lab.username",
+            f"{json.dumps(name)} is not allowed; allowed: a user's name",
+        )
+        for name in ("", " ", "-oProxyCommand=x", "a b", "a\n", "a;b", "$(a)")
+    },
+    **{
+        f"venv {path!r}": (
+            HEAD + f"ssh:\n  lab:\n    python_venv: {json.dumps(path)}\n",
+            5,
+            "ssh.lab.python_venv",
+            f"{json.dumps(path)} is not allowed; allowed: the path of a virtual environment on the node, absolute or",
+        )
+        for path in ("", "-S", "/a=b", "a\nb", "~ann/venv")
+    },
+    "key file": (
+        HEAD + 'ssh:\n  lab:\n    key_file: "a\\nb"\n',
+        5,
+        "ssh.lab.key_file",
+        '"a\\nb" is not allowed; allowed: the path of a private key',
+    ),
+    "known hosts": (
+        HEAD + 'ssh: {lab: {known_hosts: "\\t"}}\n',
+        3,
+        "ssh.lab.known_hosts",
+        '"\\t" is not allowed; allowed',
+    ),
+    "variable with =": (
+        HEAD + "ssh: {lab: {shared_envs: {A=B: c}}}\n",
+        3,
+        'ssh.lab.shared_envs["A=B"]',
+        "this is not al",
+    ),
+    "variable without name": (
+        HEAD + 'ssh: {lab: {shared_envs: {"": c}}}\n',
+        3,
+        'ssh.lab.shared_envs[""]',
+        "this is not",
+    ),
     "variable name": (
         HEAD + "ssh:\n  lab:\n    shared_envs:\n      A B: c\n",
         6,
@@ -302,9 +429,10 @@ def test_error_names_file_line_key_and_what_is_allowed(
     assert "pydantic" not in str(error) and "Input should" not in str(error)
 
 
-def test_environment_values_are_not_shown(tmp_path: pathlib.Path) -> None:
-    _, error = read(tmp_path, HEAD + "ssh:\n  lab:\n    shared_envs: {TOKEN: 4711}\n")
-    assert "4711" not in str(error)
+@pytest.mark.parametrize("value", ["4711", "04711", "!!int x4711", "4:7:11", "4711" * 20, '"4711\\0"'])
+def test_environment_values_are_not_shown(tmp_path: pathlib.Path, value: str) -> None:
+    _, error = read(tmp_path, HEAD + f"ssh:\n  lab:\n    shared_envs: {{TOKEN: {value}}}\n")
+    assert "4711" not in str(error) and "2505" not in str(error) and "14831" not in str(error)
 
 
 def test_further_faults_follow_in_the_order_of_the_file(tmp_path: pathlib.Path) -> None:
@@ -315,6 +443,45 @@ def test_further_faults_follow_in_the_order_of_the_file(tmp_path: pathlib.Path) 
         f"  also {file}:4: nodes[0].prot",
         f"  also {file}:5: nodes[0].workers",
     ]
+
+
+def test_only_the_first_faults_are_told_and_the_others_counted(tmp_path: pathlib.Path) -> None:
+    _, error = read(tmp_path, f"nodes:\n  - {{address: a, cpus: [{', '.join('x' * 1000)}]}}\n")
+    lines = str(error).splitlines()
+    assert len(lines) == 21
+    assert lines[-1] == "  and 980 more"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 20)),
+        "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 30)),
+        f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 10_000)}]\n",
+    ],
+    ids=["lists", "merges", "texts"],
+)
+def test_aliases_that_stand_for_gigabytes_are_refused(tmp_path: pathlib.Path, text: str) -> None:
+    _, error = read(tmp_path, text)
+    assert error.problem.startswith("too large: it holds too many values, or too long ones, once its aliases (*name)")
+    assert error.place is not None
+
+
+def test_a_file_that_is_too_long_is_not_read_to_its_end() -> None:
+    with pytest.raises(ResourceSpecError, match="/dev/zero: longer than 1 MiB, which no such YAML needs"):
+        ResourceSpec.from_file("/dev/zero")
+
+
+@pytest.mark.parametrize("name", ["a\0b", "\ud800"])
+def test_a_name_that_no_file_has_is_refused(name: str) -> None:
+    with pytest.raises(ResourceSpecError, match="no file can have this name; give the path of a YAML file"):
+        ResourceSpec.from_file(name)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_other_encodings_are_told(tmp_path: pathlib.Path, encoding: str) -> None:
+    _, error = read(tmp_path, HEAD.encode(encoding))
+    assert "UTF-8" in error.problem
 
 
 def test_encoding_other_than_utf8_is_refused(tmp_path: pathlib.Path) -> None:
@@ -340,6 +507,12 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: pathlib.Path, name: str, 
         ({"nodes": [{"address": "a", "prot": 1}]}, "nodes[0].prot: unknown key; did you mean port?"),
         ({}, "nodes: missing; allowed: a list"),
         ([], "document: a list is not allowed; allowed: a mapping"),
+        ({"nodes": [{"address": "a", "port": 10**5000}]}, "nodes[0].port: this has more digits than any number here"),
+        (
+            {"ssh": {"a": {"username": "a\ud800"}}},
+            "ssh.a.username: the text cannot be used: it holds the character U+D8",
+        ),
+        ({"ssh": {"a\0": {}}}, "ssh: the text cannot be used: it holds the character U+0000"),
         ({"nodes": [{1: "a"}]}, "nodes[0]: the key 1 is a int; allowed: text"),
         ({"nodes": [{"address": b"a"}]}, "nodes[0].address: b'a' is a bytes; allowed: text"),
         ({"nodes": [{"address": "a"}], "strategy": {}}, "strategy.builder: missing; allowed: the name"),
@@ -354,6 +527,18 @@ def test_errors_without_a_file_name_the_key(content: dict[str, object], message:
         ResourceSpec.from_dict(content)
     assert caught.value.place is None
     assert str(caught.value).startswith(message)
+
+
+def test_python_data_that_holds_itself_is_refused() -> None:
+    content: dict[str, object] = {}
+    content["nodes"] = [content]
+    with pytest.raises(ResourceSpecError, match="nested more than 32 levels deep"):
+        ResourceSpec.from_dict(content)
+    value: object = "x"
+    for _ in range(20):
+        value = [value] * 10
+    with pytest.raises(ResourceSpecError, match="too large"):
+        ResourceSpec.from_dict({"nodes": value})
 
 
 def test_faults_in_merged_mappings_stand_where_they_were_written(tmp_path: pathlib.Path) -> None:

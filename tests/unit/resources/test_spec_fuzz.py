@@ -58,6 +58,50 @@ def test_anything_gives_a_spec_or_a_spec_error(content: Any) -> None:
         assert ResourceSpec.from_payload(result.to_payload()).to_payload() == result.to_payload()
 
 
+# What YAML's syntax is made of, and what people write in it.
+TOKENS = st.sampled_from(
+    [
+        *KEYS,
+        *"[]{},:-?&*!|>'\"%@`#~= \n\t\r\0\x85\ufeff\ud800",
+        *("\n  ", "\n    ", ": ", "- ", "&a ", "*a", "<<: ", "!!", "!!int ", "!!float ", "!!python/name:os.system"),
+        *("---\n", "...\n", "%YAML ", "%TAG ! ", "\\U", "\\x", "nodes:\n  - address: a\n    "),
+        *("1:20:30", "010", "0x", "1_0", ".inf", "1e999", "yes", "2001-01-01"),
+    ]
+)
+TEXTS = st.lists(TOKENS | st.text(max_size=5), max_size=30).map("".join)
+
+
+def outcome_of_file(content: bytes) -> ResourceSpec | ResourceSpecError:
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "cluster.yml")
+        path.write_bytes(content)
+        try:
+            return ResourceSpec.from_file(path)
+        except ResourceSpecError as error:
+            return error
+
+
+@given(text=TEXTS)
+def test_any_text_gives_a_spec_or_an_error_with_a_place(text: str) -> None:
+    result = outcome_of_file(text.encode("utf-8", "surrogatepass"))
+    assert isinstance(result, ResourceSpec) or result.place is not None
+
+
+@given(text=TEXTS)
+def test_any_end_of_a_spec_gives_a_spec_or_an_error_with_a_place(text: str) -> None:
+    beginning = (
+        "nodes:\n  - address: a\n    cpus: &a [0, 1]\nssh: {lab: {shared_envs: {A: b}}}\nstrategy:\n  builder: PS\n"
+    )
+    result = outcome_of_file(beginning.encode() + text.encode("utf-8", "surrogatepass"))
+    assert isinstance(result, ResourceSpec) or result.place is not None
+
+
+@given(content=st.binary())
+def test_any_bytes_give_a_spec_or_an_error_with_a_place(content: bytes) -> None:
+    result = outcome_of_file(content)
+    assert isinstance(result, ResourceSpec) or result.place is not None
+
+
 @given(content=SPECS)
 def test_a_file_is_read_as_the_same_from_python(content: dict[str, Any]) -> None:
     with tempfile.TemporaryDirectory() as folder:

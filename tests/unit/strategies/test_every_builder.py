@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autodist.graph.placement import Cut
+from autodist.resources import ResourceSpec
 from autodist.strategies import (
     PS,
     AllReduce,
@@ -100,3 +101,13 @@ def test_small_variables_stay_whole_and_large_ones_are_cut(step, cluster, builde
     nodes = {node.variable: node for node in type(builder)(**options).build(planned, cluster(2)).nodes}
     assert len(nodes["large"].shards) == 2
     assert not nodes["small"].shards
+
+
+@pytest.mark.parametrize("builder", [PartitionedPS(**NO_MINIMUM), UnevenPartitionedPS(**NO_MINIMUM)], ids=str)
+def test_thousands_of_workers_are_planned_for(step, builder):
+    machines = ResourceSpec.from_dict({"nodes": [{"address": f"h{i}", "chief": i == 0} for i in range(4000)]})
+    planned = step({"table": (8000, 4), "kernel": (4001, 3)}, sparse=["table"])
+    strategy = builder.build(planned, machines)
+    check_strategy(strategy, planned, machines)
+    assert [len(node.shards) for node in strategy.nodes] == [4000, 4000]
+    strategy_table(strategy, planned)

@@ -84,3 +84,21 @@ def test_workers_of_one_node_share_its_link():
         {"address": "10.0.0.2", "network_bandwidth": 25},
     ]
     assert worker_bandwidths(ResourceSpec.from_dict({"nodes": nodes})) == (Fraction(25, 2), Fraction(25, 2), 25)
+
+
+@given(sizes=SIZES, bandwidths=BANDWIDTHS, others=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 500))))
+def test_the_owner_is_the_one_whose_link_is_done_first(cluster, sizes, bandwidths, others):
+    machines = cluster(workers=len(bandwidths), bandwidths=bandwidths)
+    loads = GreedyLoads(machines)
+    owned = [0] * len(bandwidths)
+    for number, size in enumerate(sizes):
+        best = min(
+            range(len(owned)), key=lambda worker: ((owned[worker] + size) / Fraction(bandwidths[worker]), worker)
+        )
+        assert loads.least_loaded(1, size) == (best,)
+        assert loads.place(size) == best
+        owned[best] += size
+        if number < len(others) and others[number][0] < len(owned):
+            worker, more = others[number]
+            loads.add(worker, more)
+            owned[worker] += more
