@@ -1,7 +1,7 @@
 """AutoGraph's generated code, loaded from memory.
 
 TensorFlow writes the code of each converted function to a temporary file and removes that when Python ends; the
-bytecode that Python puts beside it stays. A process that is ended by a signal leaves all of them, so that none are made here.
+bytecode that Python puts beside it stays. A process that is ended by a signal leaves them all, so none are made here.
 """
 
 from __future__ import annotations
