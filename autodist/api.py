@@ -27,6 +27,7 @@ from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.session import DistributedSession
 from autodist.strategies import BuildsStrategy, builder_from_section
+from autodist.trains_alone import TrainsAlone
 
 log = logging.getLogger("autodist")
 
@@ -66,6 +67,8 @@ class AutoDist:
             self.is_chief,
         )
         self._notes: GradientNotes | None = None
+        self._alone = TrainsAlone(self._run.spec, self.is_chief, self._is_in_scope)
+        self._run.on_training = self._alone.stop
         self._process = os.getpid()
         atexit.register(self._end)
 
@@ -83,6 +86,8 @@ class AutoDist:
 
     @property
     def num_workers(self) -> int:
+        """Workers, of which each feeds its own part of the data."""
+        self._alone.divides_data = True
         return self._run.workers
 
     @property
@@ -163,6 +168,7 @@ class AutoDist:
         Args:
             dataset: of global batches, the same on every worker (the run's seed reaches shuffles that have none).
         """
+        self._alone.divides_data = True
         replicas = [r.worker.index for r in self._run.spec.replicas]
         return DistributedDataset(dataset, replicas, self._run.index)
 
@@ -181,9 +187,15 @@ class AutoDist:
 
     # -- end -------------------------------------------------------------------------------------------------------
 
+    def _is_in_scope(self, graph: object) -> bool:
+        """Whether a graph's gradients were made in the scope."""
+        return self._notes is not None and any(call.graph is graph for call in self._notes.calls)
+
     def _end(self) -> None:
         if os.getpid() != self._process:
             return  # forked from the worker's process, whose run goes on
+        if not watch_script_end().is_bad:
+            self._alone.tell_at_end(self._run.has_idle_workers)
         try:
             self._run.finish()
         except AutoDistError as error:

@@ -21,7 +21,7 @@ from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
 from autodist.graph.placement import Placement
-from autodist.kernels import KERNELS, Context, Kernel, rewrite
+from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Kernel, rewrite
 from autodist.missed_step import MissedStep
 from autodist.peers import Peers
 from autodist.proto import strategy_pb2
@@ -54,6 +54,9 @@ class Run:
         builder: decides the strategy; asked on the chief only.
         member: this process's part, None on the chief.
         seed: drawn by the chief for the whole run.
+
+    Attributes:
+        on_training: called where a step that trains is made ready to run on all replicas.
     """
 
     spec: ResourceSpec
@@ -77,6 +80,8 @@ class Run:
         self._updates = Updates(self._on_failed_update)
         self.missed_step = MissedStep(lambda: self._peers.have_joined)
         self._landings: list[Callable[[], Any]] = []
+        self.on_training: Callable[[], None] = lambda: None
+        self._has_work = False
 
     @classmethod
     def begin(cls, spec: ResourceSpec, builder: BuildsStrategy) -> Run:
@@ -142,6 +147,9 @@ class Run:
         kernels: Sequence[Kernel] = KERNELS,
     ) -> tuple[Program, GraphItem]:
         """A step rewritten for this worker and ready to run, and the rewritten item."""
+        self._has_work = self._has_work or kernels is not SETTING_KERNELS
+        if item.gradients:
+            self.on_training()
         rehearsed, self._rehearsed = self._rehearsed, None
         if rehearsed is not None and rehearsed[0] is item.graph_def:
             rewritten = rehearsed[1]
@@ -200,6 +208,11 @@ class Run:
         require_equal(theirs, mine, f"worker {self.index}")
         return strategy_pb2.Strategy.FromString(content)
 
+    @property
+    def has_idle_workers(self) -> bool:
+        """Whether other workers were started, and have had nothing to do but to set variables."""
+        return self._peers.have_joined and not self._has_work
+
     # -- start and end ---------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
@@ -249,6 +262,7 @@ class Run:
         mine = np.asarray(value)
         if self.workers == 1:
             return mine
+        self._has_work = True
         if self._host is None:
             self._start()
         parts = self.guard(self._messages.gather, pack_array(mine))

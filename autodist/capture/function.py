@@ -22,6 +22,7 @@ from autodist.capture.batch_norm import FusedNorms, fusing_batch_norms
 from autodist.capture.demands import Demands
 from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_gradients, noting_gradients
 from autodist.capture.inline import inlining_functions
+from autodist.capture.local_training import distributing
 from autodist.capture.named_captures import naming_captures
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
@@ -142,6 +143,7 @@ def _trace(function: Callable[..., Any], arguments: Any, jit_compile: bool, by_t
         noting_gradients(by_term=by_term) as noted,
         inlining_functions(),
         naming_captures(),
+        distributing(),
         OptionalXlaContext(jit_compile),
     ):
         return tf.function(function).get_concrete_function(*arguments), noted

@@ -36,12 +36,17 @@ class KerasModels:
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
-        """Adopts every model that is compiled or makes its train function while the context is open."""
+        """Adopts every model that is built, compiled or fitted while the context is open."""
         # Where Keras defines them: a model counts as one with a `compile` of its own, which loading a file leaves
         # uncompiled, if `keras.Model.compile` is not the function that stands there.
         compiles, trains = _definer("compile"), _definer("make_train_function")
-        compile_model, make_train = compiles.compile, trains.make_train_function
+        compile_model, make_train, build = compiles.compile, trains.make_train_function, trains.__init__
         adopt = self.adopt
+
+        @functools.wraps(build)
+        def build_and_adopt(model: keras.Model) -> None:
+            build(model)
+            adopt(model)  # it remembers where it was built: what is compiled after the scope is distributed, too
 
         @functools.wraps(compile_model)
         def compile_and_adopt(model: keras.Model, *args: Any, **kwargs: Any) -> None:
@@ -53,11 +58,15 @@ class KerasModels:
             adopt(model)
             return model.make_train_function(force)
 
-        compiles.compile, trains.make_train_function = compile_and_adopt, adopt_and_make
+        compiles.compile, trains.make_train_function, trains.__init__ = (
+            compile_and_adopt,
+            adopt_and_make,
+            build_and_adopt,
+        )
         try:
             yield
         finally:
-            compiles.compile, trains.make_train_function = compile_model, make_train
+            compiles.compile, trains.make_train_function, trains.__init__ = compile_model, make_train, build
 
     def adopt(self, model: keras.Model) -> None:
         """Gives one model a train function of ours; it keeps it after the scope."""
