@@ -34,7 +34,8 @@ machine, GPU will not be used.""".splitlines()
 
 SAYS_SOMETHING = [
     "E0000 00:00:1795321863.380456   23362 cuda_platform.cc:52] failed call to cuInit: INTERNAL: CUDA error: Failed "
-    "call to cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: system has unsupported display driver / cuda driver combination",
+    "call to cuInit: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: system has unsupported display driver / cuda driver "
+    "combination",
     "W0000 00:00:1795321863.380456   23362 gpu_device.cc:2430] Cannot dlopen some GPU libraries. Please make sure ...",
     "W0000 00:00:1795321870.931277   23805 local_rendezvous.cc:412] Local rendezvous is aborting with status: "
     "INVALID_ARGUMENT: Incompatible shapes: [2] vs. [3]",

@@ -14,8 +14,8 @@ from autodist.cluster.link import Link
 from autodist.cluster.protocol import Exited, Line, encode
 
 STARTS = (
-    "I0000 00:00:1795321859.568474   23362 cudart_stub.cc:31] Could not find cuda drivers on your machine, GPU will not "
-    "be used."
+    "I0000 00:00:1795321859.568474   23362 cudart_stub.cc:31] Could not find cuda drivers on your machine, "
+    "GPU will not be used."
 )
 
 
