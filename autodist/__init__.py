@@ -23,5 +23,9 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'autodist' has no attribute {name!r}")
     import importlib
+    import sys
 
-    return getattr(importlib.import_module(_WHERE[name]), name)
+    from autodist.quiet import quiet_tensorflow
+
+    with quiet_tensorflow(when="tensorflow" not in sys.modules):
+        return getattr(importlib.import_module(_WHERE[name]), name)

@@ -20,6 +20,7 @@ from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError
 from autodist.function_step import DistributedFunction
 from autodist.messages import log_to_the_terminal
+from autodist.quiet import quiet_tensorflow
 from autodist.resources import ResourceSpec
 from autodist.run import Run
 from autodist.runtime.dataset import DistributedDataset
@@ -53,6 +54,8 @@ class AutoDist:
         strategy_builder: BuildsStrategy | None = None,
         resource_spec: ResourceSpec | None = None,
     ) -> None:
+        with quiet_tensorflow():
+            tf.config.list_physical_devices()  # now, since TensorFlow says what it finds when it is asked first
         spec = _read_spec(resource_spec_file, resource_spec)
         builder = strategy_builder if strategy_builder is not None else builder_from_section(spec.strategy)
         self._run = Run.begin(spec, builder)

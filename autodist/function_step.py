@@ -15,6 +15,7 @@ import tensorflow as tf
 from autodist.capture.batch_length import Dealt, require_any_length
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.errors import CaptureError, UnevenBatchError
+from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
 from autodist.running_step import RunningStep, prepare
 from autodist.runtime.batches import count_examples, share_of, take, with_a_row
@@ -111,7 +112,7 @@ class DistributedFunction:
         leaves = [Leaf(p, v, self._axis(p, v)) for p, v in flat if _is_array(v)]
         constants = tuple((p, None if _is_array(v) else _constant(v)) for p, v in flat)
         key = (constants, tuple((str(leaf.spec), leaf.axis) for leaf in leaves))
-        with self._run.missed_step.noted():
+        with self._run.missed_step.noted(), quiet_tensorflow(when=key not in self._traced):
             if key not in self._traced:
                 self._traced[key] = self._trace(arguments, leaves)
             return self._run_step(self._traced[key], leaves)

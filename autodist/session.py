@@ -24,6 +24,7 @@ from autodist.errors import CaptureError
 from autodist.graph.item import GraphItem, place_variables
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel, find_placements, only_sets
 from autodist.proto import strategy_pb2
+from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
 from autodist.runtime.batches import with_a_row
 from autodist.runtime.program import Program, RunMetadata, RunOptions
@@ -139,7 +140,7 @@ class DistributedSession(SessionInterface):
         check_options(options, run_metadata)
         with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
             arrays |= self._batches.next_for(elements, arrays)
-        with self._run.missed_step.noted():
+        with self._run.missed_step.noted(), quiet_tensorflow(when=key not in self._fetched):
             if key not in self._fetched:
                 self._fetched[key] = self._prepare(elements, arrays)
             fetched = self._fetched[key]

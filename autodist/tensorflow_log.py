@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import select
 
 # Its C++ code begins a line with the level, the date (zeros before its log is set up), the time and the thread;
 # releases before 2.20 with the date, the time and the level.
@@ -35,6 +37,9 @@ _BY_FILE = {
     "coordination_service.cc": r"Initializing CoordinationService",
     "local_rendezvous.cc": r"Local rendezvous is aborting with status: (?:OUT_OF_RANGE: End of sequence|ABORTED: "
     r"Cleanup \d+|CANCELLED: ).*",
+    # An attribute that TensorFlow's server adds to the op, and that its own runtime does not know.
+    "node_def_util.cc": r"NodeDef mentions attribute keep_dims which is not in the op definition: "
+    r"Op<name=Arg(?:Max|Min);.* Unknown attributes will be ignored\. NodeDef: .*",
     "service.cc": r"XLA service 0x\w+ initialized for platform Host .*|  StreamExecutor device \(\d+\): Host, .*",
     "device_compiler.h": r"Compiled cluster using XLA!  This line is logged at most once for the lifetime of the .*",
 }
@@ -58,3 +63,40 @@ def says_nothing(line: str) -> bool:
     found = _LINE.fullmatch(line)
     known = _MESSAGES.get(found["file"]) if found else None
     return bool(found and known and known.fullmatch(found["message"]))
+
+
+# What a line that may be left out begins with; anything else is passed on at once, a progress bar that has no line end.
+_MAY_BE = re.compile(r"$|[IWEF](?:$|\d)|\d|WARNING: All|To enable")
+_PATIENCE = 0.2
+"""Seconds to wait for the rest of a line."""
+
+
+def pass_on(source: int, target: int) -> None:
+    """Copies what comes until its end, without the lines that say nothing.
+
+    Args:
+        source: file descriptor to read from.
+        target: file descriptor to write to.
+    """
+    held = b""
+    while True:
+        if held and not select.select([source], [], [], _PATIENCE)[0]:
+            _write(target, held)
+            held = b""
+        more = os.read(source, 1 << 16)
+        *lines, held = (held + more).split(b"\n")
+        _write(target, b"".join(line + b"\n" for line in lines if not says_nothing(line.decode(errors="replace"))))
+        if not more or not _MAY_BE.match(held.decode(errors="replace")):
+            _write(target, held)
+            held = b""
+        if not more:
+            return
+
+
+def _write(target: int, content: bytes) -> None:
+    while content:
+        content = content[os.write(target, content) :]
+
+
+if __name__ == "__main__":
+    pass_on(0, 2)

@@ -9,12 +9,12 @@ The data are scikit-learn's 1797 images of 8 × 8 pixels, one fifth of them held
 import argparse
 import pathlib
 
+from autodist import AutoDist  # before TensorFlow, whose messages at its start are left out then
+
 import keras
 import numpy as np
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
-
-from autodist import AutoDist
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--cluster", default=pathlib.Path(__file__).with_name("cluster.yml"), help="YAML of the machines")

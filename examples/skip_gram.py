@@ -14,10 +14,10 @@ import pathlib
 import re
 from pydoc_data.topics import topics
 
+from autodist import AutoDist  # before TensorFlow, whose messages at its start are left out then
+
 import numpy as np
 import tensorflow as tf
-
-from autodist import AutoDist
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--cluster", default=pathlib.Path(__file__).with_name("cluster.yml"), help="YAML of the machines")

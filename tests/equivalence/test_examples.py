@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from autodist.tensorflow_log import is_log_line
 from tests.cluster.hosts import HOST_KINDS, Hosts
 from tests.cluster.runs import MARK
 from tests.equivalence.harness import ROOT, run_to_its_end
@@ -47,6 +48,9 @@ class Example:
             mark = hosts.ssh["host1"]["shared_envs"][MARK]
             ended = run_to_its_end(command, ROOT, LIMIT, hosts.chief_command, mark)
         assert ended.problem is None, f"{ended.problem}\n{ended.output}"
+        if script is None:
+            of_tensorflow = [line for line in ended.output.splitlines() if is_log_line(re.sub(r"^\[\S+\] ", "", line))]
+            assert of_tensorflow == []
         found = re.findall(self.result, ended.output, re.MULTILINE)
         assert len(found) == 1, ended.output
         return float(found[0])

@@ -27,6 +27,9 @@ W0000 00:00:1795321870.931277   23805 local_rendezvous.cc:412] Local rendezvous 
 Cleanup 55963058904290403 [type.googleapis.com/tensorflow.DerivedStatus='']
 I0000 00:00:1795321870.931277   23805 local_rendezvous.cc:407] Local rendezvous is aborting with status: OUT_OF_RANGE: \
 End of sequence
+E0000 00:00:1795322720.995025   14754 node_def_util.cc:682] NodeDef mentions attribute keep_dims which is not in the \
+op definition: Op<name=ArgMax; signature=input:T, dimension:Tidx -> output:output_type> This may be expected if your \
+graph generating binary is newer  than this binary. Unknown attributes will be ignored. NodeDef: {{node step_3/ArgMax}}
 2025-03-01 10:00:00.123456: I tensorflow/core/util/port.cc:153] oneDNN custom operations are on. You may see slightly \
 different numerical results due to floating-point round-off errors from different computation orders.
 2025-03-01 10:00:00.123456: I external/local_xla/xla/tsl/cuda/cudart_stub.cc:32] Could not find cuda drivers on your \

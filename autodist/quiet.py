@@ -1,0 +1,94 @@
+"""Standard error without what TensorFlow's C++ code writes to it in every run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from autodist import tensorflow_log
+from autodist.messages import LEVEL_VARIABLE
+
+log = logging.getLogger("autodist")
+
+_STDERR = 2
+_END_LIMIT = 2.0
+"""Seconds for the filter to pass on what was written; it lives on while a process that was forked meanwhile writes."""
+
+_open = threading.Lock()
+
+
+@contextmanager
+def quiet_tensorflow(when: bool = True) -> Iterator[None]:
+    """Leaves out of this process's standard error what TensorFlow says in every run, while the context is open.
+
+    Lines are known by their exact forms (`tensorflow_log.says_nothing`), and `AUTODIST_LOG_LEVEL=DEBUG` shows all. They
+    go through a process of its own, so that what TensorFlow says right before it aborts this one is seen.
+
+    Args:
+        when: whether anything is to be left out.
+    """
+    if not when or _is_debugging() or not _open.acquire(blocking=False):
+        yield
+        return
+    try:
+        with _filtered():
+            yield
+    finally:
+        _open.release()
+
+
+def _is_debugging() -> bool:
+    """Also before the log is set up."""
+    return log.isEnabledFor(logging.DEBUG) or os.environ.get(LEVEL_VARIABLE, "").upper() == "DEBUG"
+
+
+@contextmanager
+def _filtered() -> Iterator[None]:
+    try:
+        plain = os.dup(_STDERR)
+    except OSError:  # this process has no standard error
+        yield
+        return
+    try:
+        child = _start_filter()
+        if child is None:
+            yield
+            return
+        assert child.stdin is not None, "it was asked for"
+        os.dup2(child.stdin.fileno(), _STDERR)
+        child.stdin.close()
+        try:
+            yield
+        finally:
+            _flush_python()
+            os.dup2(plain, _STDERR)
+            _wait_for(child)
+    finally:
+        os.close(plain)
+
+
+def _start_filter() -> subprocess.Popen[bytes] | None:
+    command = [sys.executable, "-I", "-S", tensorflow_log.__file__]
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    except OSError as error:
+        log.debug("what TensorFlow says at its start is shown: %s cannot be started (%s)", sys.executable, error)
+        return None
+
+
+def _flush_python() -> None:
+    """What Python has written by now goes the same way as what was written before it."""
+    if sys.stderr is not None:
+        sys.stderr.flush()
+
+
+def _wait_for(child: subprocess.Popen[bytes]) -> None:
+    try:
+        child.wait(_END_LIMIT)
+    except subprocess.TimeoutExpired:
+        threading.Thread(target=child.wait, name="autodist-quiet", daemon=True).start()

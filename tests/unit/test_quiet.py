@@ -1,0 +1,79 @@
+"""What reaches standard error while TensorFlow's own lines are left out."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from autodist.messages import LEVEL_VARIABLE
+
+STARTS = (
+    "I0000 00:00:1795321859.568474   23362 cudart_stub.cc:31] Could not find cuda drivers on your machine, "
+    "GPU will not be used."
+)
+FATAL = "F0000 00:00:1795321859.568474   23362 server.cc:3] Check failed: x"
+
+
+def _stderr(script: str, level: str = "INFO") -> tuple[str, int]:
+    """What a script writes to standard error, which may use `say`, past Python; and its exit status."""
+    begin = "import os, sys\nfrom autodist.quiet import quiet_tensorflow\nsay = lambda t: os.write(2, t.encode())\n"
+    environment = {**os.environ, LEVEL_VARIABLE: level}
+    ended = subprocess.run(
+        [sys.executable, "-c", begin + script], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+    return ended.stderr, ended.returncode
+
+
+def test_known_lines_are_left_out_and_all_else_stays_in_order() -> None:
+    script = f"""
+with quiet_tensorflow():
+    say("one\\n{STARTS}\\ntwo")
+    say(" more\\n")
+    print("three", file=sys.stderr)
+    say("I0000 00:00:1 1 port.cc:1] new\\n")
+say("{STARTS}\\n")
+"""
+    assert _stderr(script) == (f"one\ntwo more\nthree\nI0000 00:00:1 1 port.cc:1] new\n{STARTS}\n", 0)
+
+
+def test_a_line_that_comes_in_parts_is_known_as_well() -> None:
+    half = len(STARTS) // 2
+    script = f"with quiet_tensorflow():\n    say({STARTS[:half]!r}); say({STARTS[half:]!r}); say('\\nend')\n"
+    assert _stderr(script) == ("end", 0)
+
+
+def test_what_is_said_before_an_abort_is_seen() -> None:
+    script = f"with quiet_tensorflow():\n    say({FATAL!r} + chr(10)); os.abort()\n"
+    assert _stderr(script) == (FATAL + "\n", -signal.SIGABRT)
+
+
+def test_who_debugs_sees_all() -> None:
+    assert _stderr(f"with quiet_tensorflow():\n    say({STARTS!r})\n", "DEBUG") == (STARTS, 0)
+
+
+@pytest.mark.parametrize("inner", ["with quiet_tensorflow(): pass", "raise KeyError"])
+def test_standard_error_is_back_after_it(inner: str) -> None:
+    script = f"""
+before = os.fstat(2)
+try:
+    with quiet_tensorflow():
+        assert os.fstat(2) != before
+        {inner}
+except KeyError:
+    pass
+assert os.path.samestat(os.fstat(2), before)
+try:
+    os.waitpid(-1, 0)
+except ChildProcessError:
+    say("no child is left")
+"""
+    assert _stderr(script) == ("no child is left", 0)
+
+
+def test_a_process_without_standard_error_goes_on() -> None:
+    script = "os.close(2)\nwith quiet_tensorflow():\n    sys.exit(3)\n"
+    assert _stderr(script) == ("", 3)
