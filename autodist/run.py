@@ -73,7 +73,7 @@ class Run:
     def __post_init__(self) -> None:
         self.index = self.member.index if self.member else 0
         self.workers = len(self.spec.workers)
-        told = json.dumps({"spec": self.spec.to_payload(), "seed": self.seed}).encode()
+        told = json.dumps({"spec": self.spec.for_workers().to_payload(), "seed": self.seed}).encode()
         self._peers = Peers(self.spec, self.member, told)
         self._end = watch_script_end()
         self.tracker = VariableTracker(self.pull)

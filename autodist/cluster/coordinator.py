@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import itertools
 import logging
 import os
 import threading
@@ -21,7 +22,7 @@ from autodist.cluster.script import Script
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.cluster.transport import LocalTransport, SSHTransport, Transport
 from autodist.errors import WorkerFailedError
-from autodist.resources import ResourceSpec, Worker
+from autodist.resources import Node, ResourceSpec
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -223,17 +224,18 @@ class Coordinator:
         return self._script
 
     def _open_links(self) -> None:
-        for worker in self._workers[1:]:
-            transport, options = self._transport(worker)
-            channel = transport.open("autodist.cluster.agent", *options)
-            link = Link(worker.name, channel, self._changed, self._output, self._note_ending)
-            self._links += (link,)
+        for node, group in itertools.groupby(self._workers[1:], key=lambda worker: worker.node):
+            workers = list(group)
+            transport, options = self._transport(node)
+            channels = transport.open(len(workers), "autodist.cluster.agent", *options)
+            for worker, channel in zip(workers, channels, strict=True):
+                self._links += (Link(worker.name, channel, self._changed, self._output, self._note_ending),)
 
-    def _transport(self, worker: Worker) -> tuple[Transport, tuple[str, ...]]:
-        group = self._spec.ssh_group(worker.node)
+    def _transport(self, node: Node) -> tuple[Transport, tuple[str, ...]]:
+        group = self._spec.ssh_group(node)
         if group is None:
             return LocalTransport(), ()
-        return SSHTransport(SSHSettings.of_group(worker.node.address, group)), ("--remote",)
+        return SSHTransport(SSHSettings.of_group(node.address, group)), ("--remote",)
 
     def _inspect(self, script: Script | None) -> dict[str, Facts | Lost]:
         """What every worker's machine says, by the worker's name."""

@@ -1,24 +1,29 @@
-"""The relay: a small process beside the chief's that holds the SSH connection to one agent.
+"""The relay: a small process beside the chief's that holds the SSH connection to the agents of one machine.
 
-`python -m autodist.cluster.relay` reads where to connect and what to start from the first line of its standard input,
-and then passes bytes on: its standard input to the command, the command's outputs to its own. It ends when either side
-does. Both ends of the connection send heartbeats, since a link that is cut ends nothing by itself: after
-`SILENCE_LIMIT` seconds of silence it counts as lost, and the coordinator is told so.
+`python -m autodist.cluster.relay` reads a line from its standard input: where to connect, what to start there and, for
+each time that it is to be started, three descriptors. Then it passes bytes on: from the first of these to the command,
+and from the command's outputs to the others. It ends when all commands have, or those who asked for them. Both ends of
+the connection send heartbeats, since a link that is cut ends nothing by itself: after `SILENCE_LIMIT` seconds of
+silence it counts as lost, and the coordinator is told so.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import sys
 import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import BinaryIO
 
 import paramiko
 
 from autodist.cluster.protocol import HEARTBEAT_INTERVAL, SILENCE_LIMIT, Heartbeat, Lost, encode
 from autodist.cluster.silence import LOOK_INTERVAL, Silence
-from autodist.cluster.ssh_connection import CONNECT_LIMIT, connect, quote
+from autodist.cluster.ssh_logins import Logins
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
@@ -27,18 +32,48 @@ _START_LIMIT = 30.0
 _CHUNK = 1 << 16
 
 
+@dataclass(frozen=True)
+class Ends:
+    """The chief's ends of one command's streams.
+
+    Attributes:
+        incoming: lines for the command.
+        outgoing: where its output goes.
+        errors: where its standard error goes.
+    """
+
+    incoming: BinaryIO
+    outgoing: BinaryIO
+    errors: BinaryIO
+
+    @staticmethod
+    def of(incoming: int, outgoing: int, errors: int) -> Ends:
+        """Of descriptors."""
+        return Ends(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), os.fdopen(errors, "wb"))
+
+    def tell(self, content: bytes) -> None:
+        """Says something to the chief, if it is there."""
+        with contextlib.suppress(BrokenPipeError):
+            _write(self.outgoing, content)
+
+    def close(self) -> None:
+        """Nothing more comes; the lines for the command may still be read by the thread that passes them on."""
+        for stream in (self.outgoing, self.errors):
+            with contextlib.suppress(BrokenPipeError):
+                stream.close()
+
+
 class Relay:
-    """Passes bytes between standard streams and one command on another machine.
+    """Passes bytes between the chief's process and one command on another machine.
 
     Args:
         host: its name, for messages.
         channel: of the started command.
-        incoming: lines for the command.
-        outgoing: where its output goes.
+        ends: the chief's ends of its streams.
     """
 
-    def __init__(self, host: str, channel: paramiko.Channel, incoming: BinaryIO, outgoing: BinaryIO) -> None:
-        self._host, self._channel, self._incoming, self._outgoing = host, channel, incoming, outgoing
+    def __init__(self, host: str, channel: paramiko.Channel, ends: Ends) -> None:
+        self._host, self._channel, self._ends = host, channel, ends
         self._sending = threading.Lock()
         self._ended = threading.Event()
         self._problem: str | None = None
@@ -61,7 +96,10 @@ class Relay:
                 )
         errors.join(1)
         if self._problem is not None:
-            _write(self._outgoing, b"\n" + encode(Lost(self._problem)))
+            self._ends.tell(b"\n" + encode(Lost(self._problem)))
+        else:
+            self._channel.close()  # other commands on the connection go on; where the link is cut, this might block
+        self._ends.close()
 
     def _end(self, problem: str | None) -> None:
         if not self._ended.is_set():
@@ -69,7 +107,7 @@ class Relay:
             self._ended.set()
 
     def _pass_input(self) -> None:
-        for line in self._incoming:
+        for line in self._ends.incoming:
             self._send(line)
         self._end(None)
 
@@ -90,7 +128,7 @@ class Relay:
             while received := self._channel.recv(_CHUNK):
                 # A chief that does not take the output (its terminal may be halted) is no silence of the agent.
                 self._receiving = False
-                _write(self._outgoing, received)
+                _write(self._ends.outgoing, received)
                 self._silence.heard()
                 self._receiving = True
         except OSError as error:
@@ -100,7 +138,7 @@ class Relay:
 
     def _pass_errors(self) -> None:
         while received := self._channel.recv_stderr(_CHUNK):
-            _write(sys.stderr.buffer, received)
+            _write(self._ends.errors, received)
 
 
 def _write(target: BinaryIO, content: bytes) -> None:
@@ -108,32 +146,39 @@ def _write(target: BinaryIO, content: bytes) -> None:
     target.flush()
 
 
-def _start(client: paramiko.SSHClient, command: list[str]) -> paramiko.Channel:
-    transport = client.get_transport()
-    assert transport is not None, "the client is connected"
-    channel = transport.open_session(timeout=CONNECT_LIMIT)
-    channel.exec_command(quote(command))
-    return channel
+def _relay_all(settings: SSHSettings, module: Sequence[str], all_ends: Sequence[Ends]) -> None:
+    """Starts a command for each of the chief's ends, one after another, and returns when all have ended."""
+    with Logins(settings, lambda seconds: _stays_for(seconds, all_ends)) as logins:
+        relays = []
+        problem = None
+        for ends in all_ends:
+            if problem is None:
+                try:
+                    channel = logins.start(settings.command(*module), settings.preamble)
+                except ClusterError as error:
+                    problem = str(error)
+                else:
+                    relays.append(threading.Thread(target=Relay(settings.host, channel, ends).run))
+                    relays[-1].start()
+                    continue
+            ends.tell(encode(Lost(problem)))
+            ends.close()
+        for relay in relays:
+            relay.join()
+
+
+def _stays_for(seconds: float, all_ends: Sequence[Ends]) -> bool:
+    """Waits, and says whether the chief is still there."""
+    gone = select.poll()
+    for ends in all_ends:
+        gone.register(ends.incoming, 0)  # that the other end was closed is told without asking
+    return not gone.poll(seconds * 1000)
 
 
 def main() -> int:
-    # Descriptors of its own, so that Python does not wait at its end for the thread that reads.
-    incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    order = json.loads(incoming.readline() or "null")
-    if order is None:
-        return 0  # the chief has gone already
-    settings = SSHSettings(**order["settings"])
-    try:
-        client = connect(settings)
-        channel = _start(client, order["command"])
-    except ClusterError as error:
-        _write(outgoing, encode(Lost(str(error))))
-        return 1
-    except (paramiko.SSHException, OSError) as error:
-        _write(outgoing, encode(Lost(f"{settings.host}: the SSH server starts no command: {error}")))
-        return 1
-    Relay(settings.host, channel, incoming, outgoing).run()
-    client.close()
+    order = json.loads(sys.stdin.readline() or "null")
+    if order is not None:  # or else the chief has gone already
+        _relay_all(SSHSettings(**order["settings"]), order["module"], [Ends.of(*three) for three in order["channels"]])
     return 0
 
 

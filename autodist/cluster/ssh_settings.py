@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -24,7 +25,7 @@ class SSHSettings:
         known_hosts: file of known host keys, on the chief's machine.
         host_key_checking: whether a host whose key is not known is refused.
         python_venv: virtual environment there; without it the interpreter has the same path as the chief's.
-        environment: variables of what is run there.
+        environment: variables of what is run there; they may be secret.
     """
 
     host: str
@@ -34,7 +35,7 @@ class SSHSettings:
     known_hosts: str | None = None
     host_key_checking: bool = True
     python_venv: str | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of_group(host: str, group: SSHGroup) -> SSHSettings:
@@ -51,9 +52,23 @@ class SSHSettings:
         )
 
     def command(self, module: str, *arguments: str) -> list[str]:
-        """Arguments that start `python -P -m module arguments` there, each still unquoted."""
-        variables = [f"{name}={value}" for name, value in self.environment.items()]
-        return ["env", *variables, self.interpreter, "-P", "-m", module, *arguments]
+        """Arguments that start `python -P -m module arguments` there, each still unquoted.
+
+        What they start reads `preamble` from its standard input first: everybody there can see arguments.
+        """
+        python = ["env", self.interpreter, "-P", "-m", module, *arguments]
+        if not self.environment:
+            return python
+        # `dd` takes these bytes and no more; the module gets the rest. Any shell and system has all of it.
+        script = f'eval "$(dd bs=1 count={len(self.preamble)} 2>/dev/null)"; exec "$@"'
+        return ["/bin/sh", "-c", script, "sh", *python]
+
+    @property
+    def preamble(self) -> bytes:
+        """What sets the environment there."""
+        if not self.environment:
+            return b""
+        return ("export " + " ".join(f"{name}={shlex.quote(it)}" for name, it in self.environment.items())).encode()
 
     @property
     def interpreter(self) -> str:

@@ -7,8 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from typing import Protocol
+from typing import IO, Protocol
 
 from autodist.cluster.ssh_settings import SSHSettings
 
@@ -16,38 +15,30 @@ from autodist.cluster.ssh_settings import SSHSettings
 class Channel:
     """A started command: its three streams, and its end.
 
-    The process is in a session of its own, so that Ctrl-C in the chief's terminal does not reach it.
-
     Args:
-        command: arguments, the program first.
-
-    Attributes:
+        process: that runs the command here, or carries it and others of the same machine. It is in a session of its
+            own, so that Ctrl-C in the chief's terminal does not reach it.
         stdin: bytes to the command.
         stdout: bytes from the command.
         stderr: bytes from the command.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        streams = (self._process.stdin, self._process.stdout, self._process.stderr)
-        self.stdin, self.stdout, self.stderr = (stream for stream in streams if stream is not None)
+    def __init__(
+        self, process: subprocess.Popen[bytes], stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]
+    ) -> None:
+        self._process = process
+        self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         _open_channels.add(self)
 
     def wait(self, timeout: float | None = None) -> int | None:
-        """Exit status of the command; None if it still runs after `timeout` seconds."""
+        """Exit status of the process; None if it still runs after `timeout` seconds."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:
             return None
 
     def close(self) -> None:
-        """Ends the command, if it still runs: on a worker's machine the agent ends then, and with it the script."""
+        """Ends the process, if it still runs: on a worker's machine the agent ends then, and with it the script."""
         if self._process.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -71,11 +62,11 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 class Transport(Protocol):
     """A way to start Python modules on a machine."""
 
-    def open(self, module: str, *arguments: str) -> Channel:
-        """Starts `python -P -m module arguments` there (-P: modules in the user's directory must not shadow Python's).
+    def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
+        """Starts `python -P -m module arguments` there, `count` times.
 
-        The command may turn out not to have started: its channel then ends, with a `Lost` message where the reason is
-        known.
+        (-P: modules in the user's directory must not shadow Python's.) A command may turn out not to have started: its
+        channel then ends, with a `Lost` message where the reason is known.
         """
         ...
 
@@ -83,12 +74,23 @@ class Transport(Protocol):
 class LocalTransport:
     """Starts commands on this machine, with this process's interpreter and environment."""
 
-    def open(self, module: str, *arguments: str) -> Channel:
-        return Channel([sys.executable, "-P", "-m", module, *arguments])
+    def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
+        return tuple(self._open_one(module, *arguments) for _ in range(count))
+
+    def _open_one(self, module: str, *arguments: str) -> Channel:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdin and process.stdout and process.stderr, "all are pipes"
+        return Channel(process, process.stdin, process.stdout, process.stderr)
 
 
 class SSHTransport:
-    """Starts commands on another machine, over a connection that a *relay* holds.
+    """Starts commands on another machine, over a connection that a *relay* holds, one for all commands.
 
     The relay is a small process on this machine. The chief's may keep Python's global lock for longer than
     `SILENCE_LIMIT` (a large `json.load` does); with the connection inside it, the other machine would hear nothing and
@@ -101,11 +103,25 @@ class SSHTransport:
     def __init__(self, settings: SSHSettings) -> None:
         self._settings = settings
 
-    def open(self, module: str, *arguments: str) -> Channel:
-        command = self._settings.command(module, *arguments)
-        channel = LocalTransport().open("autodist.cluster.relay")
+    def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
+        ways = [tuple(os.pipe() for _ in ("stdin", "stdout", "stderr")) for _ in range(count)]
+        theirs = [(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in ways]
+        relay = subprocess.Popen(
+            [sys.executable, "-P", "-m", "autodist.cluster.relay"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=theirs[0][2],  # what the relay itself has to say
+            pass_fds=[descriptor for three in theirs for descriptor in three],
+            start_new_session=True,
+        )
+        for descriptor in (descriptor for three in theirs for descriptor in three):
+            os.close(descriptor)
+        order = {"settings": self._settings.as_json(), "module": [module, *arguments], "channels": theirs}
         # By standard input: other users of this machine can see arguments, and the variables may be secret.
-        with contextlib.suppress(BrokenPipeError):  # that the relay has ended is seen by whoever reads the channel
-            channel.stdin.write(json.dumps({"settings": self._settings.as_json(), "command": command}).encode() + b"\n")
-            channel.stdin.flush()
-        return channel
+        assert relay.stdin, "it is a pipe"
+        with contextlib.suppress(BrokenPipeError), relay.stdin:  # who reads the channels sees that the relay has ended
+            relay.stdin.write(json.dumps(order).encode() + b"\n")
+        return tuple(
+            Channel(relay, os.fdopen(stdin[1], "wb"), os.fdopen(stdout[0], "rb"), os.fdopen(stderr[0], "rb"))
+            for stdin, stdout, stderr in ways
+        )

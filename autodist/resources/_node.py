@@ -28,7 +28,7 @@ _Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 # What OpenSSH refuses on a command line: - in front would make an option, the others mean something to a shell.
 _NOT_IN_NAMES = r"\s\x00-\x1f\x7f'`\";&<>|(){}"
 _UserName = Annotated[str, Field(pattern=rf"^[^-{_NOT_IN_NAMES}][^{_NOT_IN_NAMES}]*$")]
-# `env NAME=value … PATH` starts the interpreter there: a path with = would be a variable, one with - in front an option.
+# `env PATH …` starts the interpreter there: a path with = would be a variable, one with - in front an option.
 _RemotePath = Annotated[str, Field(pattern=r"^[^-=~\x00-\x1f\x7f][^=\x00-\x1f\x7f]*$|^~(/[^=\x00-\x1f\x7f]*)?$")]
 # A list in YAML, a tuple in the model: only the container is converted, its items stay strict.
 Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
@@ -169,6 +169,7 @@ class SSHGroup(Model):
     )
     shared_envs: Annotated[dict[EnvName, str], EMPTY_IF_NULL] = Field(
         default_factory=dict,
+        repr=False,  # they may be secret
         description="a mapping of environment variables (letters, digits and _) to text; "
         'put numbers and true or false in quotes, such as "4"',
     )

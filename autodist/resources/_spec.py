@@ -84,6 +84,10 @@ class ResourceSpec(Model):
         content = json.loads(payload)
         return cls._parse(content["spec"], Source(content["file"], content["lines"]))
 
+    def for_workers(self) -> ResourceSpec:
+        """The spec as other workers are told it: how machines are reached, secrets included, is the chief's affair."""
+        return self.model_copy(update={"ssh": {name: SSHGroup() for name in self.ssh}})
+
     def to_payload(self) -> str:
         """Text (JSON) that carries the spec to another process."""
         return json.dumps({"spec": self.to_dict(), "file": self.file, "lines": dict(self.source.lines)})

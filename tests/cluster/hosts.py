@@ -17,6 +17,7 @@ import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,7 @@ class Hosts(ABC):
         directory: empty, for keys, configuration and logs.
         count: of hosts beside the chief's machine.
         environment: variables which workers on the hosts get (`shared_envs`).
+        options: of the SSH servers, as lines of sshd_config.
 
     Attributes:
         chief_address: of the chief's machine.
@@ -58,8 +60,10 @@ class Hosts(ABC):
     chief_address: str
     hosts: tuple[Host, ...]
 
-    def __init__(self, directory: Path, count: int = 2, environment: dict[str, str] | None = None) -> None:
-        self.directory, self._count, self._environment = directory, count, environment or {}
+    def __init__(
+        self, directory: Path, count: int = 2, environment: dict[str, str] | None = None, options: Sequence[str] = ()
+    ) -> None:
+        self.directory, self._count, self._environment, self._options = directory, count, environment or {}, options
         self._servers: dict[Host, subprocess.Popen[bytes]] = {}
         self._undo = contextlib.ExitStack()
 
@@ -142,7 +146,7 @@ class Hosts(ABC):
             f"ListenAddress {host.address}\nPort {host.port}\nHostKey {self.directory / 'host_key'}\n"
             f"AuthorizedKeysFile {self.directory / 'user_key.pub'}\nPidFile none\nUsePAM no\nStrictModes no\n"
             "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\nUseDNS no\n"
-            "AllowTcpForwarding yes\n"
+            "AllowTcpForwarding yes\n" + "".join(f"{option}\n" for option in self._options)
         )
         log = self.directory / f"{host.group}.log"
         command = self._in_host(host, [_SSHD, "-D", "-f", str(config), "-E", str(log)])
@@ -159,8 +163,10 @@ class Hosts(ABC):
 class NamespaceHosts(Hosts):
     """Hosts that are network namespaces, joined by a bridge in one more namespace. Needs root."""
 
-    def __init__(self, directory: Path, count: int = 2, environment: dict[str, str] | None = None) -> None:
-        super().__init__(directory, count, environment)
+    def __init__(
+        self, directory: Path, count: int = 2, environment: dict[str, str] | None = None, options: Sequence[str] = ()
+    ) -> None:
+        super().__init__(directory, count, environment, options)
         self._tag = "ad" + secrets.token_hex(3)
         self.chief_address = "10.200.0.1"
 

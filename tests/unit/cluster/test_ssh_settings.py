@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ast
 import json
 import shlex
 import subprocess
@@ -37,7 +38,29 @@ def test_group_becomes_settings_and_survives_the_way_to_the_relay() -> None:
     made = SSHSettings.of_group("10.0.0.2", group)
     assert made.port is None, "a port that the YAML leaves out may come from ~/.ssh/config"
     assert SSHSettings(**json.loads(json.dumps(made.as_json()))) == made
-    assert made.command("m", "x") == ["env", "A=b c", "~/venv/bin/python", "-P", "-m", "m", "x"]
+    assert made.command("m", "x")[-6:] == ["env", "~/venv/bin/python", "-P", "-m", "m", "x"]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.dictionaries(st.from_regex(r"TEST_[A-Za-z0-9_]*", fullmatch=True), ARGUMENTS), st.binary())
+def test_environment_goes_before_all_else_on_standard_input_and_not_among_arguments(
+    environment: dict[str, str], rest: bytes
+) -> None:
+    made = SSHSettings("host", environment=environment)
+    command = made.command("module")
+    assert not any(value in part for value in environment.values() for part in command if len(value) > 9)
+    show = "import os, sys; sys.stdout.buffer.write(repr((dict(os.environ), sys.stdin.buffer.read())).encode())"
+    shown = [*command[: command.index("-P")], "-S", "-c", show]
+    done = subprocess.run(["sh", "-c", quote(shown)], input=made.preamble + rest, capture_output=True, check=True)
+    given_environment, given_input = ast.literal_eval(done.stdout.decode())
+    assert {name: given_environment[name] for name in environment} == environment
+    assert given_input == rest
+
+
+def test_environment_is_in_no_text_of_the_settings() -> None:
+    made = SSHSettings.of_group("10.0.0.2", SSHGroup(shared_envs={"A": "secret"}))
+    assert "secret" not in repr(made)
+    assert "secret" not in repr(SSHGroup(shared_envs={"A": "secret"}))
 
 
 def test_port_of_the_yaml_wins_and_interpreter_is_the_chiefs() -> None:

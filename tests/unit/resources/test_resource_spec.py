@@ -145,6 +145,17 @@ def test_specs_are_frozen(two_machines: ResourceSpec) -> None:
         two_machines.nodes[0].port = 1
 
 
+def test_workers_are_told_nothing_of_how_machines_are_reached() -> None:
+    group = {"username": "ann", "key_file": "/keys/ann", "shared_envs": {"TOKEN": "s3cret"}, "host_key_checking": False}
+    nodes = [{"address": "localhost", "chief": True}, {"address": "10.0.0.2", "ssh_config": "lab", "cpus": [0, 1]}]
+    spec = ResourceSpec.from_dict({"nodes": nodes, "ssh": {"lab": group}, "strategy": {"builder": "PS"}})
+    payload = spec.for_workers().to_payload()
+    assert not any(word in payload for word in ("ann", "s3cret"))
+    told = ResourceSpec.from_payload(payload)
+    assert (told.workers, told.replicas, told.strategy) == (spec.workers, spec.replicas, spec.strategy)
+    assert spec.ssh["lab"].shared_envs == {"TOKEN": "s3cret"}
+
+
 def test_payload_carries_everything_without_the_file(two_machines: ResourceSpec) -> None:
     assert two_machines.file is not None
     os.remove(two_machines.file)

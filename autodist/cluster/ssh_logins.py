@@ -1,0 +1,100 @@
+"""Logins to one machine: as few as its SSH server allows, and tried again while it admits no more at once."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Callable, Sequence
+
+import paramiko
+
+from autodist.cluster.ssh_connection import CONNECT_LIMIT, connect, quote
+from autodist.cluster.ssh_settings import SSHSettings
+from autodist.errors import ClusterError
+
+RETRY_LIMIT = 25.0
+"""Seconds for which a login is tried again."""
+
+_LONGEST_PAUSE = 2.0
+
+
+class Logins:
+    """Starts commands on one machine, as many over one login as its server allows.
+
+    OpenSSH's allows ten sessions a login (`MaxSessions`), and where ten logins are under way drops others
+    (`MaxStartups`), those of strangers counted.
+
+    Args:
+        settings: how the machine is reached.
+        stays_for: waits so many seconds and says whether whoever wants the commands is still there.
+    """
+
+    def __init__(self, settings: SSHSettings, stays_for: Callable[[float], bool]) -> None:
+        self._settings, self._stays_for = settings, stays_for
+        self._clients: list[paramiko.SSHClient] = []
+
+    def __enter__(self) -> Logins:
+        return self
+
+    def __exit__(self, *about: object) -> None:
+        for client in self._clients:
+            client.close()
+
+    def start(self, command: Sequence[str], told: bytes) -> paramiko.Channel:
+        """Starts a command.
+
+        Args:
+            command: arguments, the program first.
+            told: what comes first on its standard input.
+
+        Raises:
+            ClusterError: with the host, the cause and the mend.
+        """
+        try:
+            session = self._open_session()
+            session.exec_command(quote(command))
+            session.sendall(told)
+        except (paramiko.SSHException, OSError) as error:
+            raise ClusterError(f"{self._settings.host}: the SSH server starts no command: {error}") from error
+        return session
+
+    def _open_session(self) -> paramiko.Channel:
+        if self._clients:
+            try:
+                return _session(self._clients[-1])
+            except paramiko.ChannelException:  # it has as many as one login may have
+                pass
+        self._clients.append(self._log_in())
+        return _session(self._clients[-1])
+
+    def _log_in(self) -> paramiko.SSHClient:
+        began = time.monotonic()
+        for attempt in itertools.count(1):
+            try:
+                return connect(self._settings)
+            except ClusterError as error:
+                if not _hung_up(error):
+                    raise
+                # Of several machines that log in through one, each waits for a time of its own.
+                pause = min(_LONGEST_PAUSE, 0.1 * 2**attempt) * random.uniform(0.5, 1)
+                if time.monotonic() - began > RETRY_LIMIT or not self._stays_for(pause):
+                    raise ClusterError(
+                        f"{error} It hung up {attempt} times in {time.monotonic() - began:.0f} s: if it admits too few "
+                        "logins at once, raise `MaxStartups` in its sshd_config."
+                    ) from error
+        raise AssertionError("counting does not end")
+
+
+def _session(client: paramiko.SSHClient) -> paramiko.Channel:
+    transport = client.get_transport()
+    assert transport is not None, "the client is connected"
+    return transport.open_session(timeout=CONNECT_LIMIT)
+
+
+def _hung_up(error: ClusterError) -> bool:
+    """Whether the server ended the connection before it said anything, as one does that admits no more logins."""
+    cause = error.__cause__
+    if isinstance(cause, paramiko.SSHException) and "protocol banner" in str(cause):
+        cause = cause.__context__  # where nothing came in time, that is a timeout
+    return isinstance(cause, (EOFError, ConnectionResetError, BrokenPipeError))
