@@ -173,7 +173,7 @@ class AutoDist:
         """
         self._alone.divides_data = True
         replicas = [r.worker.index for r in self._run.spec.replicas]
-        return DistributedDataset(dataset, replicas, self._run.index)
+        return DistributedDataset(dataset, replicas, self._run.index, self._run.first_batches.tell_of_data_set)
 
     def reduce(self, value: Any, how: str = "mean") -> Any:
         """The mean or sum of a value over all workers; all of them call it, between steps, with an array of one shape.

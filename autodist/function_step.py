@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +19,9 @@ from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
 from autodist.running_step import RunningStep, prepare
 from autodist.runtime.batches import count_examples, share_of, take, with_a_row
+from autodist.runtime.first_batches import Meant
 
+_PLAIN = (bool, int, float, str, bytes)
 _COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
 _DENSE = {
     "SparseTensor": "tf.sparse.to_dense",
@@ -115,7 +117,10 @@ class DistributedFunction:
         with self._run.missed_step.noted(), quiet_tensorflow(when=key not in self._traced):
             if key not in self._traced:
                 self._traced[key] = self._trace(arguments, leaves)
-            return self._run_step(self._traced[key], leaves)
+                self._tell_first_batch(self._traced[key], leaves, constants)
+            results = self._run_step(self._traced[key], leaves)
+        self._run.first_batches.look()
+        return results
 
     def _flatten(self, parameter: str, value: Any) -> list[Any]:
         """The leaves of an argument; of a sparse or ragged tensor that every replica gets whole, what it is made of.
@@ -162,6 +167,16 @@ class DistributedFunction:
         require_any_length(captured.item, self._dealt(_count(leaves), names))
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
         return _Traced(captured, prepare(self._run, captured.item, sources))
+
+    def _tell_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Iterable[tuple[str, Any]]) -> None:
+        """Lets the chief see whether the workers feed a training step what is meant."""
+        if not traced.captured.item.gradients:
+            return
+        split = Meant.GLOBAL if self._is_global else Meant.OWN
+        fed = [(x.parameter, x.value, Meant.WHOLE if x.axis is None else split) for x in leaves]
+        fed += [(name, value, Meant.WHOLE) for name, value in constants if isinstance(value, _PLAIN)]
+        self._run.first_batches.tell(self._function.__name__, fed)
+        self._run.first_batches.send()
 
     def _dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:
         spec = self._run.spec

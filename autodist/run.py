@@ -27,6 +27,7 @@ from autodist.peers import Peers
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runtime.arrays import combine, pack_array, unpack_array
+from autodist.runtime.first_batches import FirstBatches
 from autodist.runtime.fusions import may_fuse_convolutions
 from autodist.runtime.host import Host
 from autodist.runtime.messages import Messages
@@ -79,6 +80,13 @@ class Run:
         self.tracker = VariableTracker(self.pull)
         self._updates = Updates(self._on_failed_update)
         self.missed_step = MissedStep(lambda: self._peers.have_joined)
+        self.first_batches = FirstBatches(
+            self.index,
+            [w.name for w in self.spec.workers],
+            frozenset(r.worker.index for r in self.spec.replicas),
+            lambda: self._messages if self._host is not None else None,
+            self.guard,
+        )
         self._landings: list[Callable[[], Any]] = []
         self.on_training: Callable[[], None] = lambda: None
         self._has_work = False

@@ -46,12 +46,14 @@ class _Fetched:
         program: the run; None where all that is fetched is given.
         axes: for each feed, along which it is split.
         sets: whether it only sets variables.
+        trains: whether it applies gradients.
         looks: whether it is run to see, or save, what the training has made: it trains nothing and takes no batch.
     """
 
     program: Program | None
     axes: Sequence[int | None]
     sets: bool
+    trains: bool
     looks: bool
 
 
@@ -90,6 +92,7 @@ class DistributedSession(SessionInterface):
         self._strategy: strategy_pb2.Strategy = run.plan(whole, self._names, rehearses=False)
         self._placements = find_placements(whole, self._strategy) if run.workers > 1 else {}
         self._fetched: dict[Any, _Fetched] = {}
+        self._has_told = False
         self._default: AbstractContextManager[Any] | None = None
 
     @property
@@ -144,10 +147,22 @@ class DistributedSession(SessionInterface):
             if key not in self._fetched:
                 self._fetched[key] = self._prepare(elements, arrays)
             fetched = self._fetched[key]
+            if fetched.trains:
+                self._tell_first_batch(arrays, fetched.axes)
             own = dict(zip(arrays, self._feeds.own_part(arrays, fetched.axes), strict=True))
             values = iter(self._run_fetched(fetched, own, options, run_metadata))
+        self._run.first_batches.look()
         results = [_value_of(e, own, values) for e in elements]
         return tf.nest.pack_sequence_as(fetches, results) if tf.nest.is_nested(fetches) else results[0]
+
+    def _tell_first_batch(self, arrays: Mapping[tf.Tensor, np.ndarray], axes: Sequence[int | None]) -> None:
+        """Lets the chief see, with the first run that trains, whether the workers feed what is meant."""
+        if not self._has_told:
+            self._has_told = True
+            meanings = self._feeds.meanings(arrays, axes)
+            fed = [(t.name, a, meant) for (t, a), meant in zip(arrays.items(), meanings, strict=True)]
+            self._run.first_batches.tell("session", sorted(fed, key=lambda one: one[0]))
+            self._run.first_batches.send()
 
     def _run_fetched(
         self,
@@ -191,7 +206,9 @@ class DistributedSession(SessionInterface):
         sets = only_sets(item)
         kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if concerns_iterators_alone(item) else KERNELS
         looks = not item.gradients and all(axis is None for axis in axes)
-        return _Fetched(self._program(item, kernels) if outputs or targets else None, axes, sets, looks)
+        return _Fetched(
+            self._program(item, kernels) if outputs or targets else None, axes, sets, bool(item.gradients), looks
+        )
 
     def _program(self, item: GraphItem, kernels: Sequence[Kernel]) -> Program:
         shared = share_iterators(item, self._prefix)

@@ -18,6 +18,7 @@ from autodist.graph.walks import reach
 from autodist.kernels import only_sets
 from autodist.resources import ResourceSpec
 from autodist.runtime.batches import count_examples, rows_of, share_of
+from autodist.runtime.first_batches import Meant
 
 _PASSING = ("Identity", "Cast", "EnsureShape", "Reshape", "NoOp")
 
@@ -101,6 +102,11 @@ class SessionFeeds:
         examples = count_examples([(t.name, arrays[t], axis) for t, axis in cut.items()])
         share = share_of(examples, [r.worker.index for r in self.spec.replicas], self.worker)
         return [rows_of(a, cut[t], share) if t in cut else a for t, a in arrays.items()]
+
+    def meanings(self, arrays: Arrays, axes: Sequence[int | None]) -> list[Meant]:
+        """What each array is to the workers."""
+        split = [Meant.GLOBAL if self._is_global(t) else Meant.OWN for t in arrays]
+        return [Meant.WHOLE if axis is None else meant for meant, axis in zip(split, axes, strict=True)]
 
     def _shares(self, split: Iterable[tf.Tensor], replicas: int) -> int:
         """Into how many parts a batch goes, on a worker that has so many replicas."""

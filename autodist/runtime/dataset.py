@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,10 +20,18 @@ class DistributedDataset:
             examples; it has to give the same batches on every worker.
         replicas: for each replica, the index of its worker.
         worker: index of this worker.
+        on_first: called with the first global batch.
     """
 
-    def __init__(self, dataset: Iterable[Any], replicas: Sequence[int], worker: int) -> None:
+    def __init__(
+        self,
+        dataset: Iterable[Any],
+        replicas: Sequence[int],
+        worker: int,
+        on_first: Callable[[Any], None] = lambda batch: None,
+    ) -> None:
         self._dataset, self._replicas, self._worker = dataset, replicas, worker
+        self._on_first: Callable[[Any], None] | None = on_first
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's part of each batch; without rows, where there are fewer examples than workers.
@@ -32,6 +40,9 @@ class DistributedDataset:
             UnevenBatchError: if the arrays of a batch disagree in their number of examples.
         """
         for batch in self._dataset:
+            if self._on_first is not None:
+                on_first, self._on_first = self._on_first, None
+                on_first(batch)
             share = share_of(_examples(batch), self._replicas, self._worker)
             yield tf.nest.map_structure(lambda value, share=share: _rows(value, share), batch)
 

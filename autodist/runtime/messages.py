@@ -29,13 +29,16 @@ class Messages:
             told = [self._queue(tf.string, f"told/{w}", 0) for w in range(1, workers)]
             self._listen = [queue.dequeue() for queue in told]
             self._tell = None if self._is_chief else told[worker - 1].enqueue(self._content)
+            posted = self._queue(tf.string, "posted", 0, capacity=-1)  # nobody waits for its being read
+            self._post = posted.enqueue(self._content)
+            self._count_posted, self._take_posted = posted.size(), posted.dequeue()
             ready = self._queue(tf.bool, "ready", 0)
             self._say_ready = ready.enqueue(True)
             self._await_ready = ready.dequeue_many(max(1, workers - 1))
 
-    def _queue(self, dtype: tf.DType, name: str, worker: int) -> tf.queue.FIFOQueue:
+    def _queue(self, dtype: tf.DType, name: str, worker: int, capacity: int = _CAPACITY) -> tf.queue.FIFOQueue:
         with tf.device(cpu_of(worker, self._workers)):
-            return tf.queue.FIFOQueue(_CAPACITY, dtype, [[]], shared_name=f"autodist/{name}")
+            return tf.queue.FIFOQueue(capacity, dtype, [[]], shared_name=f"autodist/{name}")
 
     def exchange(self, content: bytes | None = None) -> bytes:
         """On the chief, sends `content` to all others; on another worker, waits for the next message and returns it."""
@@ -53,6 +56,15 @@ class Messages:
             self._host.session.run(self._tell, {self._content: content})
             return []
         return [content, *map(bytes, self._host.session.run(self._listen))] if self._listen else [content]
+
+    def post(self, content: bytes) -> None:
+        """Leaves something for the chief, which reads it when it likes."""
+        self._host.session.run(self._post, {self._content: content})
+
+    def posted(self) -> list[bytes]:
+        """On the chief, what others have posted by now."""
+        count = int(self._host.session.run(self._count_posted))
+        return [bytes(self._host.session.run(self._take_posted)) for _ in range(count)]
 
     def meet(self) -> None:
         """On the chief, waits until all others have called it: they have finished their last step by then."""
