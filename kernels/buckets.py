@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment
-from autodist.graph.parts import Join
+from autodist.graph.parts import Join, JoinKind
 
 BUCKET_BYTES = 4 << 20
 
@@ -109,13 +109,14 @@ def make_buckets(
     """Packs dense joins, the last first, as the backward pass makes them.
 
     A bucket is closed when it holds `limit` bytes; joins of different groups, dtypes, weights, kinds or stages never
-    share one.
+    share one, nor do those of losses, of which one may be made of another's gradient.
     """
     closed: list[list[Join]] = []
     filling: dict[Hashable, list[Join]] = {}
     sizes: dict[Hashable, int] = {}
     for join in reversed(joins):
-        group = (group_of(join), join.dtype, join.weight, join.kind, join.level)
+        alone = join.name if join.kind is JoinKind.LOSS else None
+        group = (group_of(join), join.dtype, join.weight, join.kind, join.level, alone)
         size = _elements(join) * join.dtype.size
         if group in filling and sizes[group] + size > limit:
             closed.append(filling.pop(group))

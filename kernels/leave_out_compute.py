@@ -42,6 +42,7 @@ def _sources(item: GraphItem) -> list[str]:
     """Nodes whose outputs differ between replicas."""
     named = {node_of(name) for name, axis in item.inputs.items() if axis is not None or name == EXAMPLES}
     named |= {call.seed for call in item.gradient_calls}
+    named |= {term.seed for call in item.gradient_calls for term in call.terms}
     drawn = {node.name for node in item.wiring.of_op(*RANDOM)}
     return [name for name in item.wiring.nodes if name in named or name in drawn]
 

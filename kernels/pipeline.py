@@ -42,6 +42,7 @@ from autodist.kernels.row_arithmetic import GatherBeforeArithmetic
 from autodist.kernels.row_joins import ChooseRowJoins
 from autodist.kernels.scatter_rows import ScatterRows
 from autodist.kernels.set_state import SetByChief
+from autodist.kernels.settle_losses import SettleLosses
 from autodist.kernels.stale import StaleServers
 from autodist.kernels.sum_rows import SumRows
 from autodist.kernels.table_writes import TellTableWrites
@@ -52,7 +53,8 @@ DUMP_VARIABLE = "AUTODIST_DUMP"
 """Environment variable that names a folder; the graph after each kernel is written there, for TensorBoard."""
 
 # Branches stand in the graph before all else, since other kernels do not look into them; bundles are split before
-# gradients are told from updates; a division of rows is resolved, and tables that are added become rows, before
+# gradients are told from updates; what was made to take losses apart goes before anything is looked for in the
+# arithmetic around it; a division of rows is resolved, and tables that are added become rows, before
 # gathers move past the arithmetic that this leaves behind them, and then into variables; how rows of replicas are
 # joined is chosen while the captured batch can still be followed; the order of rows is fixed where they are written,
 # before the scatter is moved to a parameter server; what is joined between workers exists only once the step is
@@ -61,6 +63,7 @@ DUMP_VARIABLE = "AUTODIST_DUMP"
 KERNELS: tuple[Kernel, ...] = (
     InlineBranches(),
     SplitBundles(),
+    SettleLosses(),
     DivideRows(),
     ScatterRows(),
     SumRows(),

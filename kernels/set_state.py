@@ -97,4 +97,5 @@ def only_sets(item: GraphItem) -> bool:
     if not writes:
         return False
     batch = {name.partition(":")[0] for name, axis in item.inputs.items() if axis is not None}
-    return not batch & reach(writes, item.wiring.data.__getitem__)
+    needed = reach(writes, item.wiring.data.__getitem__)
+    return needed.isdisjoint(batch)

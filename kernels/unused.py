@@ -8,7 +8,10 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.kernels.elementwise import ELEMENTWISE
 
-_PURE = ELEMENTWISE | {"All", "Any", "Const", "GatherV2", "Shape", "StatelessIf", "StridedSlice", "UnsortedSegmentSum"}
+_PURE = ELEMENTWISE | {
+    *("AddN", "All", "Any", "Const", "DivNoNan", "GatherV2", "Mean", "Pack", "PlaceholderWithDefault", "Shape"),
+    *("StatelessIf", "StridedSlice", "Sum", "UnsortedSegmentSum"),
+}
 
 
 def remove_unused(editor: GraphEditor, item: GraphItem, names: Iterable[str]) -> None:

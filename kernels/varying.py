@@ -34,8 +34,9 @@ def sources_of(item: GraphItem, stages: Stages, draws: Iterable[str]) -> list[st
         draws: nodes that take numbers from a generator's state, of which each replica draws its own.
     """
     batch = [node_of(name) for name, axis in item.inputs.items() if axis is not None]
-    calls = [item.gradient_calls[k].seed for k in {g.call for g in stages.gradients}]
-    return [*batch, *calls, *draws]
+    calls = [item.gradient_calls[k] for k in {g.call for g in stages.gradients}]
+    terms = [term.seed for call in calls for term in call.terms if term.seed in item.wiring.nodes]
+    return [*batch, *(call.seed for call in calls), *terms, *draws]
 
 
 def find_varying(item: GraphItem, sources: Iterable[str], stages: Stages) -> frozenset[str]:

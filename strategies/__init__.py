@@ -7,7 +7,6 @@ out.
 from autodist.graph.placement import Cut
 from autodist.strategies.all_reduce import AllReduce, all_reduce_node
 from autodist.strategies.all_reduce_options import AllReduceOptions, all_reduce_synchronizer
-from autodist.strategies.asking import ask_builder, require_builder
 from autodist.strategies.base import (
     BuildsStrategy,
     StrategyBuilder,
@@ -71,7 +70,6 @@ __all__ = [
     "UseParameterServer",
     "all_reduce_node",
     "all_reduce_synchronizer",
-    "ask_builder",
     "builder_from_section",
     "bytes_sent",
     "check_strategy",
@@ -85,7 +83,6 @@ __all__ = [
     "proportional_sizes",
     "register",
     "registered_names",
-    "require_builder",
     "resolve_specs",
     "shards_of",
     "strategy_table",

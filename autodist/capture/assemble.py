@@ -139,7 +139,7 @@ def assemble(
         ]  # fmt: skip
         if kept:
             gradients += kept
-            terms = tuple(Term(term.name, seed.op.name) for term, seed in call.terms)
+            terms = tuple(Term(s.tensor.name, s.seed.op.name, s.value.op.name, s.parts) for s in call.seams)
             made.append(GradientCall(tuple(t.name for t in call.targets), call.seed.op.name, terms))
     item = GraphItem(
         graph_def=graph_def,

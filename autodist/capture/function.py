@@ -26,9 +26,7 @@ from autodist.capture.local_training import distributing
 from autodist.capture.named_captures import naming_captures
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
-from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
-from autodist.graph.loss_terms import is_sum_with_penalty, loss_terms
 from autodist.graph.names import node_of, tensor
 
 
@@ -73,22 +71,9 @@ def capture_function(
             that lives outside of it and cannot be brought along.
     """
     demands = Demands(needs_gradients, may_evaluate)
-    trace = functools.partial(_capture, function, arguments, tuple(batch_axes), demands, jit_compile)
-    captured, notes = trace(by_term=False)
-    if _adds_penalty_to_sum(captured.item):
-        captured, notes = trace(by_term=True)
+    captured, notes = _capture(function, arguments, tuple(batch_axes), demands, jit_compile)
     warn_of_variables_without_gradient(captured.item, notes)
     return captured
-
-
-def _adds_penalty_to_sum(item: GraphItem) -> bool:
-    """Whether a loss adds terms of which each needs a weight of its own where there are replicas."""
-    terms = [loss_terms(item, t) for call in item.gradient_calls for t in call.targets]
-    several = [some for some in terms if len(some) > 1]
-    if not several:
-        return False
-    flows = flows_of(item)
-    return any(is_sum_with_penalty(flows, some) for some in several)
 
 
 def _capture(
@@ -97,9 +82,8 @@ def _capture(
     batch_axes: Sequence[int | None],
     demands: Demands,
     jit_compile: bool,
-    by_term: bool,
 ) -> tuple[CapturedFunction, GraphNotes]:
-    trace = functools.partial(_trace, function, arguments, jit_compile, by_term)
+    trace = functools.partial(_trace, function, arguments, jit_compile)
     with fusing_batch_norms() as norms:
         concrete, noted = trace()
     if norms.are_differentiated_twice:
@@ -137,10 +121,10 @@ def _without_graph(leaf: Any) -> Any:
     return tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, tf.Tensor) else leaf
 
 
-def _trace(function: Callable[..., Any], arguments: Any, jit_compile: bool, by_term: bool) -> tuple[Any, GradientNotes]:
+def _trace(function: Callable[..., Any], arguments: Any, jit_compile: bool) -> tuple[Any, GradientNotes]:
     """The concrete function, and the gradients that were made in it."""
     with (
-        noting_gradients(by_term=by_term) as noted,
+        noting_gradients() as noted,
         inlining_functions(),
         naming_captures(),
         distributing(),
@@ -150,7 +134,7 @@ def _trace(function: Callable[..., Any], arguments: Any, jit_compile: bool, by_t
 
 
 def _noted_tensors(call: NotedCall) -> list[str]:
-    found = [call.seed.name, *(t.name for t in call.targets)]
+    found = [call.seed.name, *(t.name for t in call.targets), *(s.tensor.name for s in call.seams)]
     for _, gradient in call.pairs:
         sparse = isinstance(gradient, tf.IndexedSlices)
         found += [gradient.indices.name, gradient.values.name] if sparse else [gradient.name]

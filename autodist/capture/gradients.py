@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +12,7 @@ import tensorflow as tf
 from tensorflow.python.framework import ops  # the registry of gradients
 from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
 
-from autodist.graph.loss_terms import ADDING
-
-SEED_NAME = "autodist_loss_weight"
-
+from autodist.capture.seams import SEED_NAME, Seam, take_apart
 
 _CUSTOM = "CustomGradient-"
 """How the names begin under which `tf.custom_gradient` registers its calls."""
@@ -31,7 +28,7 @@ class NotedCall:
         seed: a scalar, 1 unless it is replaced, to which the gradients are proportional.
         pairs: handle of a variable, and its gradient (a tensor or IndexedSlices), where there is one.
         without: handles of variables that the targets do not depend on.
-        terms: of a loss that was differentiated term by term, each with a seed of its own.
+        seams: where the targets can be taken apart; none for one alone that is no arithmetic on several values.
     """
 
     graph: tf.Graph
@@ -39,7 +36,7 @@ class NotedCall:
     seed: tf.Tensor
     pairs: tuple[tuple[Any, tf.Tensor | tf.IndexedSlices], ...]
     without: tuple[Any, ...]
-    terms: tuple[tuple[tf.Tensor, tf.Tensor], ...] = ()
+    seams: tuple[Seam, ...] = ()
 
 
 @dataclass
@@ -49,12 +46,10 @@ class GradientNotes:
     Attributes:
         calls: the calls.
         in_functions: whether graphs of functions are looked at, or else plain graphs.
-        by_term: whether a loss that is a sum is differentiated term by term, so that each can have a weight of its own.
     """
 
     calls: list[NotedCall] = field(default_factory=list)
     in_functions: bool = True
-    by_term: bool = False
     _depth: threading.local = field(default_factory=threading.local)
 
     @contextmanager
@@ -72,7 +67,15 @@ class GradientNotes:
             return False
         return isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph) == self.in_functions
 
-    def differentiate(self, targets: Any, sources: Any, weights: Any, plain: Any, may_split: bool = True) -> Any:
+    def differentiate(
+        self,
+        targets: Any,
+        sources: Any,
+        weights: Any,
+        plain: Any,
+        recording: AbstractContextManager[object] | None = None,
+        stops: Any = None,
+    ) -> Any:
         """Calls `plain(targets, weights)` with the weights multiplied by a seed, and notes what comes of it.
 
         Args:
@@ -80,7 +83,8 @@ class GradientNotes:
             sources: likewise.
             weights: gradients of the outcome by the targets; None: ones.
             plain: the function that differentiates.
-            may_split: whether what the targets are the sum of may be differentiated in their place.
+            recording: in which what is computed of the targets can be differentiated.
+            stops: tensors that are taken for constants.
         """
         with self._inside() as is_outermost:
             handles = [_handle_of(s) for s in tf.nest.flatten(sources)]
@@ -90,16 +94,16 @@ class GradientNotes:
             graph = tf.compat.v1.get_default_graph()
             tensors = [tf.convert_to_tensor(t) for t in flat]
             seed = tf.raw_ops.PlaceholderWithDefault(input=tf.ones([], tensors[0].dtype), shape=[], name=SEED_NAME)
-            terms = self._terms(tensors, weights, handles, seed) if may_split else []
-            if terms:
-                found = plain([t for t, _ in terms], [tf.ones_like(t) * tf.cast(w, t.dtype) for t, w in terms])
-            else:
-                given = [None] * len(flat) if weights is None else tf.nest.flatten(weights)
-                weighted = [
-                    (tf.ones_like(t) if w is None else w) * tf.cast(seed, t.dtype)
-                    for t, w in zip(tensors, given, strict=True)
-                ]
-                found = plain(targets, tf.nest.pack_sequence_as(targets, weighted))
+            given = [None] * len(flat) if weights is None else tf.nest.flatten(weights)
+            ends = [s for s in (*tf.nest.flatten(sources), *tf.nest.flatten(stops)) if isinstance(s, tf.Tensor)]
+            with recording or nullcontext():
+                tensors, given = _weigh(tensors, given)
+                apart, seams = take_apart(tensors, ends)
+            weighted = [
+                (tf.ones_like(t) if w is None else w) * tf.cast(seed, t.dtype)
+                for t, w in zip(apart, given, strict=True)
+            ]
+            found = plain(*(tf.nest.pack_sequence_as(targets, flat) for flat in (apart, weighted)))
             gradients = _each_its_own(tf.nest.flatten(found, expand_composites=False))
             made = list(zip(handles, gradients, strict=True))
             self.calls.append(
@@ -109,41 +113,24 @@ class GradientNotes:
                     seed,
                     tuple((h, g) for h, g in made if h is not None and g is not None),
                     tuple(h for h, g in made if h is not None and g is None),
-                    tuple(terms),
+                    seams,
                 )
             )
             return tf.nest.pack_sequence_as(found, gradients)
 
-    def _terms(
-        self, targets: Sequence[tf.Tensor], weights: Any, handles: Sequence[Any], seed: tf.Tensor
-    ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """The terms of one loss, each with its seed; none where it is to be differentiated as it is."""
-        if not self.by_term or len(targets) != 1 or weights is not None or any(h is None for h in handles):
-            return []
-        terms = _added_up(targets[0])
-        if len(terms) < 2 or len({id(term) for term in terms}) < len(terms):
-            return []
-        return [(t, tf.raw_ops.PlaceholderWithDefault(input=seed, shape=[], name=SEED_NAME)) for t in terms]
 
-
-def _added_up(target: tf.Tensor) -> list[tf.Tensor]:
-    """The scalars that are added up to a scalar."""
-    found = []
-    front = [target]
-    while front:
-        term = front.pop()
-        stacked = term.op.inputs[0].op if term.op.type == "Sum" else None
-        if term.op.type in ADDING and _are_scalars(term, *term.op.inputs):
-            front.extend(term.op.inputs)
-        elif stacked is not None and stacked.type == "Pack" and _are_scalars(term, *stacked.inputs):
-            front.extend(stacked.inputs)
-        else:
-            found.append(term)
-    return found
-
-
-def _are_scalars(*tensors: tf.Tensor) -> bool:
-    return all(t.shape.rank == 0 for t in tensors)
+def _weigh(
+    targets: Sequence[tf.Tensor], weights: Sequence[tf.Tensor | None]
+) -> tuple[list[tf.Tensor], list[tf.Tensor | None]]:
+    """Targets with the weights that the script gives them as part of them, so that it can be seen what these are."""
+    found: list[tuple[tf.Tensor, tf.Tensor | None]] = []
+    for target, weight in zip(targets, weights, strict=True):
+        if weight is None or not isinstance(weight, tf.Tensor) or weight.op.type == "Const":
+            found.append((target, weight))
+            continue
+        product = target * tf.stop_gradient(weight)
+        found.append((product if product.shape.rank == 0 else tf.reduce_sum(product), None))
+    return [t for t, _ in found], [w for _, w in found]
 
 
 def _each_its_own(gradients: Sequence[Any]) -> list[Any]:
@@ -179,14 +166,13 @@ def _floats(targets: list[Any]) -> bool:
 
 
 @contextmanager
-def noting_gradients(in_functions: bool = True, by_term: bool = False) -> Iterator[GradientNotes]:
+def noting_gradients(in_functions: bool = True) -> Iterator[GradientNotes]:
     """Notes all gradients of variables that are made in graphs while the context is open.
 
     Args:
         in_functions: whether in those of functions, or else in plain graphs.
-        by_term: whether losses that are sums are differentiated term by term.
     """
-    notes = GradientNotes(in_functions=in_functions, by_term=by_term)
+    notes = GradientNotes(in_functions=in_functions)
     tape_gradient = tf.GradientTape.gradient
     graph_gradients = gradients_util._GradientsHelper
 
@@ -197,9 +183,8 @@ def noting_gradients(in_functions: bool = True, by_term: bool = False) -> Iterat
         output_gradients: Any = None,
         unconnected_gradients: Any = tf.UnconnectedGradients.NONE,
     ) -> Any:
-        return notes.differentiate(
-            target, sources, output_gradients, lambda t, w: tape_gradient(self, t, sources, w, unconnected_gradients)
-        )
+        plain = lambda t, w: tape_gradient(self, t, sources, w, unconnected_gradients)  # noqa: E731
+        return notes.differentiate(target, sources, output_gradients, plain, self._ensure_recording())
 
     def helper(ys: Any, xs: Any, grad_ys: Any = None, *args: Any, **kwargs: Any) -> Any:
         if kwargs.get("src_graph") is not None or len(args) >= 7:  # TensorFlow differentiates the body of a loop
@@ -207,7 +192,7 @@ def noting_gradients(in_functions: bool = True, by_term: bool = False) -> Iterat
         ys = list(ys) if isinstance(ys, list | tuple) else [ys]
         stops = args[4] if len(args) > 4 else kwargs.get("stop_gradients")
         plain = lambda t, w: graph_gradients(t, xs, w, *args, **kwargs)  # noqa: E731
-        return notes.differentiate(ys, xs, grad_ys, plain, may_split=stops is None)
+        return notes.differentiate(ys, xs, grad_ys, plain, stops=stops)
 
     tf.GradientTape.gradient = gradient
     gradients_util._GradientsHelper = helper

@@ -108,6 +108,7 @@ class GraphItem:
         """The nodes that the item names: a rewrite keeps them, and all that they need."""
         gradients = [t for gradient in self.gradients for t in gradient.tensors]
         calls = [name for call in self.gradient_calls for name in (call.seed, *call.targets)]
+        calls += [term.tensor for call in self.gradient_calls for term in call.terms]
         tensors = [*self.outputs, *self.inputs, *gradients, *calls]
         nodes = [*self.targets, *self.initializers.values(), *(v.handle for v in self.variables)]
         return frozenset([*map(node_of, tensors), *nodes])

@@ -1,42 +1,122 @@
-"""The terms that a loss is the sum of, and losses that add a penalty to a sum over the batch."""
+"""The terms of a loss: the values at which it is taken apart, since no one weight of the replicas suits all of it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
 from autodist.graph.item import GraphItem
-from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.propagation import Propagation, Replicated, Sum
-
-ADDING = ("Add", "AddV2", "AddN", "Identity")
-"""Ops through which a loss is the sum of its terms; beside these a sum of what is stacked, as Keras writes it."""
-
-
-def loss_terms(item: GraphItem, target: str) -> list[str]:
-    """The tensors that are added up to a target, sorted."""
-    nodes = item.wiring.nodes
-    found: list[str] = []
-    front = [tensor(target)]
-    while front:
-        name = front.pop()
-        node = nodes[node_of(name)]
-        stacked = nodes[node_of(node.input[0])] if node.op == "Sum" else None
-        if node.op in ADDING:
-            front += [tensor(i) for i in node.input if not is_control(i)]
-        elif stacked is not None and stacked.op == "Pack" and _is_scalar(item, name, stacked.input[0]):
-            front += [tensor(i) for i in stacked.input if not is_control(i)]
-        else:
-            found.append(name)
-    return sorted(found)
+from autodist.graph.names import node_of, tensor
+from autodist.graph.parts import GradientCall, Term
+from autodist.graph.propagation import (
+    Elements,
+    Examples,
+    Kind,
+    Mean,
+    PerExample,
+    Propagation,
+    Replicated,
+    Scalar,
+    Sum,
+    Total,
+    Unknown,
+    Weight,
+)
+from autodist.graph.walks import reach
 
 
-def _is_scalar(item: GraphItem, *names: str) -> bool:
-    return all(item.spec_of(tensor(name)).shape.rank == 0 for name in names)
+def one_weight(kinds: Sequence[Kind]) -> bool:
+    """Whether one weight of a replica suits values of all these kinds: that of a mean, or 1 for sums."""
+    if all(isinstance(kind, Sum | PerExample) for kind in kinds):
+        return True
+    weights = {kind.weight for kind in kinds if isinstance(kind, Mean)}
+    return len(weights) <= 1 and all(isinstance(kind, Mean | Replicated) for kind in kinds)
 
 
-def is_sum_with_penalty(flows: Propagation, terms: list[str]) -> bool:
-    """Whether some terms are sums over the batch, and all others the same on all replicas.
+def find_terms(item: GraphItem, flows: Propagation, call: GradientCall) -> list[Term]:
+    """The terms of what one call differentiates, each with a weight of its own; none where one weight suits all.
 
-    A sum counts once for each replica, a penalty once in all: no one weight of the replicas suits both.
+    What is known as a mean, as a sum or as the same on all replicas is a term; all else is taken apart, if it is made
+    by arithmetic of what is known.
     """
-    kinds = [flows.kind(term) for term in terms]
-    is_sum = [isinstance(kind, Sum) for kind in kinds]
-    return any(is_sum) and not all(is_sum) and all(isinstance(kind, Sum | Replicated) for kind in kinds)
+    return _Search(item, flows, call).run() if call.terms else []
+
+
+@dataclass(frozen=True)
+class _Search:
+    item: GraphItem
+    flows: Propagation
+    call: GradientCall
+
+    def run(self) -> list[Term]:
+        tops = [k for k, term in enumerate(self.call.terms) if term.tensor in self.call.targets]
+        if one_weight([self._kind(k) for k in tops]) and all(self._is_whole(k) for k in tops):
+            return []
+        found = self._apart(tops)
+        kinds = [self._kind(k) for k in found]
+        if all(isinstance(kind, Unknown | Replicated) or kind == Mean(Examples()) for kind in kinds):
+            if any(isinstance(kind, Unknown) for kind in kinds):
+                return []  # all of it is taken for a mean over the examples
+        return [self.call.terms[k] for k in sorted(found)]
+
+    def _apart(self, tops: Iterable[int]) -> set[int]:
+        """Positions of the terms, none of which is part of another."""
+        found: set[int] = set()
+        front = list(tops)
+        while front:
+            k = front.pop()
+            if self._is_whole(k) or not self._has_known_parts(k):
+                found.add(k)
+            else:
+                front += self.call.terms[k].parts
+        while above := {k for k in found if not found.isdisjoint(self._below(k))}:
+            found = found - above | {part for k in above for part in self.call.terms[k].parts}
+        return found
+
+    def _below(self, k: int) -> set[int]:
+        return reach(self.call.terms[k].parts, lambda part: self.call.terms[part].parts)
+
+    def _kind(self, k: int) -> Kind:
+        return self.flows.kind(self.call.terms[k].tensor)
+
+    def _is_whole(self, k: int) -> bool:
+        """Whether the gradients through a value, weighed as it is, add up to those through the whole batch's."""
+        kind, term = self._kind(k), self.call.terms[k]
+        if isinstance(kind, Mean):
+            return not term.parts or not self._is_trained(kind.weight)
+        return isinstance(kind, Sum | Replicated) or (isinstance(kind, PerExample) and term.tensor in self.call.targets)
+
+    def _has_known_parts(self, k: int) -> bool:
+        """Whether there are parts, and none of them holds rows, of which a replica does not see the others'."""
+        parts = self.call.terms[k].parts
+        return bool(parts) and not any(isinstance(self._kind(part), PerExample) for part in parts)
+
+    def _is_trained(self, weight: Weight) -> bool:
+        """Whether gradients reach a variable through the weight of a mean: of ratios of such sums, both are to be
+        known.
+        """
+        if isinstance(weight, Examples | Elements):
+            return False
+        assert isinstance(weight, Scalar | Total)
+        below = isinstance(weight, Total) and self._is_trained(weight.weight)
+        return below or self._reaches_variable(weight.tensor)
+
+    def _reaches_variable(self, name: str) -> bool:
+        k = self.item.gradient_calls.index(self.call)
+        handles = {self.item.by_name[g.variable].handle for g in self.item.gradients if g.call == k}
+        return not handles.isdisjoint(map(node_of, reach([tensor(name)], self._differentiated)))
+
+    def _differentiated(self, name: str) -> list[str]:
+        """The inputs of a node through which gradients may go."""
+        node = self.item.wiring.nodes[node_of(name)]
+        if node.op in _ENDS:
+            return []
+        inputs = [tensor(i) for i in node.input if not i.startswith("^")]
+        return [i for i in inputs if self._passes(i)]
+
+    def _passes(self, name: str) -> bool:
+        op = self.item.wiring.nodes[node_of(name)].op
+        return op == "VarHandleOp" or self.item.spec_of(name).dtype.is_floating
+
+
+_ENDS = ("StopGradient", "VarHandleOp", "Placeholder", "Const", "Greater", "GreaterEqual", "Less", "LessEqual", "Equal")

@@ -81,16 +81,23 @@ class Gradient:
 
 @dataclass(frozen=True)
 class Term:
-    """One of the tensors that a loss is the sum of, with a weight of its own.
+    """A value that a loss is made of, with a weight of its own.
+
+    What was differentiated is not the loss, but what the same arithmetic makes of `value`s.
 
     Attributes:
-        tensor: the term.
-        seed: node that holds the weight, a PlaceholderWithDefault of the whole loss's; what the term has a part in of
-            the gradients is proportional to it.
+        tensor: as the script made it.
+        seed: node that holds the weight, a PlaceholderWithDefault of 1: gradients through this value are proportional
+            to it.
+        value: node that holds what the loss is computed from, a PlaceholderWithDefault of `tensor` times the seed.
+        parts: positions, among the call's terms, of those of which this one is made by arithmetic; none if it is not
+            known to be.
     """
 
     tensor: str
     seed: str
+    value: str
+    parts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,8 @@ class GradientCall:
     Attributes:
         targets: the tensors that were differentiated, the loss mostly.
         seed: node that holds the weight, a PlaceholderWithDefault of 1; the gradients are proportional to it.
-        terms: of a loss that was differentiated term by term, where there are several; else none.
+        terms: the values at which the targets can be taken apart, parts before what they are parts of; none where all
+            that was differentiated has one weight, the seed's.
     """
 
     targets: tuple[str, ...]
@@ -112,6 +120,7 @@ class JoinKind(enum.Enum):
     """What a join is for; joins of different kinds never share a bucket."""
 
     GRADIENT = "gradient"
+    LOSS = "loss"  # what replicas have to know of each other before they differentiate a loss; each has a bucket alone
     BOUNDARY = "boundary"  # what an update asks of the compute part besides gradients
     STATE = "state"  # what the compute part writes, and outputs
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from typing import TypeVar
+
+N = TypeVar("N", bound=Hashable)
 
 
-def reach(roots: Iterable[str], onward: Callable[[str], Iterable[str]]) -> set[str]:
+def reach(roots: Iterable[N], onward: Callable[[N], Iterable[N]]) -> set[N]:
     """The roots and all that one comes to from them.
 
     >>> sorted(reach(["a"], {"a": ["b", "c"], "b": ["a"], "c": []}.__getitem__))
     ['a', 'b', 'c']
     """
-    found: set[str] = set()
+    found: set[N] = set()
     front = list(roots)
     while front:
         name = front.pop()

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.fragment import Fragment, Template, fragment
-from autodist.graph.loss_terms import is_sum_with_penalty, loss_terms
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Gradient, Join, JoinKind
 from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.kernels.joins.joiner import Joiner
+from autodist.kernels.joins.terms import TermSeeds
 from autodist.kernels.sums import ordered_sum, rows_together
 from autodist.messages import ALIKE_EVERYWHERE
 
@@ -31,11 +31,16 @@ class GradientJoins:
         """Seeds each gradient with the weight of its replica's part, so that the gradients need only be added.
 
         The seed of a mean is the number of examples, and the sum over all replicas is divided by the sum of the seeds;
-        on a single worker that sum is known, and the seeds are divided instead.
+        on a single worker that sum is known, and the seeds are divided instead. Where no one weight suits all of a
+        loss, each of its terms has a seed.
         """
         calls = sorted({g.call for g in self._joiner.stages.gradients})
         for k in calls:
-            self._weigh(k, self._loss_kind(k))
+            if self._joiner.item.gradient_calls[k].terms:
+                TermSeeds(self._joiner, k).seed()
+                self._divisors[k] = None
+            else:
+                self._weigh(k, self._loss_kind(k))
         self._tell_of_mixing(calls)
 
     def _tell_of_mixing(self, calls: Sequence[int]) -> None:
@@ -61,10 +66,7 @@ class GradientJoins:
             return weights.pop()
         if all(isinstance(k, Replicated) for k in kinds):
             return Examples()
-        if self._is_weighed_by_term(call):
-            return None
         for target, kind in zip(targets, kinds, strict=True):
-            self._require_no_mixed_sum(target)
             reason = kind.reason if isinstance(kind, Unknown) else "its targets are means with different weights"
             log.warning(
                 "%s: it is not known how the loss depends on the batch (%s); it is taken for a mean over examples, and "
@@ -72,28 +74,6 @@ class GradientJoins:
             )  # fmt: skip
         self._joiner.require_even_parts()
         return Examples()
-
-    def _require_no_mixed_sum(self, target: str) -> None:
-        """A sum over the batch counts once for each replica, a mean by its weight: no weight of a replica suits both.
-
-        Raises:
-            RewriteError: the loss adds a sum over the batch and something else, and cannot be weighed term by term.
-        """
-        terms = loss_terms(self._joiner.item, target)
-        sums = [t for t in terms if isinstance(self._joiner.flows.kind(t), Sum)]
-        if sums and len(sums) < len(terms):
-            other = next(t for t in terms if t not in sums)
-            raise RewriteError(
-                f"the loss {target} adds {sums[0]}, a sum over the batch, and {other}, which is none: replicas would "
-                "count the second as often as there are of them. Make the loss a mean over the batch (divide the sum "
-                "by the number of examples, or leave Keras's reduction at 'sum_over_batch_size') and weigh the other "
-                "term to suit."
-            )
-
-    def _is_weighed_by_term(self, call: int) -> bool:
-        """Whether a loss adds penalties to a sum over the batch, and was differentiated term by term."""
-        terms = [term.tensor for term in self._joiner.item.gradient_calls[call].terms]
-        return bool(terms) and is_sum_with_penalty(self._joiner.flows, terms)
 
     def _weigh(self, call: int, weight: Weight | None) -> None:
         seed = self._joiner.item.gradient_calls[call].seed
@@ -106,20 +86,8 @@ class GradientJoins:
                 weights = [tf.math.divide_no_nan(w, total) for w in weights]
         for k, made in enumerate(weights):
             self._joiner.editor.rewire(self._joiner.parts.named(tensor(seed), k), f.name(made), readers[k])
-        if self._is_weighed_by_term(call):
-            self._weigh_penalties(call, dtype)
         alone = weight is None or self._joiner.context.workers == 1
         self._divisors[call] = None if alone else (f.name(total), dtype)
-
-    def _weigh_penalties(self, call: int, dtype: tf.DType) -> None:
-        """Gives each replica its share of the terms that are the same on all, whether it has examples or not."""
-        with fragment(self._joiner.editor, f"penalty_weight/{call}") as f:
-            share = tf.constant(1 / len(self._joiner.context.replicas), dtype)
-        for term in self._joiner.item.gradient_calls[call].terms:
-            if isinstance(self._joiner.flows.kind(term.tensor), Replicated) and term.seed in self._joiner.editor:
-                for k in range(self._joiner.count):
-                    own = self._joiner.parts.named(tensor(term.seed), k)
-                    self._joiner.editor.rewire(own, f.name(share), self._readers(term.seed, k))
 
     def _seed(self, f: Fragment, weight: Weight | None, k: int, dtype: tf.DType) -> tf.Tensor:
         if weight is None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.loss_terms import is_sum_with_penalty, loss_terms
 from autodist.graph.names import node_of
 from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown
@@ -70,20 +68,12 @@ class OutputJoins:
             return self._text(label, name, text) if text is not None and is_here else None
         if spec.shape.rank != 0:
             return None
-        terms = loss_terms(self._joiner.item, name)
-        if is_sum_with_penalty(self._joiner.flows, terms):
-            return self._added_up(label, terms)
-        is_over_all = self._joiner.context.joins_outputs or self._joiner.context.workers == 1
-        return self._whole.of(label, name) if is_over_all and self._whole.has(name) else None  # the root of a mean, say
-
-    def _added_up(self, label: str, terms: Sequence[str]) -> str:
-        """A loss that adds penalties to sums over the batch: those are joined, these are the same everywhere."""
-        kind_of, spec_of = self._joiner.flows.kind, self._joiner.item.spec_of
-        joined = [self._joined_as(f"{label}/{k}", term, kind_of(term)) for k, term in enumerate(terms)]
-        with fragment(self._joiner.editor, label) as f:
-            parts = [f.input(name, spec_of(term).dtype, []) for name, term in zip(joined, terms, strict=True)]
-            result = tf.add_n(parts)
-        return f.name(result)
+        if not self._whole.has(name):
+            return None
+        if self._joiner.context.joins_outputs or self._joiner.context.workers == 1:
+            return self._whole.of(label, name)  # the root of a mean, say
+        made = find_made_of(self._joiner.item, name, self._joiner.flows.kind, self._is_joined)
+        return self._text(label, name, made) if made is not None and self._joiner.context.computes else None
 
     def _joined_as(self, label: str, name: str, kind: Kind) -> str:
         if isinstance(kind, Mean | Sum) and (self._joiner.context.computes or self._is_of_all(name)):

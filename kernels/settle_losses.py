@@ -1,0 +1,55 @@
+"""Settle losses: where one weight suits all of a loss, nothing is left of what was there to take it apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.flows import flows_of
+from autodist.graph.item import GraphItem
+from autodist.graph.loss_terms import find_terms
+from autodist.graph.names import node_of, tensor
+from autodist.graph.parts import Term
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.unused import remove_unused
+
+
+@dataclass(frozen=True)
+class SettleLosses(Kernel):
+    """Keeps the seams of a loss at its terms, and takes out all others; the calls name the terms that are left.
+
+    mean' = value(seed · mean),  0.5 * mean' → 0.5 * seed · …      becomes      0.5 * mean → 0.5 * …
+    """
+
+    name: ClassVar[str] = "settle-losses"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if not any(call.terms for call in item.gradient_calls):
+            return item
+        flows = None if context.is_alone else item.flows or flows_of(item)
+        editor = GraphEditor(item.graph_def, item.wiring)
+        calls = []
+        for call in item.gradient_calls:
+            kept = find_terms(item, flows, call) if flows is not None else []
+            for term in call.terms:
+                if term not in kept:
+                    _take_out(editor, item, term)
+            calls.append(replace(call, terms=tuple(replace(term, parts=()) for term in kept)))
+        seams = [name for call in item.gradient_calls for term in call.terms for name in (term.value, term.seed)]
+        remove_unused(editor, item, seams)
+        return replace(item, graph_def=editor.to_graph_def(), gradient_calls=tuple(calls))
+
+
+def _take_out(editor: GraphEditor, item: GraphItem, term: Term) -> None:
+    """Lets all read the value as it is, and gradients pass without a weight."""
+    if term.value in editor:
+        scaled = node_of(editor[term.value].input[0])
+        editor.rewire(tensor(term.value), editor[scaled].input[0])
+    if term.seed not in editor:
+        return
+    for name in sorted(editor.consumers(term.seed)):
+        factors = [i for i in editor[name].input if node_of(i) != term.seed]
+        if editor[name].op == "Mul" and len(factors) == 1 and name not in item.named:
+            editor.rewire(tensor(name), factors[0])
+    editor.rewire(tensor(term.seed), tensor(editor[term.seed].input[0]))
