@@ -27,7 +27,7 @@ from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.session import DistributedSession
-from autodist.strategies import BuildsStrategy, builder_from_section
+from autodist.strategies import BuildsStrategy, builder_from_section, require_builder
 from autodist.trains_alone import TrainsAlone
 
 log = logging.getLogger("autodist")
@@ -57,7 +57,7 @@ class AutoDist:
         with quiet_tensorflow():
             tf.config.list_physical_devices()  # now, since TensorFlow says what it finds when it is asked first
         spec = _read_spec(resource_spec_file, resource_spec)
-        builder = strategy_builder if strategy_builder is not None else builder_from_section(spec.strategy)
+        builder = builder_from_section(spec.strategy) if strategy_builder is None else require_builder(strategy_builder)
         self._run = Run.begin(spec, builder)
         log_to_the_terminal(self.is_chief)
         self._run.check_devices()
@@ -119,11 +119,13 @@ class AutoDist:
         """A session that runs the default graph on all replicas, in place of `tf.compat.v1.Session()`.
 
         Args:
-            batch_axis: by placeholder (or its name), the axis along which what is fed is split over the replicas; by
-                default the first axis of a placeholder that leaves it open; None: every replica gets the whole.
+            batch_axis: by placeholder (or its name), the axis along which what is fed is split over the replicas,
+                negative ones counted from the last; by default the first axis of a placeholder that leaves it open;
+                None: every replica gets the whole.
 
         Raises:
-            CaptureError: no gradient is applied in the graph, or there were two graphs in the scope.
+            CaptureError: no gradient is applied in the graph, there were two graphs in the scope, or a placeholder
+                has no such batch axis.
             StrategyError: the strategy asks for what cannot be done.
         """
         if self._notes is None:
@@ -149,8 +151,8 @@ class AutoDist:
 
         Args:
             step: the step; it computes gradients and applies them.
-            batch_axis: by parameter, the axis along which an argument is split over the replicas; by default the first
-                one of arrays, none of scalars; None: every replica gets the whole.
+            batch_axis: by parameter, the axis along which an argument is split over the replicas, negative ones counted
+                from the last; by default the first one of arrays, none of scalars; None: every replica gets the whole.
             batch: "per_worker" (default): what is passed is this worker's own part; "global": every worker passes the
                 same batch, of which each keeps its share.
             jit_compile: whether XLA compiles the step, as for `tf.function`; what it cannot compile runs without it and

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autodist.batch_axis import axis_within, require_axis, require_mapping
 from autodist.capture.batch_length import Dealt, require_any_length
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.errors import CaptureError, UnevenBatchError
@@ -68,7 +69,8 @@ class DistributedFunction:
     Args:
         function: the step.
         run: in which it runs.
-        batch_axis: by parameter, the axis along which it is split; None: every replica gets the whole.
+        batch_axis: by parameter, the axis along which it is split, negative ones counted from the last; None: every
+            replica gets the whole.
         is_global: whether every worker passes the same global batch, of which each keeps its share; otherwise what is
             passed is this worker's own part.
         jit_compile: whether XLA is to compile the step.
@@ -84,17 +86,19 @@ class DistributedFunction:
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._run = function, run
-        self._batch_axis = dict(batch_axis or {})
+        self._name = getattr(function, "__name__", type(function).__name__)
+        named = require_mapping(batch_axis, "parameters")
         self._is_global = is_global
         self._jit_compile = jit_compile
         self._traced: dict[Any, _Traced] = {}
         self._signature = inspect.signature(function)
-        unknown = set(self._batch_axis) - set(self._signature.parameters)
+        unknown = set(named) - set(self._signature.parameters)
         if unknown:
             raise CaptureError(
-                f"batch_axis names {', '.join(sorted(unknown))}, and {function.__name__} has the parameters "
+                f"batch_axis names {', '.join(sorted(map(str, unknown)))}, and {self._name} has the parameters "
                 f"{', '.join(self._signature.parameters)}."
             )
+        self._batch_axis = {name: require_axis(axis, f"{name} of {self._name}") for name, axis in named.items()}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one step.
@@ -134,7 +138,7 @@ class DistributedFunction:
         if composite is not None and not is_whole:
             kind = type(composite).__name__
             raise CaptureError(
-                f"{parameter} of {self._function.__name__} is a {kind}, which is not split over the replicas: its "
+                f"{parameter} of {self._name} is a {kind}, which is not split over the replicas: its "
                 f"arrays do not have a row for each example. Pass it dense ({_DENSE[kind]}) and make it sparse or "
                 "ragged in the step (tf.sparse.from_dense, tf.RaggedTensor.from_tensor); or say "
                 f"batch_axis={{'{parameter}': None}}, where every replica is to get the whole."
@@ -146,7 +150,8 @@ class DistributedFunction:
 
     def _axis(self, parameter: str, value: Any) -> int | None:
         if parameter in self._batch_axis:
-            return self._batch_axis[parameter]
+            axis = self._batch_axis[parameter]
+            return None if axis is None else axis_within(axis, np.ndim(value), f"{parameter} of {self._name}")
         return 0 if np.ndim(value) else None
 
     def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf]) -> _Traced:

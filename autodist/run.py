@@ -36,7 +36,7 @@ from autodist.runtime.program import Program
 from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Tracked, VariableTracker
-from autodist.strategies import BuildsStrategy, check_strategy, graph_config, resolve_specs, strategy_table
+from autodist.strategies import BuildsStrategy, ask_builder, check_strategy, graph_config, resolve_specs, strategy_table
 
 log = logging.getLogger("autodist")
 
@@ -196,7 +196,7 @@ class Run:
     def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         if not item.gradients:
             return strategy_pb2.Strategy(builder="none", graph_config=graph_config(self.spec))
-        strategy = self.builder.build(item, self.spec)
+        strategy = ask_builder(self.builder, item, self.spec)
         for node in strategy.nodes:
             earlier = self._decided.get(names.get(node.variable, ""))
             if earlier is not None:  # a variable stays where another step has put it

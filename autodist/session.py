@@ -15,6 +15,7 @@ import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface  # by which a Saver knows that it is given a session
 from tensorflow.python.framework import stack  # the stack of default sessions, by which Tensor.eval finds its own
 
+from autodist.batch_axis import axis_within, require_axis, require_mapping
 from autodist.capture.accumulation import require_applied, require_means
 from autodist.capture.batch_length import require_any_length
 from autodist.capture.gradients import GradientNotes
@@ -68,7 +69,8 @@ class DistributedSession(SessionInterface):
         run: in which it runs.
         captured: the graph.
         notes: the calls of `gradient` in the scope; more may come.
-        batch_axis: by placeholder (or its name), another axis to split along; None: every replica gets the whole.
+        batch_axis: by placeholder (or its name), another axis to split along, negative ones counted from the last;
+            None: every replica gets the whole.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class DistributedSession(SessionInterface):
     ) -> None:
         self._run, self._captured, self._notes = run, captured, notes
         self._version = captured.graph.version
-        named = {self._tensor(key).name: axis for key, axis in (batch_axis or {}).items()}
+        named = dict(itertools.starmap(self._named_axis, require_mapping(batch_axis, "placeholders").items()))
         self._feeds = SessionFeeds(run.spec, run.index, named, frozenset(v.shape for v in captured.variables))
         self._prefix = f"session_{next(_COUNT)}"  # each session has values of its own, as TensorFlow's have
         self._names = {v.name: f"{self._prefix}/{v.handle}" for v in captured.variables}
@@ -232,6 +234,20 @@ class DistributedSession(SessionInterface):
         if isinstance(key, str) and ":" not in key:
             key = f"{key}:0"
         return self.graph.as_graph_element(key, allow_tensor=True, allow_operation=False)
+
+    def _named_axis(self, key: Any, axis: Any) -> tuple[str, int | None]:
+        """The name of a tensor that `batch_axis` names, and the axis."""
+        try:
+            tensor = self._tensor(key)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CaptureError(
+                f"batch_axis names {key!r}, which is no tensor of the session's graph ({error}); give a placeholder or "
+                "its name."
+            ) from error
+        found = require_axis(axis, tensor.name)
+        if found is None or tensor.shape.rank is None:
+            return tensor.name, found
+        return tensor.name, axis_within(found, tensor.shape.rank, tensor.name)
 
     # -- as tf.compat.v1.Session -----------------------------------------------------------------------------------
 

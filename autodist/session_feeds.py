@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from autodist.batch_axis import axis_within
 from autodist.capture.batch_length import Dealt, require_any_length
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, MAKES, only_makes_iterators
@@ -77,10 +78,7 @@ class SessionFeeds:
             item = capture()
             if only_makes_iterators(item) or _sets_what_is_fed(item, arrays):
                 return [None] * len(arrays)  # such as Variable.load, which feeds an initial value
-        here = self._replicas
-        return [
-            self._axis_of(t, here) if array.ndim or t.name in self.batch_axis else None for t, array in arrays.items()
-        ]
+        return [self._axis_of_fed(t, array) for t, array in arrays.items()]
 
     def dealt(self, arrays: Arrays, axes: Sequence[int | None]) -> Dealt:
         """How the examples of a run are dealt out."""
@@ -128,6 +126,12 @@ class SessionFeeds:
     def _replicas(self) -> int:
         """Of this worker."""
         return len(self.spec.workers[self.worker].devices)
+
+    def _axis_of_fed(self, tensor: tf.Tensor, array: np.ndarray) -> int | None:
+        if tensor.name not in self.batch_axis:
+            return self._axis_of(tensor, self._replicas) if array.ndim else None
+        axis = self.batch_axis[tensor.name]
+        return None if axis is None else axis_within(axis, array.ndim, tensor.name)
 
     def _axis_of(self, tensor: tf.Tensor, replicas: int) -> int | None:
         """The axis along which a tensor that has axes is split over a worker's replicas."""

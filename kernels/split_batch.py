@@ -57,8 +57,11 @@ def _slice_inputs(editor: GraphEditor, item: GraphItem, axes: Mapping[str, int],
 
 def _rows(whole: tf.Tensor, axis: int, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     """`size` rows from `start`; where there are none, one row that is there all the same."""
-    rank = whole.shape.rank
     begin = tf.minimum(start, tf.shape(whole, out_type=tf.int64)[axis] - 1)
+    rank = whole.shape.rank
+    if rank is None:  # known where the step runs
+        is_split = tf.equal(tf.range(tf.rank(whole)), axis)
+        return tf.slice(whole, tf.where(is_split, begin, 0), tf.where(is_split, tf.maximum(size, 1), -1))
     at = [begin if a == axis else tf.constant(0, tf.int64) for a in range(rank)]
     length = [tf.maximum(size, 1) if a == axis else tf.constant(-1, tf.int64) for a in range(rank)]
     return tf.slice(whole, tf.stack(at), tf.stack(length))

@@ -7,6 +7,7 @@ out.
 from autodist.graph.placement import Cut
 from autodist.strategies.all_reduce import AllReduce, all_reduce_node
 from autodist.strategies.all_reduce_options import AllReduceOptions, all_reduce_synchronizer
+from autodist.strategies.asking import ask_builder, require_builder
 from autodist.strategies.base import (
     BuildsStrategy,
     StrategyBuilder,
@@ -70,6 +71,7 @@ __all__ = [
     "UseParameterServer",
     "all_reduce_node",
     "all_reduce_synchronizer",
+    "ask_builder",
     "builder_from_section",
     "bytes_sent",
     "check_strategy",
@@ -83,6 +85,7 @@ __all__ = [
     "proportional_sizes",
     "register",
     "registered_names",
+    "require_builder",
     "resolve_specs",
     "shards_of",
     "strategy_table",

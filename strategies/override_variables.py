@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from autodist.errors import StrategyError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
+from autodist.strategies.asking import ask_builder
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy
 from autodist.strategies.check_nodes import check_nodes
 from autodist.strategies.nearest import listed, nearest
@@ -40,7 +41,7 @@ class OverrideVariables(StrategyBuilder):
         """Nothing to check: the parts have checked themselves."""
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
-        inner = self.builder.build(graph_item, resource_spec)
+        inner = ask_builder(self.builder, graph_item, resource_spec)
         check_nodes(inner, graph_item, resource_spec)
         variables = synced_variables(graph_item)
         chosen = _chosen(self.overrides, variables, graph_item)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from autodist.errors import Place, StrategyError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec, StrategySection
+from autodist.strategies.asking import ask_builder
 from autodist.strategies.base import BuildsStrategy
 from autodist.strategies.check import check_strategy
 from autodist.strategies.options import OptionError
@@ -33,7 +34,7 @@ class PlacedBuilder:
             StrategyError: it cannot be carried out on this step and these machines; names file and line.
         """
         try:
-            strategy = self.builder.build(graph_item, resource_spec)
+            strategy = ask_builder(self.builder, graph_item, resource_spec)
             check_strategy(strategy, graph_item, resource_spec, self._place_of)
         except StrategyError as error:
             if error.place is not None:

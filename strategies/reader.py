@@ -9,6 +9,7 @@ from typing import Any
 from autodist.errors import Place, StrategyError
 from autodist.resources import StrategySection, VariableOverride
 from autodist.strategies.all_reduce import AllReduce
+from autodist.strategies.asking import describe_failure
 from autodist.strategies.base import BuildsStrategy
 from autodist.strategies.nearest import did_you_mean, listed
 from autodist.strategies.options import (
@@ -73,7 +74,12 @@ def _no_synchronizer(given: Any, about: str) -> str:
 
 def _make(maker: type[Any], about: str, options: Mapping[str, Any], place: PlaceOf) -> Any:
     """An object of a class with options from YAML, each checked against its type."""
-    types = option_types(maker)
+    try:
+        types = option_types(maker)
+    except Exception as error:  # annotations of a user's class that name nothing, a constructor that is hidden
+        raise StrategyError(
+            f"The options of {about} cannot be told: {describe_failure(maker, error)}. Correct the class.", place()
+        ) from error
     values = {}
     for key, value in options.items():
         if key in types:
@@ -89,6 +95,10 @@ def _make(maker: type[Any], about: str, options: Mapping[str, Any], place: Place
         return maker(**values)
     except StrategyError as error:
         raise error if error.place else StrategyError(f"{about}: {error.problem}", place()) from error
+    except Exception as error:  # a user's own class
+        raise StrategyError(
+            f"{about} cannot be made: {describe_failure(maker, error)}. Correct the class or its options.", place()
+        ) from error
 
 
 def _checked(key: str, hint: Any, value: Any, about: str, place: PlaceOf) -> Any:

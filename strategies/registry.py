@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import traceback
 from typing import Any, TypeVar
 
 from autodist.errors import Place, StrategyError
@@ -77,6 +78,13 @@ def _module(name: str, place: Place | None) -> Any:
         ) from error
     except ImportError as error:
         raise StrategyError(f"The builder's module {name} cannot be imported: {error}.", place) from error
+    except Exception as error:  # whatever a user's own module does
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = "" if isinstance(error, SyntaxError) else f" ({frame.filename}:{frame.lineno})"
+        raise StrategyError(
+            f"The builder's module {name} cannot be imported: {type(error).__name__}: {error}{where}. Correct it.",
+            place,
+        ) from error
 
 
 def _attribute(module: Any, name: str, place: Place | None) -> Any:

@@ -25,7 +25,7 @@ _ONLY_NUMBERS = re.compile(r"[0-9.]+\Z")
 
 Text = Annotated[str, Field(min_length=1)]
 _Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
-# What OpenSSH refuses on a command line: - in front would make an option, the others mean something to a shell.
+# What OpenSSH refuses on a command line: - in front would be an option, the others mean something to a shell.
 _NOT_IN_NAMES = r"\s\x00-\x1f\x7f'`\";&<>|(){}"
 _UserName = Annotated[str, Field(pattern=rf"^[^-{_NOT_IN_NAMES}][^{_NOT_IN_NAMES}]*$")]
 # `env PATH …` starts the interpreter there: a path with = would be a variable, one with - in front an option.

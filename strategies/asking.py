@@ -1,0 +1,98 @@
+"""Asks a builder, which may be a user's own, for a strategy; whatever goes wrong there is told as its fault."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from typing import Any
+
+from autodist.errors import AutoDistError, StrategyError
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.strategies.base import BuildsStrategy
+from autodist.strategies.variables import GraphLike
+
+_OURS = "autodist."
+
+
+def require_builder(builder: Any) -> BuildsStrategy:
+    """What a script gives as a builder, if it is one.
+
+    Raises:
+        StrategyError: it is a class, a name, or something else without `build`.
+    """
+    if isinstance(builder, type):
+        raise StrategyError(
+            f"strategy_builder is the class {builder.__name__}; give an instance, {builder.__name__}()."
+        )
+    if not callable(getattr(builder, "build", None)):
+        raise StrategyError(
+            f"strategy_builder is {builder!r}, a {type(builder).__name__}; give an object that has "
+            "build(graph_item, resource_spec), such as autodist.strategies.PS(). Names stand in the YAML."
+        )
+    return builder
+
+
+def ask_builder(builder: BuildsStrategy, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
+    """What a builder builds.
+
+    Raises:
+        StrategyError: the builder's own; or it raised something else (which is the cause), returned no strategy, or
+            changed the step.
+    """
+    name = type(builder).__name__
+    is_ours = type(builder).__module__.startswith(_OURS)
+    before = None if is_ours else _content(graph_item)
+    try:
+        strategy: Any = builder.build(graph_item, resource_spec)
+    except AutoDistError:
+        raise
+    except Exception as error:
+        raise StrategyError(
+            f"The builder {name} failed: {type(error).__name__}: {error} ({_where(error, builder)}). Correct "
+            "its build, or take another builder."
+        ) from error
+    if not isinstance(strategy, strategy_pb2.Strategy):
+        given = "None" if strategy is None else f"a {type(strategy).__name__}"
+        raise StrategyError(
+            f"The builder {name} returned {given} from build ({_place(builder)}), and not a strategy; end it with "
+            "`return make_strategy(...)`, or return what another builder built."
+        )
+    if before is not None and before != _content(graph_item):
+        raise StrategyError(
+            f"The builder {name} changed the graph of the step in build ({_place(builder)}). A builder only reads it: "
+            "what it wants done stands in the strategy that it returns. Let it work on a copy."
+        )
+    return strategy
+
+
+def describe_failure(maker: type, error: Exception) -> str:
+    """What a class of the user's raised while it was looked at or made, and where."""
+    return f"{type(error).__name__}: {error} ({_where(error, maker)})"
+
+
+def _content(graph_item: Any) -> bytes | None:
+    graph_def = getattr(graph_item, "graph_def", None)
+    return None if graph_def is None else bytes(graph_def.SerializeToString(deterministic=True))
+
+
+def _where(error: Exception, builder: object) -> str:
+    """File and line of the builder's own code that failed, or, if it was called by none, of what failed."""
+    frames = traceback.extract_tb(error.__traceback__)
+    file = _file(builder)
+    frame = next((frame for frame in reversed(frames) if frame.filename == file), frames[-1] if frames else None)
+    return _place(builder) if frame is None else f"{frame.filename}:{frame.lineno}"
+
+
+def _place(builder: object) -> str:
+    """Where a builder is written."""
+    kind = builder if isinstance(builder, type) else type(builder)
+    code = getattr(getattr(kind, "build", None), "__code__", None)
+    return f"{kind.__module__}.{kind.__qualname__}" if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+
+
+def _file(builder: object) -> str | None:
+    try:
+        return inspect.getfile(builder if isinstance(builder, type) else type(builder))
+    except (TypeError, OSError):  # a class of a notebook or of an interactive session
+        return None
