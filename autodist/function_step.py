@@ -100,6 +100,11 @@ class DistributedFunction:
             )
         self._batch_axis = {name: require_axis(axis, f"{name} of {self._name}") for name, axis in named.items()}
 
+    @property
+    def traces(self) -> int:
+        """How many of its calls had to trace it so far."""
+        return len(self._traced)
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one step.
 
@@ -118,12 +123,21 @@ class DistributedFunction:
         leaves = [Leaf(p, v, self._axis(p, v)) for p, v in flat if _is_array(v)]
         constants = tuple((p, None if _is_array(v) else _constant(v)) for p, v in flat)
         key = (constants, tuple((str(leaf.spec), leaf.axis) for leaf in leaves))
-        with self._run.missed_step.noted(), quiet_tensorflow(when=key not in self._traced):
-            if key not in self._traced:
-                self._traced[key] = self._trace(arguments, leaves)
-                self._tell_first_batch(self._traced[key], leaves, constants)
-            results = self._run_step(self._traced[key], leaves)
+        with self._run.missed_step.noted():
+            if key in self._traced:
+                results = self._run_step(self._traced[key], leaves)
+            else:
+                results = self._first_call(key, arguments, leaves)
         self._run.first_batches.look()
+        return results
+
+    def _first_call(self, key: Any, arguments: Mapping[str, Any], leaves: Sequence[Leaf]) -> Any:
+        with quiet_tensorflow():
+            self._traced[key] = self._trace(arguments, leaves)
+            self._tell_first_batch(self._traced[key], leaves, key[0])
+            with self._run.start_up.doing("making the first step"):
+                results = self._run_step(self._traced[key], leaves)
+        self._run.start_up.ends()
         return results
 
     def _flatten(self, parameter: str, value: Any) -> list[Any]:
@@ -166,8 +180,10 @@ class DistributedFunction:
 
         axes = [leaf.axis for leaf in leaves]
         specs = tuple(leaf.spec for leaf in leaves)
-        with _explaining_open_axes():
+        name = self._function.__name__
+        with _explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
             captured = capture_function(step, specs, axes, jit_compile=self._jit_compile, may_evaluate=True)
+        self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.item.variables))
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
         require_any_length(captured.item, self._dealt(_count(leaves), names))
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}

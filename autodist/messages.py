@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
+from typing import TextIO
 
 LEVEL_VARIABLE = "AUTODIST_LOG_LEVEL"
 """Environment variable: DEBUG, INFO (what the chief shows by default), WARNING (what other workers show) or ERROR."""
@@ -17,13 +19,30 @@ def log_to_the_terminal(is_chief: bool) -> None:
     logger = logging.getLogger("autodist")
     if logger.handlers or logging.getLogger().handlers:
         return
-    handler = logging.StreamHandler()
+    handler = _Terminal()
     handler.setFormatter(logging.Formatter("autodist: %(message)s"))
     if not is_chief:
         handler.addFilter(_is_of_this_worker)
     logger.addHandler(handler)
     logger.propagate = False
     logger.setLevel(os.environ.get(LEVEL_VARIABLE, "INFO" if is_chief else "WARNING").upper())
+
+
+def is_shown_on_the_terminal(level: int) -> bool:
+    """Whether a message of this level goes to the terminal, and not to where the script sends its log."""
+    logger = logging.getLogger("autodist")
+    return logger.isEnabledFor(level) and any(isinstance(handler, _Terminal) for handler in logger.handlers)
+
+
+class _Terminal(logging.StreamHandler[TextIO]):
+    """Writes to what is standard error when something is said: a notebook or a progress display may have changed it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:  # type: ignore[override]
+        return sys.stderr
 
 
 def _is_of_this_worker(record: logging.LogRecord) -> bool:

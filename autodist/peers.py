@@ -17,6 +17,7 @@ from autodist.cluster.stalls import StallWatch
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runtime.caller import Caller
+from autodist.start_up import StartUp
 
 log = logging.getLogger("autodist")
 
@@ -39,6 +40,9 @@ _GONE = (
     RuntimeError,  # a closed session
 )
 
+MOST_NAMES = 4
+"""Of workers that are waited for, beside a spinner."""
+
 _joined: list[Peers] = []
 """What this process has joined."""
 
@@ -52,13 +56,14 @@ class Peers:
         spec: the machines.
         member: this process's part, None on the chief.
         payload: what the chief tells those that it starts.
+        start_up: is told how far that is.
 
     Attributes:
         failure: of another worker, once the chief knows of it.
     """
 
-    def __init__(self, spec: ResourceSpec, member: Member | None, payload: bytes) -> None:
-        self._spec, self._member, self._payload = spec, member, payload
+    def __init__(self, spec: ResourceSpec, member: Member | None, payload: bytes, start_up: StartUp) -> None:
+        self._spec, self._member, self._payload, self._start_up = spec, member, payload, start_up
         self._coordinator: Coordinator | None = None
         self._caller: Caller | None = None
         self._ended_at: float | None = None
@@ -98,10 +103,18 @@ class Peers:
 
     def _start_others(self, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
         self._coordinator = Coordinator(self._spec, self._on_failure)
-        addresses = self._coordinator.prepare()
+        far = [node.address for node in self._spec.nodes if self._spec.ssh_group(node) is not None]
+        with self._start_up.doing(f"reaching {len(far)} machines" if far else "making workers on this machine"):
+            addresses = self._coordinator.prepare()
+        if far:
+            self._start_up.has_done("reached %s", ", ".join(far))
         self._coordinator.start(self._payload)
-        server = start_server(addresses, 0, self._coordinator.held, config)
-        wait_until_listening(addresses, LISTEN_LIMIT, self._coordinator.check)
+        names = [worker.name for worker in self._spec.workers[1:]]
+        others = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} workers"
+        with self._start_up.doing(f"waiting for {others} to trace the step and join"):
+            server = start_server(addresses, 0, self._coordinator.held, config)
+            wait_until_listening(addresses, LISTEN_LIMIT, self._coordinator.check)
+        self._start_up.has_done("all %d workers have joined", len(self._spec.workers))
         StallWatch(self._coordinator, self._spec.workers[0].name, self._progress)
         return server
 

@@ -36,6 +36,7 @@ from autodist.runtime.program import Program
 from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Tracked, VariableTracker
+from autodist.start_up import StartUp
 from autodist.strategies import BuildsStrategy, ask_builder, check_strategy, graph_config, resolve_specs, strategy_table
 
 log = logging.getLogger("autodist")
@@ -75,7 +76,8 @@ class Run:
         self.index = self.member.index if self.member else 0
         self.workers = len(self.spec.workers)
         told = json.dumps({"spec": self.spec.for_workers().to_payload(), "seed": self.seed}).encode()
-        self._peers = Peers(self.spec, self.member, told)
+        self.start_up = StartUp(is_chief=self.index == 0)
+        self._peers = Peers(self.spec, self.member, told, self.start_up)
         self._end = watch_script_end()
         self.tracker = VariableTracker(self.pull)
         self._updates = Updates(self._on_failed_update)

@@ -145,8 +145,9 @@ class DistributedSession(SessionInterface):
         check_options(options, run_metadata)
         with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
             arrays |= self._batches.next_for(elements, arrays)
-        with self._run.missed_step.noted(), quiet_tensorflow(when=key not in self._fetched):
-            if key not in self._fetched:
+        is_new = key not in self._fetched
+        with self._run.missed_step.noted(), quiet_tensorflow(when=is_new):
+            if is_new:
                 self._fetched[key] = self._prepare(elements, arrays)
             fetched = self._fetched[key]
             if fetched.trains:
@@ -154,6 +155,8 @@ class DistributedSession(SessionInterface):
             own = dict(zip(arrays, self._feeds.own_part(arrays, fetched.axes), strict=True))
             values = iter(self._run_fetched(fetched, own, options, run_metadata))
         self._run.first_batches.look()
+        if is_new and not (fetched.sets or fetched.looks):
+            self._run.start_up.ends()
         results = [_value_of(e, own, values) for e in elements]
         return tf.nest.pack_sequence_as(fetches, results) if tf.nest.is_nested(fetches) else results[0]
 

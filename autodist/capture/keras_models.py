@@ -12,11 +12,12 @@ from typing import Any
 import keras
 from keras import tree
 
+from autodist.capture.keras_progress import TracedStep, timing_the_start
 from autodist.errors import CaptureError
 
 log = logging.getLogger("autodist")
 
-StepMaker = Callable[[Callable[..., Any], bool], Callable[..., Any]]
+StepMaker = Callable[[Callable[..., Any], bool], TracedStep]
 """Makes of a Keras `train_step`, a function of one batch, one that trains on all replicas; compiled by XLA or not."""
 
 _SHOWS_PROGRESS = ("fit", "evaluate", "predict")
@@ -87,7 +88,7 @@ class KerasModels:
         def train_step(data: Any) -> Any:
             return model.train_step(data)
 
-        step = self._distribute(train_step, model.jit_compile)
+        step = timing_the_start(self._distribute(train_step, model.jit_compile), model)
 
         def train(iterator: Iterator[Any]) -> Any:
             logs = step(next(iterator))

@@ -10,6 +10,8 @@ import sys
 import threading
 from typing import TextIO
 
+from rich.file_proxy import FileProxy
+
 _log = logging.getLogger("autodist.cluster")
 
 
@@ -43,6 +45,9 @@ class Output:
 
 def _write(target: TextIO | None, text: str) -> None:
     if target is None:
+        return
+    if isinstance(target, FileProxy):  # a spinner is shown, above which lines go
+        target.write(text)
         return
     try:
         descriptor = target.fileno()
