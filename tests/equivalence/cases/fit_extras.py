@@ -127,6 +127,31 @@ def fit_sum_reduced_loss(ad: Trainer) -> Results:
 
 
 @program
+def fit_outputs_reduced_in_two_ways(ad: Trainer) -> Results:
+    """A sum beside a mean by weights of examples, and penalties on activities and weights, scaled by a loss scale."""
+    x, y = _examples(90)
+    weights = np.random.default_rng(4).uniform(0, 2, 90)
+    losses = {
+        "whole": keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum"),
+        "mean": keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="mean_with_sample_weight"),
+    }
+    with ad.scope():
+        entrance = keras.Input((8,))
+        hidden = layers.Dense(
+            6, "tanh", activity_regularizer=keras.regularizers.L2(0.05), kernel_regularizer=keras.regularizers.L2(0.02)
+        )(entrance)
+        exits = {name: layers.Dense(3, name=name)(hidden) for name in losses}
+        net = keras.Model(entrance, exits)
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01, momentum=0.9), initial_scale=64.0)
+        net.compile(optimizer, losses, loss_weights={"whole": 0.1, "mean": 1.0})
+        history = net.fit(
+            x, dict.fromkeys(losses, y), sample_weight={"whole": np.ones(90), "mean": weights},
+            batch_size=20, epochs=2, shuffle=False, verbose=0,
+        )  # fmt: skip
+    return values_after_fit(net, history)
+
+
+@program
 def fit_loss_scale(ad: Trainer) -> Results:
     def make() -> keras.Optimizer:
         return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), dynamic_growth_steps=3)

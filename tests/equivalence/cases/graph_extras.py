@@ -105,6 +105,26 @@ def graph_weighted_loss(ad: Trainer) -> Results:
 
 
 @program
+def graph_terms_of_several_weights(ad: Trainer) -> Results:
+    """A scaled mean beside a sum and a masked mean with an epsilon below, and two losses in one call of `gradients`."""
+    with tf.Graph().as_default(), ad.scope():
+        net = build("mlp")
+        mask = tf.cast(net.x[:, 0] > 0.2, tf.float64)
+        each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=net.y, logits=net.logits)
+        masked = tf.reduce_sum(each * mask) / (tf.reduce_sum(mask) + 1e-9)
+        loss = 0.3 * (net.loss + 0.01 * tf.reduce_sum(tf.square(net.logits))) - (-masked) / 2
+        optimizer = v1.train.MomentumOptimizer(0.05, 0.9)
+        variables = v1.trainable_variables()
+        given = [tf.constant(1.0, tf.float64), tf.reduce_mean(mask)]
+        found = tf.gradients([loss, tf.nn.l2_loss(variables[0])], variables, given)
+        train = optimizer.apply_gradients(zip(found, variables, strict=True))
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            _run(ad, session, net, train)
+            return _variables(session)
+
+
+@program
 def graph_loop(ad: Trainer) -> Results:
     """A recurrence in a loop, by variables that the loop reads at every turn."""
     with tf.Graph().as_default(), ad.scope():
