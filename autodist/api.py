@@ -15,6 +15,7 @@ import tensorflow as tf
 from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
+from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_models import KerasModels
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError
@@ -67,7 +68,7 @@ class AutoDist:
             lambda step, jit_compile: DistributedFunction(
                 step, self._run, is_global=keras_steps_are_global, jit_compile=jit_compile
             ),
-            self.is_chief,
+            Fits(self.is_chief, self._run.share) if self._run.workers > 1 else None,
         )
         self._notes: GradientNotes | None = None
         self._alone = TrainsAlone(self._run.spec, self.is_chief, self._is_in_scope)

@@ -55,14 +55,16 @@ class Peers:
     Args:
         spec: the machines.
         member: this process's part, None on the chief.
-        payload: what the chief tells those that it starts.
+        payload: makes what the chief tells those that it starts.
         start_up: is told how far that is.
 
     Attributes:
         failure: of another worker, once the chief knows of it.
     """
 
-    def __init__(self, spec: ResourceSpec, member: Member | None, payload: bytes, start_up: StartUp) -> None:
+    def __init__(
+        self, spec: ResourceSpec, member: Member | None, payload: Callable[[], bytes], start_up: StartUp
+    ) -> None:
         self._spec, self._member, self._payload, self._start_up = spec, member, payload, start_up
         self._coordinator: Coordinator | None = None
         self._caller: Caller | None = None
@@ -108,7 +110,7 @@ class Peers:
             addresses = self._coordinator.prepare()
         if far:
             self._start_up.has_done("reached %s", ", ".join(far))
-        self._coordinator.start(self._payload)
+        self._coordinator.start(self._payload())
         names = [worker.name for worker in self._spec.workers[1:]]
         others = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} workers"
         with self._start_up.doing(f"waiting for {others} to trace the step and join"):

@@ -56,6 +56,7 @@ class Run:
         builder: decides the strategy; asked on the chief only.
         member: this process's part, None on the chief.
         seed: drawn by the chief for the whole run.
+        said: what the chief has shared before it started the others, and they have not asked for yet.
 
     Attributes:
         on_training: called where a step that trains is made ready to run on all replicas.
@@ -65,6 +66,7 @@ class Run:
     builder: BuildsStrategy
     member: Member | None
     seed: int
+    said: list[str] = field(default_factory=list)
     strategy: strategy_pb2.Strategy | None = None
     _host: Host | None = None
     _steps: int = 0
@@ -75,9 +77,8 @@ class Run:
     def __post_init__(self) -> None:
         self.index = self.member.index if self.member else 0
         self.workers = len(self.spec.workers)
-        told = json.dumps({"spec": self.spec.for_workers().to_payload(), "seed": self.seed}).encode()
         self.start_up = StartUp(is_chief=self.index == 0)
-        self._peers = Peers(self.spec, self.member, told, self.start_up)
+        self._peers = Peers(self.spec, self.member, self._payload, self.start_up)
         self._end = watch_script_end()
         self.tracker = VariableTracker(self.pull)
         self._updates = Updates(self._on_failed_update)
@@ -100,7 +101,12 @@ class Run:
         if member is None:
             return cls(spec, builder, None, secrets.randbelow(2**31))
         told = json.loads(member.payload)
-        return cls(ResourceSpec.from_payload(told["spec"]), builder, member, told["seed"])
+        return cls(ResourceSpec.from_payload(told["spec"]), builder, member, told["seed"], told["said"])
+
+    def _payload(self) -> bytes:
+        """What the chief tells the others that it starts."""
+        told = {"spec": self.spec.for_workers().to_payload(), "seed": self.seed, "said": self.said}
+        return json.dumps(told).encode()
 
     def check_devices(self) -> None:
         """Passes if the GPUs that the machines are said to have are there.
@@ -278,6 +284,18 @@ class Run:
         parts = self.guard(self._messages.gather, pack_array(mine))
         combined = pack_array(combine([unpack_array(part) for part in parts], how)) if parts else b""
         return unpack_array(self.guard(self._messages.exchange, combined))
+
+    def share(self, said: str) -> str:
+        """What the chief says, on every worker; all of them call it alike, also before there are others."""
+        if self._host is None and self.index == 0:
+            self.said.append(said)
+            return said
+        if self.index > 0 and self.said:
+            return self.said.pop(0)
+        if self._host is None:
+            self._start()
+        with self.missed_step.noted():
+            return self.guard(self._messages.exchange, said.encode()).decode()
 
     def wait_for_chief(self, say: bytes = b"set") -> None:
         """On another worker, returns once the chief has called it as well."""

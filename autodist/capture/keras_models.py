@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
-from keras import tree
 
+from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep, timing_the_start
 from autodist.errors import CaptureError
 
-log = logging.getLogger("autodist")
-
 StepMaker = Callable[[Callable[..., Any], bool], TracedStep]
 """Makes of a Keras `train_step`, a function of one batch, one that trains on all replicas; compiled by XLA or not."""
-
-_SHOWS_PROGRESS = ("fit", "evaluate", "predict")
-_WRITE_FILES = (keras.callbacks.ModelCheckpoint, keras.callbacks.BackupAndRestore, keras.callbacks.CSVLogger)
 
 
 class KerasModels:
@@ -29,11 +22,11 @@ class KerasModels:
 
     Args:
         distribute: makes a distributed step of a model's `train_step`.
-        shows_progress: whether this worker shows Keras's progress bars.
+        fits: how this worker is to fit models where it is one of several.
     """
 
-    def __init__(self, distribute: StepMaker, shows_progress: bool) -> None:
-        self._distribute, self._shows_progress = distribute, shows_progress
+    def __init__(self, distribute: StepMaker, fits: Fits | None = None) -> None:
+        self._distribute, self._fits = distribute, fits
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
@@ -65,9 +58,34 @@ class KerasModels:
             build_and_adopt,
         )
         try:
-            yield
+            with self._fitting():
+                yield
         finally:
             compiles.compile, trains.make_train_function, trains.__init__ = compile_model, make_train, build
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        """Models that were built and compiled before are fitted as adopted ones are."""
+        fits, trains = self._fits, _definer("make_train_function")
+        if fits is None:
+            yield
+            return
+        plain = {name: vars(trains)[name] for name in SHOW_PROGRESS}
+
+        def fitting(method: Any) -> Any:
+            @functools.wraps(method)
+            def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
+                return fits.wrapped(method.__get__(model))(*args, **kwargs)
+
+            return call
+
+        for name, method in plain.items():
+            setattr(trains, name, fitting(method))
+        try:
+            yield
+        finally:
+            for name, method in plain.items():
+                setattr(trains, name, method)
 
     def adopt(self, model: keras.Model) -> None:
         """Gives one model a train function of ours; it keeps it after the scope."""
@@ -80,9 +98,9 @@ class KerasModels:
 
         vars(model)["make_train_function"] = make_train_function
         model.train_function = None
-        if not self._shows_progress:
-            for name in _SHOWS_PROGRESS:
-                vars(model)[name] = _of_another_worker(getattr(type(model), name).__get__(model))
+        if self._fits is not None:
+            for name in SHOW_PROGRESS:
+                vars(model)[name] = self._fits.wrapped(getattr(type(model), name).__get__(model))
 
     def _train_function(self, model: keras.Model) -> Callable[[Iterator[Any]], Any]:
         def train_step(data: Any) -> Any:
@@ -113,30 +131,4 @@ def _check(model: keras.Model) -> None:
         raise CaptureError(
             f"{model.name} is compiled with run_eagerly=True, and a step that is never a graph cannot be distributed. "
             "Compile it without."
-        )
-
-
-def _of_another_worker(method: Callable[..., Any]) -> Callable[..., Any]:
-    """`method` as workers that are not the chief call it: without its progress bar, however `verbose` was passed."""
-    signature = inspect.signature(method)
-
-    @functools.wraps(method)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        bound.arguments["verbose"] = 0
-        _warn_of_files(bound.arguments.get("callbacks"))
-        return method(*bound.args, **bound.kwargs)
-
-    return call
-
-
-def _warn_of_files(callbacks: Any) -> None:
-    """Says that files are written here as well as by the chief: on one machine they may be the same files."""
-    given = callbacks.callbacks if isinstance(callbacks, keras.callbacks.CallbackList) else tree.flatten(callbacks)
-    writers = sorted({type(callback).__name__ for callback in given if isinstance(callback, _WRITE_FILES)})
-    if writers:
-        log.warning(
-            "fit is given %s here too, and workers on one machine then write the same files at the same time. "
-            "Pass them where ad.is_chief is true, or give each worker a path of its own (by ad.worker_index).",
-            " and ".join(writers),
         )

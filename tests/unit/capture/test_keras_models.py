@@ -38,7 +38,7 @@ def trained() -> keras.Model:
 def test_a_model_that_is_loaded_is_compiled_and_goes_on_where_it_was(trained: keras.Model, tmp_path: Path) -> None:
     trained.save(tmp_path / "model.keras")
     steps = _Steps()
-    with KerasModels(steps, shows_progress=False).adopting():
+    with KerasModels(steps).adopting():
         loaded = keras.models.load_model(tmp_path / "model.keras")
         assert loaded.compiled
         for before, after in zip(trained.optimizer.variables, loaded.optimizer.variables, strict=True):
@@ -53,31 +53,15 @@ def test_after_the_scope_keras_is_as_it_was() -> None:
         return [vars(base).get(name) for base in keras.Model.__mro__ for name in ("compile", "make_train_function")]
 
     before = methods()
-    with KerasModels(_Steps(), shows_progress=True).adopting():
+    with KerasModels(_Steps()).adopting():
         assert methods() != before
     assert methods() == before
-
-
-@pytest.mark.parametrize("is_chief", [True, False])
-def test_another_worker_says_that_callbacks_write_files_there_too(
-    is_chief: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    callbacks = [keras.callbacks.ModelCheckpoint(tmp_path / "best.keras"), keras.callbacks.History()]
-    with KerasModels(_Steps(), shows_progress=is_chief).adopting():
-        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
-        model.compile(loss="mse")
-        as_list = keras.callbacks.CallbackList(callbacks, model=model)
-        for given in (callbacks, as_list, callbacks[0], callbacks[1], None):
-            model.fit(np.ones((4, 3)), np.ones((4, 2)), verbose=0, callbacks=given)
-    said = [r.getMessage() for r in caplog.records if "ad.is_chief" in r.getMessage()]
-    assert len(said) == (0 if is_chief else 3)
-    assert all(text.startswith("fit is given ModelCheckpoint here too") for text in said)
 
 
 def asked_of(**settings):
     """Whether the step of a model that is compiled so is to be compiled by XLA."""
     asked = []
-    models = KerasModels(lambda step, jit_compile: asked.append(jit_compile), shows_progress=True)
+    models = KerasModels(lambda step, jit_compile: asked.append(jit_compile))
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     with models.adopting():
         model.compile("sgd", "mse", **settings)

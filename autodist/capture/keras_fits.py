@@ -1,0 +1,179 @@
+"""`fit` on several workers: all of them decide alike, and the chief alone shows progress and writes files."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import keras
+import numpy as np
+from keras import tree
+
+from autodist.capture.keras_files import names_of_writers, telling_of_saves, writing_nothing
+
+log = logging.getLogger("autodist")
+
+SHOW_PROGRESS = ("fit", "evaluate", "predict")
+"""Methods of a model that show a progress bar and take callbacks."""
+
+Share = Callable[[str], str]
+"""Gives every worker what the chief says; all of them call it alike."""
+
+
+class Fits:
+    """How one worker of several fits models.
+
+    Logs, decisions to stop and the first epoch are the chief's on every worker: validation, which every worker computes
+    for itself, may differ in its last bits, and clocks and files differ altogether. When `fit` returns, the chief has
+    written what its callbacks write.
+
+    Args:
+        is_chief: whether this worker is the chief.
+        share: gives every worker what the chief says.
+    """
+
+    def __init__(self, is_chief: bool, share: Share) -> None:
+        self._is_chief, self._share = is_chief, share
+        self._under_way: set[tuple[int, str]] = set()
+        self._has_told = False
+
+    def wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """One of `SHOW_PROGRESS`, bound to its model, as this worker is to call it."""
+        model, name = method.__self__, method.__name__  # type: ignore[attr-defined]
+        signature = inspect.signature(method)
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            key = (id(model), name)
+            if key in self._under_way or not (_takes(signature, "verbose") and _takes(signature, "callbacks")):
+                return method(*args, **kwargs)
+            bound = signature.bind(*args, **kwargs)
+            given = _callbacks(_argument(bound, "callbacks"))
+            if name == "fit":
+                _set_argument(bound, "callbacks", self._with_ours(_argument(bound, "callbacks"), given))
+            if not self._is_chief:
+                _set_argument(bound, "verbose", 0)
+            with self._noted(key), self._files(given):
+                return method(*bound.args, **bound.kwargs)
+
+        return call
+
+    @contextmanager
+    def _noted(self, key: tuple[int, str]) -> Iterator[None]:
+        self._under_way.add(key)
+        try:
+            yield
+        finally:
+            self._under_way.discard(key)
+
+    @contextmanager
+    def _files(self, given: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
+        """The chief writes files, and says that it alone does."""
+        writers = names_of_writers(given)
+        if self._is_chief and writers:
+            self._tell(", ".join(writers))
+        with ExitStack() as stack:
+            if not self._is_chief:
+                stack.enter_context(writing_nothing())
+            elif given:
+                stack.enter_context(telling_of_saves(lambda: self._tell("a model's files")))
+            yield
+
+    def _tell(self, what: str) -> None:
+        if not self._has_told:
+            self._has_told = True
+            log.info("what callbacks write (%s) the chief alone writes, the other workers nothing.", what)
+
+    def _with_ours(self, passed: Any, given: Sequence[keras.callbacks.Callback]) -> Any:
+        first, last = _ChiefsLogs(self._share, self._is_chief), _ChiefsDecisions(self._share, self._is_chief, given)
+        shown = [c for c in given if self._is_chief or not isinstance(c, keras.callbacks.ProgbarLogger)]
+        ours: list[keras.callbacks.Callback] = [first, *shown, last]
+        if not isinstance(passed, keras.callbacks.CallbackList):
+            return ours
+        for one in (first, last):
+            one.set_model(passed.model)
+            one.set_params(passed.params)
+        passed.callbacks[:] = ours  # Keras takes such a list as it is
+        return passed
+
+
+class _ChiefsLogs(keras.callbacks.Callback):
+    """Before all other callbacks: what an epoch's end is told to every worker is what it is told to the chief."""
+
+    def __init__(self, share: Share, is_chief: bool) -> None:
+        super().__init__()
+        self._share, self._is_chief = share, is_chief
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        said = self._share(json.dumps({name: _plain(value) for name, value in (logs or {}).items()}))
+        if not self._is_chief and logs is not None:
+            logs.update({name: _as_logged(value) for name, value in json.loads(said).items() if value is not None})
+
+
+class _ChiefsDecisions(keras.callbacks.Callback):
+    """After all other callbacks: where training begins and stops is where the chief's does."""
+
+    def __init__(self, share: Share, is_chief: bool, given: Sequence[keras.callbacks.Callback]) -> None:
+        super().__init__()
+        self._share, self._is_chief = share, is_chief
+        self._backups = [c for c in given if isinstance(c, keras.callbacks.BackupAndRestore)]
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        is_restored = any(os.path.exists(backup._weights_path) for backup in self._backups)
+        mine = {"initial_epoch": self.model._initial_epoch, "is_restored": is_restored}
+        told = json.loads(self._share(json.dumps(mine)))
+        self.model._initial_epoch = told["initial_epoch"]
+        if told["is_restored"]:  # by the chief alone, which brings the others its values: all take them as assigned
+            for variable in (*self.model.variables, *getattr(self.model.optimizer, "variables", ())):
+                variable.assign(variable)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.stop_training = json.loads(self._share(json.dumps(bool(self.model.stop_training))))
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._share("")
+
+
+def _callbacks(passed: Any) -> list[keras.callbacks.Callback]:
+    """The script's own callbacks."""
+    flat = passed.callbacks if isinstance(passed, keras.callbacks.CallbackList) else tree.flatten(passed)
+    return [c for c in flat if c is not None and not isinstance(c, _ChiefsLogs | _ChiefsDecisions)]
+
+
+def _plain(value: Any) -> Any:
+    """A log as JSON holds it, to the last bit; None for what is no number."""
+    array = np.asarray(value)
+    return array.tolist() if array.dtype.kind in "fiub" else None
+
+
+def _as_logged(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, list) else value
+
+
+# -- arguments, by name or among the rest that a subclass hands on ---------------------------------------------------
+
+
+def _rest(signature: inspect.Signature) -> str | None:
+    return next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
+
+
+def _takes(signature: inspect.Signature, name: str) -> bool:
+    return name in signature.parameters or _rest(signature) is not None
+
+
+def _argument(bound: inspect.BoundArguments, name: str) -> Any:
+    rest = _rest(bound.signature)
+    return bound.arguments.get(name, bound.arguments.get(rest, {}).get(name) if rest else None)
+
+
+def _set_argument(bound: inspect.BoundArguments, name: str, value: Any) -> None:
+    if name in bound.signature.parameters:
+        bound.arguments[name] = value
+    else:
+        bound.arguments.setdefault(str(_rest(bound.signature)), {})[name] = value
