@@ -68,12 +68,14 @@ class GraphNotes:
         calls: the calls of `gradient` made in it.
         handle_of: name of the VarHandleOp for a handle that was noted; None if it is not in this graph.
         placeholders: the tensors of the graph for which placeholders of the step stand, by the placeholder's name.
+        overwritten: the handles of variables whose gradients, so called, are their new values.
     """
 
     graph: tf.Graph
     calls: Sequence[NotedCall]
     handle_of: Callable[[Any], str | None]
     placeholders: Mapping[str, str] = field(default_factory=dict)
+    overwritten: frozenset[str] = frozenset()
 
 
 def describe_variables(found: Iterable[FoundVariable[V]]) -> tuple[Variable, ...]:
@@ -134,7 +136,8 @@ def assemble(
         kept = [
             Gradient(names[handle], tensors, len(made))
             for source, gradient in call.pairs
-            if (handle := notes.handle_of(source)) in names and (tensors := _tensors(gradient))
+            if (handle := notes.handle_of(source)) in names
+            and handle not in notes.overwritten and (tensors := _tensors(gradient))
             and all(t.partition(":")[0] in present for t in tensors)
         ]  # fmt: skip
         if kept:
@@ -143,7 +146,7 @@ def assemble(
             made.append(GradientCall(tuple(t.name for t in call.targets), call.seed.op.name, terms))
     item = GraphItem(
         graph_def=graph_def,
-        variables=tuple(variables),
+        variables=tuple(replace(v, is_overwritten=v.handle in notes.overwritten) for v in variables),
         gradients=tuple(gradients),
         gradient_calls=tuple(made),
         inputs=dict(inputs),

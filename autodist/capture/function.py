@@ -24,6 +24,7 @@ from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_g
 from autodist.capture.inline import inlining_functions
 from autodist.capture.local_training import distributing
 from autodist.capture.named_captures import naming_captures
+from autodist.capture.overwrites import noting_overwrites
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
@@ -84,7 +85,7 @@ def _capture(
     jit_compile: bool,
 ) -> tuple[CapturedFunction, GraphNotes]:
     trace = functools.partial(_trace, function, arguments, jit_compile)
-    with fusing_batch_norms() as norms:
+    with fusing_batch_norms() as norms, noting_overwrites() as overwritten:
         concrete, noted = trace()
     if norms.are_differentiated_twice:
         norms = FusedNorms()  # none: what is trained is what the script's own arithmetic trains
@@ -108,7 +109,7 @@ def _capture(
     targets = sorted(op.name for op in graph.control_outputs if op.type not in ("ReadVariableOp", "ResourceGather"))
     named = [node_of(t) for c in calls for t in _noted_tensors(c)]
     editor.prune([*map(node_of, outputs), *targets, *map(node_of, inputs), *named, *(v.handle for v in variables)])
-    notes = GraphNotes(graph, calls, handle_of)
+    notes = GraphNotes(graph, calls, handle_of, overwritten=frozenset(filter(None, map(handle_of, overwritten))))
     axes = dict(zip(inputs, batch_axes, strict=True))
     item = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
     item = replace(item, jit_compile=jit_compile)

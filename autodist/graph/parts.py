@@ -30,6 +30,7 @@ class Variable:
         trainable: as the script declared it.
         aggregation: as the script declared it (Keras declares one for each of its variables).
         is_seed: whether it is the state of a random generator, which replicas must read differently.
+        is_overwritten: whether what Keras has for its gradient is its new value, so that it is state, and not trained.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Variable:
     trainable: bool
     aggregation: Aggregation = Aggregation.NONE
     is_seed: bool = False
+    is_overwritten: bool = False
 
     @property
     def byte_size(self) -> int:

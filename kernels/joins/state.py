@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from autodist.errors import RewriteError
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.names import node_of
 from autodist.graph.parts import Aggregation, Join, JoinKind
@@ -94,6 +95,12 @@ class StateJoins:
 
     def _guess(self, f: Fragment, change: StateChange, reason: str) -> str:
         variable = change.variable
+        if variable.is_overwritten:
+            raise RewriteError(
+                f"{variable.name} is overwritten with what each replica computes of its part of the batch (Keras's "
+                f"overwrite_with_gradient, as float8 quantization sets it), and it is not known what one device would "
+                f"leave there ({reason}). Train the model without that quantization, or on one device."
+            )
         aggregation = variable.aggregation
         if aggregation is Aggregation.NONE:
             aggregation = Aggregation.MEAN if variable.dtype.is_floating else Aggregation.ONLY_FIRST_REPLICA

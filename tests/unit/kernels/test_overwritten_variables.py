@@ -1,0 +1,85 @@
+"""Variables of Keras whose gradient, so called, is their new value: they become what one device leaves in them."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
+
+pytestmark = pytest.mark.usefixtures("keras_in_float64")
+
+
+class Watched(keras.layers.Layer):
+    """Passes on what it is given, and keeps something of it by way of a gradient."""
+
+    def __init__(self, look):
+        super().__init__()
+        self._look = look
+
+    def build(self, _):
+        self.seen = self.add_weight(shape=(), initializer="zeros", name="seen", overwrite_with_gradient=True)
+
+    def call(self, inputs):
+        @tf.custom_gradient
+        def watched(x, seen):
+            return x, lambda upstream: (upstream, 0.5 * seen + self._look(x))
+
+        return watched(inputs, self.seen.value)
+
+
+def step_of(look):
+    layer, dense = Watched(look), keras.layers.Dense(2, kernel_initializer=keras.initializers.GlorotUniform(1))
+    layer.build((None, 4))
+    dense.build((None, 4))
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    variables = [*layer.trainable_variables, *dense.trainable_variables]
+    optimizer.build(variables)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(dense(layer(x))))
+        optimizer.apply(tape.gradient(loss, [v.value for v in variables]), variables)
+        return loss
+
+    return step
+
+
+def batches():
+    rng = np.random.default_rng(0)
+    return [(rng.normal(size=(n, 4)),) for n in (6, 5, 1)]
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 1)], ids=str)
+@pytest.mark.parametrize("look", [lambda x: tf.reduce_mean(tf.abs(x)), lambda x: tf.constant(0.5, x.dtype)])
+def test_they_are_not_summed(look, shape):
+    step = step_of(look)
+    captured = capture(step, batches()[0][0])
+    assert "seen" not in " ".join(g.variable for g in captured.item.gradients)
+    assert_same(train(captured, plan(captured.item, *shape), batches()), one_device(captured, step, batches()))
+
+
+def test_what_is_not_known_of_the_whole_batch_is_refused():
+    captured = capture(step_of(lambda x: tf.sort(tf.reshape(x, [-1]))[2]), batches()[0][0])
+    with pytest.raises(RewriteError, match="seen is overwritten with what each replica computes"):
+        rewritten(captured, plan(captured.item, 1, 2))
+
+
+def test_what_float8_keeps_is_none_of_the_gradients():
+    net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    net.layers[0].quantize("float8")
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(net.trainable_variables)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(net(x, training=True)))
+        optimizer.apply(tape.gradient(loss, [v.value for v in net.trainable_variables]), net.trainable_variables)
+        return loss
+
+    item = capture(step, batches()[0][0]).item
+    assert {g.variable.rsplit("/")[-1] for g in item.gradients} == {"kernel", "bias"}
+    assert len([v for v in item.variables if v.is_overwritten]) == 6
