@@ -74,15 +74,16 @@ class WorkerFailedError(ClusterError):
         worker: its name, as in the output.
         reason: exit status, signal or loss of connection.
         last_lines: the last lines that it printed.
+
+    Attributes:
+        headline: the message without these lines.
     """
 
     def __init__(self, worker: str, reason: str, last_lines: tuple[str, ...] = ()) -> None:
         self.worker, self.reason, self.last_lines = worker, reason, last_lines
+        self.headline = f"{worker} {reason}{' T' if reason.endswith('.') else '; t'}he other workers were stopped."
         tail = "".join(f"\n    {line}" for line in last_lines)
-        super().__init__(
-            f"{worker} {reason}{' T' if reason.endswith('.') else '; t'}he other workers were stopped."
-            + (f" Its last lines:{tail}" if tail else "")
-        )
+        super().__init__(f"{self.headline} Its last lines:{tail}" if tail else self.headline)
 
 
 class UnsupportedVersionError(AutoDistError, ImportError):

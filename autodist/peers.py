@@ -40,6 +40,9 @@ _GONE = (
     RuntimeError,  # a closed session
 )
 
+# Of these, what it raises for no other reason that a script gives it.
+_ECHOES = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
+
 MOST_NAMES = 4
 """Of workers that are waited for, beside a spinner."""
 
@@ -70,6 +73,7 @@ class Peers:
         self._caller: Caller | None = None
         self._ended_at: float | None = None
         self.failure: WorkerFailedError | None = None
+        self._lines_before = 0
 
     @property
     def have_joined(self) -> bool:
@@ -136,7 +140,7 @@ class Peers:
 
     def _on_failure(self, failure: WorkerFailedError) -> None:
         self.failure = failure
-        log.error("%s", failure)
+        log.error("%s", failure.headline)  # the rest where the script ends, or where it looks at what it has caught
         self.fail(failure)
 
     def fail(self, error: BaseException) -> None:
@@ -154,23 +158,35 @@ class Peers:
             return call(*args)
         try:
             return self._caller.call(call, *args)
+        except WorkerFailedError as failure:
+            raise self._as_told_last(failure) from None
         except _GONE as error:
-            cause = self._first_cause()
+            cause = self.cause_of(error)
             if cause is not None:
-                raise cause from error
+                raise self._as_told_last(cause) from None
             raise
 
     def cause_of(self, error: BaseException) -> WorkerFailedError | None:
         """Which worker's end made something fail here, if that was the reason and can be known here."""
-        return self._first_cause() if isinstance(error, _GONE) else None
+        if self._member is not None and isinstance(error, _ECHOES):
+            # The chief knows which one, says so, and ends this worker, which has nothing to add.
+            self._member.wait_to_be_ended(CAUSE_LIMIT)
+        if self._coordinator is None or not isinstance(error, _GONE):
+            return None
+        return self.failure or self._coordinator.first_cause(CAUSE_LIMIT)
 
-    def _first_cause(self) -> WorkerFailedError | None:
-        return self.failure or (self._coordinator.first_cause(CAUSE_LIMIT) if self._coordinator else None)
+    def _as_told_last(self, failure: WorkerFailedError) -> WorkerFailedError:
+        """For raising, without what it went through: its message is to be the last thing that the user reads."""
+        if self._coordinator is not None:
+            self._lines_before = self._coordinator.lines
+        return failure.with_traceback(None)
 
     def abort(self, reason: str) -> None:
         """On the chief, ends the others at once."""
         if self._coordinator is not None:
             self._coordinator.abort(reason)
+            if self.failure is not None and self._coordinator.lines > self._lines_before:
+                log.error("%s", self.failure)  # once more, below what other workers have printed since
 
     def finish(self) -> None:
         """Waits, on the chief, until the others have ended, and on these until the chief has."""

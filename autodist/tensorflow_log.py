@@ -65,6 +65,25 @@ def says_nothing(line: str) -> bool:
     return bool(found and known and known.fullmatch(found["message"]))
 
 
+_INFORMS = re.compile(r"(?:I\d{4} |\d{4}-\S+ \S+: I ).*")
+_OF_CANCELLED = re.compile(
+    r".* queue_base\.cc:\d+\] \S+: Skipping cancelled (?:dequeue|enqueue) attempt with queue not closed"
+    r"|\t \[\[\{\{node .*\}\}\]\] \[type\.googleapis\.com/tensorflow\.DerivedStatus=''\]"
+)
+
+
+def tells_of_no_failure(line: str) -> bool:
+    """Whether this is a line of TensorFlow's C++ log that has no part in why a process ended.
+
+    Those that inform have none, nor those that follow where waiting for another worker was given up. What warns of
+    something else, or is not known, may be the reason.
+    """
+    line = line.rstrip()
+    found = _LINE.fullmatch(line)
+    informs = found is not None and found["file"].endswith((".cc", ".h")) and _INFORMS.fullmatch(line) is not None
+    return informs or says_nothing(line) or _OF_CANCELLED.fullmatch(line) is not None
+
+
 # What a line that may be left out begins with; anything else is passed on at once, a progress bar that has no line end.
 _MAY_BE = re.compile(r"$|[IWEF](?:$|\d)|\d|WARNING: All|To enable")
 _PATIENCE = 0.2

@@ -82,6 +82,11 @@ class Coordinator:
         assert self._held is not None, "prepare comes first"
         return self._held
 
+    @property
+    def lines(self) -> int:
+        """How many lines of other workers the chief has shown so far."""
+        return self._output.lines
+
     def prepare(self) -> tuple[str, ...]:
         """Reaches every worker's machine, all at once, starts an agent for each worker, and checks what must hold.
 
@@ -157,7 +162,8 @@ class Coordinator:
         """
         if self._is_over():
             return
-        _log.info("stopping all workers: %s", reason)
+        # Where a worker has failed, the others are being stopped already, and the last word is the failure's.
+        _log.log(logging.DEBUG if self._cause else logging.INFO, "stopping all workers: %s", reason)
         with self._changed:
             self._phase = _Phase.STOPPED
             self._changed.notify_all()

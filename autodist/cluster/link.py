@@ -23,7 +23,7 @@ from autodist.cluster.protocol import (
     encode,
 )
 from autodist.cluster.transport import Channel
-from autodist.tensorflow_log import says_nothing
+from autodist.tensorflow_log import says_nothing, tells_of_no_failure
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -68,7 +68,7 @@ class Link:
 
     @property
     def last_lines(self) -> tuple[str, ...]:
-        """That the worker printed."""
+        """That the worker printed, without what TensorFlow logs beside."""
         return tuple(self._lines)
 
     def send(self, message: Message) -> None:
@@ -116,7 +116,8 @@ class Link:
     def _note(self, message: Message) -> None:
         match message:
             case Line():
-                self._lines.append(message.text)
+                if not tells_of_no_failure(message.text):
+                    self._lines.append(message.text)
             case Facts():
                 self.answer = message
             case Joined():

@@ -86,6 +86,10 @@ class Member:
         self._send(Done())
         self._ended.wait()
 
+    def wait_to_be_ended(self, limit: float) -> None:
+        """Returns after `limit` seconds, or when the agent has gone; this worker may be stopped before."""
+        self._ended.wait(limit)
+
     def _leave_to_parent(self) -> None:
         """In a process forked from this one: the agent must see the end of the worker's own process."""
         if self._control.fileno() >= 0:

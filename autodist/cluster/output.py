@@ -20,11 +20,15 @@ class Output:
 
     A line goes to the file descriptor in one piece, past Python's buffer: a line that the chief's script is in the
     middle of printing stays in that buffer and is not torn.
+
+    Attributes:
+        lines: how many were written so far.
     """
 
     def __init__(self) -> None:
         self._writing = threading.Lock()
         self._lost: set[str] = set()
+        self.lines = 0
 
     def line(self, stream: str, name: str, text: str) -> None:
         """Writes one line to "stdout" or "stderr"; what cannot be written is lost, which is said once a stream.
@@ -33,6 +37,7 @@ class Output:
         """
         whole = f"[{name}] {text}\n"
         with self._writing:
+            self.lines += 1
             try:
                 _write(getattr(sys, stream), whole)
             except (OSError, ValueError) as error:  # ValueError: the stream was closed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from autodist.tensorflow_log import is_log_line, says_nothing
+from autodist.tensorflow_log import is_log_line, says_nothing, tells_of_no_failure
 
 SAID_IN_EVERY_RUN = """\
 WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
@@ -75,3 +75,31 @@ def test_what_is_not_known_is_kept(line: str) -> None:
 def test_what_a_script_says_is_not_tensorflows(line: str) -> None:
     assert not is_log_line(line)
     assert not says_nothing(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *SAID_IN_EVERY_RUN,
+        "I0000 00:00:1795321859.568093   23362 service.cc:153] something new",
+        "W0000 00:00:1795323498.452383   23135 queue_base.cc:286] d9b6298e4030903f/whole/1/0: Skipping cancelled "
+        "dequeue attempt with queue not closed",
+        "\t [[{{node step_1/autodist/fifo_queue_1_Dequeue}}]] [type.googleapis.com/tensorflow.DerivedStatus='']",
+    ],
+)
+def test_what_has_no_part_in_a_failure(line: str) -> None:
+    assert tells_of_no_failure(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *[line for line in SAYS_SOMETHING if not line.startswith("I")],
+        "I0301 10:00:00.123456 140123456 train.py:12] the script's own log",
+        "\t [[{{node step_1/MatMul}}]]",
+        "ValueError: no",
+        "",
+    ],
+)
+def test_what_may_be_the_reason_of_a_failure_is_kept(line: str) -> None:
+    assert not tells_of_no_failure(line)

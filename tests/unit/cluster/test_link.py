@@ -48,3 +48,10 @@ def test_it_is_shown_to_who_debugs(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, "autodist"):
         _, shown = _read(STARTS)
     assert shown.lines == [STARTS]
+
+
+def test_what_tensorflow_logs_is_shown_and_not_among_the_last_lines() -> None:
+    said = "I0000 00:00:1795321859.568093   23362 service.cc:153] something new"
+    link, shown = _read("ValueError: no", said)
+    assert shown.lines == ["ValueError: no", said]
+    assert link.last_lines == ("ValueError: no",)

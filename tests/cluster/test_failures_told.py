@@ -1,0 +1,76 @@
+"""What the chief's terminal shows where a worker fails: the failure's message comes last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.trainings import Training
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+SPEC = {"nodes": [{"address": "localhost", "cpus": [0, 1, 2], "workers": 3}]}
+
+STEP = """
+import sys
+variable = tf.Variable([1.0, 2.0, 3.0])
+with ad.scope():
+    step = training(variable)
+    for number in range(1000):
+        if me == 1 and number == 3:
+            FAIL
+        step(np.ones((6, 3), np.float32))
+"""
+
+FIT = """
+import keras, sys
+with ad.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer="sgd", loss="mse")
+
+class Fails(keras.callbacks.Callback):
+    def on_train_batch_end(self, number, logs=None):
+        if me == 1 and number == 3:
+            FAIL
+
+model.fit(np.ones((6000, 3)), np.ones((6000, 1)), batch_size=6, callbacks=[Fails()], verbose=0)
+"""
+
+SESSION = """
+import sys
+with tf.Graph().as_default(), ad.scope():
+    x = tf.compat.v1.placeholder(tf.float32, [None, 3])
+    weights = tf.compat.v1.get_variable("weights", [3])
+    loss = tf.reduce_mean(x * weights)
+    train = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+    session = ad.create_distributed_session()
+    session.run(tf.compat.v1.global_variables_initializer())
+    for number in range(1000):
+        if me == 1 and number == 3:
+            FAIL
+        session.run(train, {x: np.ones((6, 3))})
+"""
+
+RAISES = 'raise RuntimeError("the cause")'
+IS_KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
+
+
+@pytest.mark.parametrize("script", [STEP, FIT, SESSION], ids=["step", "fit", "session"])
+@pytest.mark.parametrize("fail", [RAISES, IS_KILLED], ids=["raises", "is killed"])
+def test_message_is_the_last_that_is_read(tmp_path: Path, script: str, fail: str) -> None:
+    with Training(tmp_path, script.replace("FAIL", fail), SPEC) as run:
+        assert run.wait(120) == 1
+        run.assert_gone(0)
+    said = run.stderr
+    if fail == RAISES:
+        headline = "localhost:1 ended with exit status 1; the other workers were stopped."
+        assert said.rstrip().endswith("\n    RuntimeError: the cause"), said
+        assert said.rindex(headline) > said.rindex("Traceback (most recent call last):\n  File")
+    else:
+        headline = "localhost:1 was ended by SIGKILL; the other workers were stopped."
+        assert said.rstrip().endswith(headline), said
+    assert f"autodist: {headline}\n" in said  # at once, whatever the chief's script is in the middle of
+    assert "errors_impl" not in said, said  # neither on the chief nor on the third worker
+    assert "The above exception" not in said
+    assert "During handling" not in said
