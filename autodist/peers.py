@@ -40,7 +40,7 @@ _GONE = (
     RuntimeError,  # a closed session
 )
 
-# Of these, what it raises for no other reason that a script gives it.
+# Of these, what it raises as a rule where another worker is gone, and hardly ever for a reason of the script's.
 _ECHOES = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
 MOST_NAMES = 4
