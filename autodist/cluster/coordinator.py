@@ -241,7 +241,10 @@ class Coordinator:
         group = self._spec.ssh_group(node)
         if group is None:
             return LocalTransport(), ()
-        return SSHTransport(SSHSettings.of_group(node.address, group)), ("--remote",)
+        # A node may be the jump host on the way to another.
+        reached = {other.address: self._spec.ssh[other.ssh_config] for other in self._spec.nodes if other.ssh_config}
+        others = (SSHSettings.of_group(address, other) for address, other in reached.items())
+        return SSHTransport(SSHSettings.of_group(node.address, group).through(others)), ("--remote",)
 
     def _inspect(self, script: Script | None) -> dict[str, Facts | Lost]:
         """What every worker's machine says, by the worker's name."""

@@ -2,58 +2,79 @@
 
 from __future__ import annotations
 
-import getpass
-import os
+import re
 import shlex
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import paramiko
 
-from autodist.cluster.ssh_errors import Endpoint, UnknownHostKeyError, explain
+from autodist.cluster.host_keys import HostKeys
+from autodist.cluster.proxy_command import ProxyCommand
+from autodist.cluster.ssh_config import SSHOptions, read_options
+from autodist.cluster.ssh_errors import Endpoint, explain
+from autodist.cluster.ssh_keys import KeyLogin, UnusableKeyError, load_key
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
 CONNECT_LIMIT = 10.0
 """Seconds for each step of connecting: reaching the port, the server's greeting, logging in."""
 
-_SYSTEM_KNOWN_HOSTS = Path("/etc/ssh/ssh_known_hosts")
-
 
 # paramiko closes a connection when its client is collected; those to jump hosts live as long as this process.
 _jump_clients: list[paramiko.SSHClient] = []
 
 
-def connect(settings: SSHSettings, jumps: Sequence[str] = ()) -> paramiko.SSHClient:
-    """Connects and logs in; `~/.ssh/config` is read for what the settings leave open, jump hosts included.
+def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[Endpoint] = ()) -> paramiko.SSHClient:
+    """Connects and logs in; the user's SSH configuration is read for what the settings leave open, jump hosts included.
 
     Args:
         settings: of the machine.
         jumps: hosts to go through, as ProxyJump has them, in place of those in the configuration.
+        behind: what this machine is gone through for, the last first.
 
     Raises:
         ClusterError: with the host, the cause and the mend.
     """
-    options = _user_config().lookup(settings.host)
-    endpoint = _endpoint(settings, options)
+    options = read_options(settings.host, settings.username, settings.port, jumps)
+    files = (settings.known_hosts,) if settings.known_hosts else options.known_hosts + options.system_known_hosts
+    endpoint = Endpoint(
+        name=settings.host,
+        host=options.hostname,
+        port=options.port,
+        username=options.user,
+        known_hosts=next(iter(files), "/dev/null"),
+        alias=options.host_key_alias,
+    )
+    _require_progress(endpoint, behind)
     _check_key_file(settings, endpoint)
-    client = _client(settings, endpoint)
+    client, checks = paramiko.SSHClient(), HostKeys(endpoint, files, settings.host_key_checking)
+    client.set_missing_host_key_policy(checks)
+    login = KeyLogin(
+        endpoint.username,
+        [settings.key_file] if settings.key_file else options.identity_files,
+        options.uses_agent,
+        options.identities_only,
+    )
+    command = ProxyCommand(options.proxy_command) if options.proxy_command and not options.proxy_jump else None
     try:
         client.connect(
             endpoint.host,
             endpoint.port,
             endpoint.username,
-            key_filename=_key_files(settings, options),  # type: ignore[arg-type]  # the stubs know one file only
-            allow_agent=options.get("identitiesonly", "no") != "yes",
-            look_for_keys=settings.key_file is None,
-            sock=_way(options, endpoint, jumps),
+            auth_strategy=login,  # type: ignore[arg-type]  # nothing but `authenticate` is asked of one
+            transport_factory=checks.transport,
+            sock=command.socket if command else _through_jumps(settings, options, endpoint, behind),
             timeout=CONNECT_LIMIT,
             banner_timeout=CONNECT_LIMIT,
             auth_timeout=CONNECT_LIMIT,
         )
-    except (paramiko.SSHException, OSError, EOFError) as error:
+    except (paramiko.SSHException, OSError, EOFError, UnicodeError) as error:  # UnicodeError: no name can be so long
         client.close()
-        raise ClusterError(explain(error, endpoint)) from error
+        failure = command.failure() if command else None
+        cause = paramiko.ProxyCommandFailure(command.command, failure) if command and failure else error
+        raise ClusterError(explain(cause, endpoint)) from cause
     return client
 
 
@@ -72,79 +93,52 @@ def _quote_one(argument: str) -> str:
     return shlex.quote(argument)
 
 
-def _user_config() -> paramiko.SSHConfig:
-    path = Path.home() / ".ssh" / "config"
-    return paramiko.SSHConfig.from_path(str(path)) if path.is_file() else paramiko.SSHConfig()
-
-
-def _endpoint(settings: SSHSettings, options: paramiko.SSHConfigDict) -> Endpoint:
-    return Endpoint(
-        name=settings.host,
-        host=options.get("hostname", settings.host),
-        port=settings.port or int(options.get("port", 22)),
-        username=settings.username or options.get("user") or getpass.getuser(),
-        known_hosts=settings.known_hosts or str(Path.home() / ".ssh" / "known_hosts"),
-    )
+def _require_progress(endpoint: Endpoint, behind: Sequence[Endpoint]) -> None:
+    """Passes unless the way to a machine leads through itself."""
+    if any((e.host, e.port, e.username) == (endpoint.host, endpoint.port, endpoint.username) for e in behind):
+        way = " through ".join(e.name for e in (*reversed(behind), endpoint))
+        raise ClusterError(
+            f"{behind[-1]}: the way to it leads through itself ({way}); correct `ProxyJump` in ~/.ssh/config."
+        )
 
 
 def _check_key_file(settings: SSHSettings, endpoint: Endpoint) -> None:
-    if settings.key_file is not None and not os.access(settings.key_file, os.R_OK):
-        raise ClusterError(f"{endpoint}: the key file {settings.key_file} cannot be read; correct `key_file`.")
+    """Passes unless the YAML names a key that cannot be one; an agent may hold a locked one."""
+    if settings.key_file is None:
+        return
+    try:
+        load_key(settings.key_file)
+    except UnusableKeyError as error:
+        if not error.is_locked:
+            raise ClusterError(f"{endpoint}: the key file {error}. Correct `key_file`.") from error
 
 
-def _client(settings: SSHSettings, endpoint: Endpoint) -> paramiko.SSHClient:
-    client = paramiko.SSHClient()
-    if not settings.host_key_checking:
-        client.set_missing_host_key_policy(_Accept())
-        return client
-    client.set_missing_host_key_policy(_Refuse())
-    files = [Path(endpoint.known_hosts)] if settings.known_hosts else [Path(endpoint.known_hosts), _SYSTEM_KNOWN_HOSTS]
-    for file in files:
-        if file.is_file():
-            client.load_system_host_keys(str(file))
-    return client
-
-
-def _key_files(settings: SSHSettings, options: paramiko.SSHConfigDict) -> list[str]:
-    return [settings.key_file] if settings.key_file else list(options.get("identityfile", []))
-
-
-def _way(
-    options: paramiko.SSHConfigDict, endpoint: Endpoint, jumps: Sequence[str]
-) -> paramiko.Channel | paramiko.ProxyCommand | None:
-    """What the connection runs through, if not straight: the last of the jump hosts, or a command."""
-    configured = options.get("proxyjump", "none")
-    jumps = jumps or (configured.split(",") if configured != "none" else [])
-    if jumps:
-        return _through_jumps(jumps, endpoint)
-    command = options.get("proxycommand", "none")
-    return None if command == "none" else paramiko.ProxyCommand(command)
-
-
-def _through_jumps(jumps: Sequence[str], endpoint: Endpoint) -> paramiko.Channel:
-    client = connect(_jump_settings(jumps[-1]), jumps[:-1])
+def _through_jumps(
+    settings: SSHSettings, options: SSHOptions, endpoint: Endpoint, behind: Sequence[Endpoint]
+) -> paramiko.Channel | None:
+    """What the connection runs through, if not straight: the last of the jump hosts."""
+    if not options.proxy_jump:
+        return None
+    *before, last = options.proxy_jump
+    client = connect(_jump_settings(last, settings.others), before, (endpoint, *behind))
     _jump_clients.append(client)
     transport = client.get_transport()
     assert transport is not None, "the client is connected"
     return transport.open_channel("direct-tcpip", (endpoint.host, endpoint.port), ("", 0), timeout=CONNECT_LIMIT)
 
 
-def _jump_settings(jump: str) -> SSHSettings:
-    """Of `[user@]host[:port]`, as ProxyJump has it."""
-    user, _, place = jump.strip().removeprefix("ssh://").rpartition("@")
-    host, colon, port = place.rpartition(":")
-    return SSHSettings(host=host if colon else place, username=user or None, port=int(port) if colon else None)
+def _jump_settings(jump: str, others: Mapping[str, Mapping[str, Any]]) -> SSHSettings:
+    """Of `[user@]host[:port]`, as ProxyJump has it; of a machine in the YAML, those of its SSH group.
 
-
-class _Refuse(paramiko.MissingHostKeyPolicy):
-    """Takes no host whose key is not known."""
-
-    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        raise UnknownHostKeyError(key)
-
-
-class _Accept(paramiko.MissingHostKeyPolicy):
-    """Takes every host, where the YAML says `host_key_checking: false`."""
-
-    def missing_host_key(self, client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        return
+    Args:
+        jump: the host.
+        others: settings of machines in the YAML, by their addresses.
+    """
+    user, _, place = jump.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
+    found = re.fullmatch(r"\[(?P<v6>[^]]+)\](?::(?P<p6>\d+))?|(?P<name>[^:]+)(?::(?P<port>\d+))?|(?P<bare>.*)", place)
+    assert found is not None, "the last alternative takes all"
+    host = found["v6"] or found["name"] or found["bare"]
+    port = found["p6"] or found["port"]
+    known = others.get(host) or others.get(read_options(host, user or None, None).hostname) or {}
+    settings = SSHSettings(**{**known, "host": host, "others": others})
+    return replace(settings, username=user or settings.username, port=int(port) if port else settings.port)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
+from autodist.cluster.ssh_keys import LoginRefusedError, MoreThanKeyError
+
 
 @dataclass(frozen=True)
 class Endpoint:
@@ -19,7 +21,8 @@ class Endpoint:
         host: name or address that is connected to.
         port: of the SSH server.
         username: to log in as.
-        known_hosts: the file whose host keys count.
+        known_hosts: the file whose host keys count, the first of several.
+        alias: under which name its host key is looked up, if not its own.
     """
 
     name: str
@@ -27,10 +30,13 @@ class Endpoint:
     port: int
     username: str
     known_hosts: str
+    alias: str | None = None
 
     @property
     def key_name(self) -> str:
         """How known_hosts files spell this server."""
+        if self.alias is not None:
+            return self.alias
         return self.host if self.port == 22 else f"[{self.host}]:{self.port}"
 
     @property
@@ -44,28 +50,49 @@ class Endpoint:
         return where if self.name == self.host else f"{self.name} ({where})"
 
 
-class UnknownHostKeyError(paramiko.SSHException):
-    """The server's key is not in the known_hosts file.
+class HostKeyError(paramiko.SSHException):
+    """The server's key is not to be trusted.
 
     Args:
         key: what the server showed.
+        bad_lines: of known_hosts files, that cannot be read.
     """
 
-    def __init__(self, key: paramiko.PKey) -> None:
-        self.key = key
-        super().__init__(f"unknown host key {key.get_name()} {key.fingerprint}")
+    def __init__(self, key: paramiko.PKey, bad_lines: tuple[str, ...] = ()) -> None:
+        self.key, self.bad_lines = key, bad_lines
+        super().__init__(f"host key {key.get_name()} {key.fingerprint}")
+
+
+class UnknownHostKeyError(HostKeyError):
+    """No key of the server is in the known_hosts files."""
+
+
+class ChangedHostKeyError(HostKeyError):
+    """The known_hosts files have other keys of the server."""
+
+
+class RevokedHostKeyError(HostKeyError):
+    """The known_hosts files say that the key is not to be trusted."""
 
 
 def explain(error: Exception, endpoint: Endpoint) -> str:
     """The words for an exception that came up while connecting to `endpoint`."""
     match error:
         case UnknownHostKeyError():
-            return _unknown_key(error.key, endpoint)
-        case paramiko.BadHostKeyException():
-            return _changed_key(error, endpoint)
-        case paramiko.PasswordRequiredException():
+            return _unknown_key(error, endpoint)
+        case ChangedHostKeyError():
+            return _changed_key(error.key, endpoint)
+        case RevokedHostKeyError():
             return (
-                f"{endpoint}: the private key is locked by a passphrase. Unlock it in an agent: `ssh-add <key file>`."
+                f"{endpoint}: its host key is marked as revoked ({error.key.get_name()} {error.key.fingerprint}), so "
+                "that somebody else may answer in its place. Give the server a new host key."
+            )
+        case LoginRefusedError():
+            return _refused_login(endpoint) if error.offered else _no_key(error, endpoint)
+        case MoreThanKeyError():
+            return (
+                f"{endpoint}: it wants {', '.join(error.wants)} besides a key of user {endpoint.username}, and "
+                "AutoDist logs in by a key alone. Let the server take that (`AuthenticationMethods publickey`)."
             )
         case paramiko.AuthenticationException():
             return _refused_login(endpoint)
@@ -86,21 +113,35 @@ def explain(error: Exception, endpoint: Endpoint) -> str:
     return f"{endpoint}: {type(error).__name__}: {error}"
 
 
-def _unknown_key(key: paramiko.PKey, endpoint: Endpoint) -> str:
-    port = "" if endpoint.port == 22 else f"-p {endpoint.port} "
+def _unknown_key(error: HostKeyError, endpoint: Endpoint) -> str:
+    bad = f" Lines that cannot be read: {', '.join(error.bad_lines[:3])}." if error.bad_lines else ""
     return (
-        f"{endpoint}: its host key is not known ({key.get_name()} {key.fingerprint}). If this is the right one, run "
-        f"`ssh-keyscan {port}{endpoint.host} >> {endpoint.known_hosts}`."
+        f"{endpoint}: its host key is not known ({error.key.get_name()} {error.key.fingerprint}). If this is the right "
+        f"one, run `{_scan(endpoint)}`.{bad}"
     )
 
 
-def _changed_key(error: paramiko.BadHostKeyException, endpoint: Endpoint) -> str:
+def _changed_key(key: paramiko.PKey, endpoint: Endpoint) -> str:
     return (
-        f"{endpoint}: its host key has changed ({error.key.get_name()} {error.key.fingerprint}): it was set up anew, "
+        f"{endpoint}: its host key has changed ({key.get_name()} {key.fingerprint}): it was set up anew, "
         "or somebody else answers in its place. If you know why, run "
-        f"`ssh-keygen -R '{endpoint.key_name}' -f {endpoint.known_hosts}` and then "
-        f"`ssh-keyscan -p {endpoint.port} {endpoint.host} >> {endpoint.known_hosts}`."
+        f"`ssh-keygen -R '{endpoint.key_name}' -f {endpoint.known_hosts}` and then `{_scan(endpoint)}`."
     )
+
+
+def _scan(endpoint: Endpoint) -> str:
+    """The command that adds the server's keys, under the name by which they are looked up."""
+    port = "" if endpoint.port == 22 else f"-p {endpoint.port} "
+    alias = "" if endpoint.alias is None else f" | sed 's/^[^ ]*/{endpoint.alias}/'"
+    return f"ssh-keyscan {port}{endpoint.host}{alias} >> {endpoint.known_hosts}"
+
+
+def _no_key(error: LoginRefusedError, endpoint: Endpoint) -> str:
+    locked = next((key for key in error.unusable if key.is_locked), None)
+    if locked is not None:
+        return f"{endpoint}: the private key {locked.file} {locked.reason}."
+    found = "; ".join(map(str, error.unusable)) or "give a `key_file`, or put one into an agent by `ssh-add`"
+    return f"{endpoint}: there is no private key to log in with as user {endpoint.username}: {found}."
 
 
 def _refused_login(endpoint: Endpoint) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import posixpath
 import shlex
 import sys
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class SSHSettings:
         host_key_checking: whether a host whose key is not known is refused.
         python_venv: virtual environment there; without it the interpreter has the same path as the chief's.
         environment: variables of what is run there; they may be secret.
+        others: settings of other machines by their addresses, for those that are gone through to reach this one.
     """
 
     host: str
@@ -36,6 +37,7 @@ class SSHSettings:
     host_key_checking: bool = True
     python_venv: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of_group(host: str, group: SSHGroup) -> SSHSettings:
@@ -50,6 +52,11 @@ class SSHSettings:
             python_venv=group.python_venv,
             environment=group.shared_envs,
         )
+
+    def through(self, others: Iterable[SSHSettings]) -> SSHSettings:
+        """These settings, with the ways in of other machines; what is run there, and with what, stays out."""
+        bare = (replace(other, python_venv=None, environment={}, others={}) for other in others)
+        return replace(self, others={other.host: other.as_json() for other in bare if other.host != self.host})
 
     def command(self, module: str, *arguments: str) -> list[str]:
         """Arguments that start `python -P -m module arguments` there, each still unquoted.

@@ -11,20 +11,26 @@ import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from autodist.cluster.ssh_connection import connect
-from autodist.cluster.ssh_errors import UnknownHostKeyError
+from autodist.cluster.ssh_errors import ChangedHostKeyError, RevokedHostKeyError, UnknownHostKeyError
+from autodist.cluster.ssh_keys import LoginRefusedError, MoreThanKeyError, UnusableKeyError
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
 KEY = paramiko.ECDSAKey.generate()
-OTHER_KEY = paramiko.ECDSAKey.generate()
 
 CASES: list[tuple[Exception, list[str]]] = [
     (UnknownHostKeyError(KEY), ["host key is not known", KEY.fingerprint, "`ssh-keyscan -p 2222 10.9.9.9 >> /kh`"]),
     (
-        paramiko.BadHostKeyException("10.9.9.9", KEY, OTHER_KEY),
+        ChangedHostKeyError(KEY),
         ["host key has changed", KEY.fingerprint, "`ssh-keygen -R '[10.9.9.9]:2222' -f /kh`", "ssh-keyscan -p 2222"],
     ),
-    (paramiko.PasswordRequiredException("locked"), ["locked by a passphrase", "`ssh-add"]),
+    (RevokedHostKeyError(KEY), ["marked as revoked", KEY.fingerprint, "new host key"]),
+    (UnknownHostKeyError(KEY, ("/kh:3",)), ["not known", "Lines that cannot be read: /kh:3"]),
+    (LoginRefusedError([], []), ["no private key to log in with as user ann", "give a `key_file`"]),
+    (LoginRefusedError([], [UnusableKeyError("/k", "is empty")]), ["no private key to log in with", "/k is empty"]),
+    (LoginRefusedError([], [UnusableKeyError("/k", "is locked", True)]), ["the private key /k is locked"]),
+    (LoginRefusedError(["/k"], []), ["none of the keys offered for user ann"]),
+    (MoreThanKeyError(["password"]), ["it wants password besides a key of user ann", "AuthenticationMethods"]),
     (paramiko.AuthenticationException("no"), ["none of the keys", "user ann", "`ssh-copy-id -p 2222 ann@10.9.9.9`"]),
     (paramiko.BadAuthenticationType("no", ["password"]), ["none of the keys", "ssh-copy-id"]),
     (paramiko.ProxyCommandFailure("nc x", "broken"), ["ProxyCommand 'nc x' failed: broken", "ssh -p 2222"]),
@@ -70,5 +76,5 @@ def test_name_of_the_yaml_stays_beside_the_address_of_the_configuration(
 
 def test_key_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     missing = os.fspath(tmp_path / "key")
-    with pytest.raises(ClusterError, match=r"the key file .*key cannot be read; correct `key_file`"):
+    with pytest.raises(ClusterError, match=r"the key file .*key cannot be read .No such file.*Correct `key_file`"):
         connect(SSHSettings("10.9.9.9", key_file=missing))

@@ -1,0 +1,269 @@
+"""Connections to real SSH servers, by what the user's own SSH configuration says."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import paramiko
+import pytest
+
+from autodist.cluster import ssh_config
+from autodist.cluster.ssh_connection import connect
+from autodist.cluster.ssh_settings import SSHSettings
+from autodist.errors import ClusterError
+from autodist.resources import ResourceSpec
+from tests.cluster.hosts import Host, LoopbackHosts
+
+pytestmark = [pytest.mark.processes, pytest.mark.ssh]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LoopbackHosts]:
+    with LoopbackHosts(tmp_path_factory.mktemp("hosts")) as made:
+        yield made
+
+
+@pytest.fixture
+def home(hosts: LoopbackHosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home directory with a key that the hosts take, without known hosts or a configuration."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    folder = tmp_path / ".ssh"
+    folder.mkdir()
+    for name in ("user_key", "user_key.pub"):
+        shutil.copy(hosts.directory / name, folder / name.replace("user_key", "id_ed25519"))
+    return folder
+
+
+Configure = Callable[[str], None]
+
+
+@pytest.fixture(params=["OpenSSH", "paramiko"])
+def configure(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
+    """Writes ~/.ssh/config, which OpenSSH reads or, as where it is not installed, paramiko."""
+    monkeypatch.setattr(ssh_config, "_has_openssh", lambda: request.param == "OpenSSH")
+    return lambda text: (home / "config").write_text(text) and None
+
+
+def key_of(hosts: LoopbackHosts) -> str:
+    return " ".join((hosts.directory / "host_key.pub").read_text().split()[:2])
+
+
+def place(host: Host) -> str:
+    return f"HostName {host.address}\n  Port {host.port}"
+
+
+def test_bad_lines_of_known_hosts_are_skipped_and_its_patterns_count(
+    hosts: LoopbackHosts, home: Path, configure: Configure
+) -> None:
+    first, second = hosts.hosts
+    configure("")
+    bad = f"{first.address} ssh-ed25519 AAAA!\nnonsense\n[{first.address}]:1 ssh-rsa\n\xff\n"
+    (home / "known_hosts").write_text(f"{bad}[127.0.0.?]:* {key_of(hosts)}\n![{first.address}]:1 x y\n", "latin-1")
+    connect(SSHSettings(first.address, port=first.port)).close()
+    (home / "known_hosts").write_text(f"{bad}[127.0.0.*]:*,![{first.address}]:{first.port} {key_of(hosts)}\n")
+    connect(SSHSettings(second.address, port=second.port)).close()
+    with pytest.raises(ClusterError, match="its host key is not known.*Lines that cannot be read: .*known_hosts:1, "):
+        connect(SSHSettings(first.address, port=first.port))
+    (home / "known_hosts").write_text(f"{first.address} {key_of(hosts)}\n")  # without the port, which counts for any
+    connect(SSHSettings(first.address, port=first.port)).close()
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", home / "known_hosts"], check=True, capture_output=True)
+    connect(SSHSettings(first.address, port=first.port)).close()
+
+
+def test_changed_and_revoked_keys_are_told(hosts: LoopbackHosts, home: Path, configure: Configure) -> None:
+    first = hosts.hosts[0]
+    configure("")
+    other = paramiko.ECDSAKey.generate()
+    names = f"[{first.address}]:{first.port}"
+    (home / "known_hosts").write_text(f"{names} {other.get_name()} {other.get_base64()}\n")
+    with pytest.raises(ClusterError, match="its host key has changed"):
+        connect(SSHSettings(first.address, port=first.port))
+    (home / "known_hosts").write_text(f"{names} {key_of(hosts)}\n@revoked * {key_of(hosts)}\n")
+    with pytest.raises(ClusterError, match="its host key is marked as revoked"):
+        connect(SSHSettings(first.address, port=first.port))
+    connect(SSHSettings(first.address, port=first.port, host_key_checking=False)).close()
+
+
+def test_host_key_alias_and_files_of_known_hosts_are_those_of_the_configuration(
+    hosts: LoopbackHosts, home: Path, configure: Configure
+) -> None:
+    first = hosts.hosts[0]
+    (home / "known_lab").write_text(f"machine {key_of(hosts)}\n")
+    configure(
+        f"Host lab\n  {place(first)}\n  HostKeyAlias machine\n  UserKnownHostsFile ~/.ssh/nothing ~/.ssh/known_%n\n"
+    )
+    connect(SSHSettings("lab")).close()
+    configure(f"Host lab\n  {place(first)}\n  HostKeyAlias other\n  UserKnownHostsFile ~/.ssh/known_%n\n")
+    with pytest.raises(ClusterError, match=r"ssh-keyscan .* \| sed 's/.*/other/' >> .*known_lab`"):
+        connect(SSHSettings("lab"))
+    (home / "known_hosts").write_text(f"other {key_of(hosts)}\n")
+    configure(f"Host lab\n  {place(first)}\n  HostKeyAlias other\n  UserKnownHostsFile none\n")
+    with pytest.raises(ClusterError, match="its host key is not known"):
+        connect(SSHSettings("lab"))
+
+
+def test_a_jump_host_that_is_a_node_is_checked_as_its_group_says(
+    hosts: LoopbackHosts, home: Path, configure: Configure
+) -> None:
+    first, second = hosts.hosts
+    known = home / "known_first"
+    known.write_text(f"[{first.address}]:{first.port} {key_of(hosts)}\n")
+    (home / "known_hosts").write_text(f"[{second.address}]:{second.port} {key_of(hosts)}\n")
+    configure(f"Host target\n  {place(second)}\n  ProxyJump first\nHost first\n  HostName {first.address}\n")
+    target = SSHSettings("target")
+    with pytest.raises(ClusterError, match=r"^first \(127.0.0.2 port 22\): "):
+        connect(target)
+    jump = SSHSettings(first.address, port=first.port, known_hosts=str(known), environment={"SECRET": "x"})
+    through = target.through([jump, target])
+    assert list(through.others) == [first.address] and "SECRET" not in str(through.as_json())
+    connect(SSHSettings(**through.as_json())).close()
+
+
+@pytest.mark.parametrize(
+    "config, said",
+    [
+        ("Host lab\n  ProxyJump lab\n", "^lab: the SSH configuration cannot be used: jumphost loop via lab"),
+        ("Host lab\n  Port abc\n", "^lab: the SSH configuration cannot be used: .*config line 2: Bad port 'abc'"),
+        (
+            "Host lab\n  Nonsense 1\n",
+            "^lab: the SSH configuration cannot be used: .*line 2: Bad configuration",
+        ),
+        ("Host a\n  ProxyJump b\nHost b\n  ProxyJump lab\nHost lab\n  ProxyJump a\n", "lab .*leads through itself"),
+    ],
+)
+def test_what_is_wrong_in_the_configuration_is_told(home: Path, config: str, said: str) -> None:
+    (home / "config").write_text(config)
+    with pytest.raises(ClusterError, match=said):
+        connect(SSHSettings("lab"))
+
+
+@pytest.mark.parametrize(
+    "config, said",
+    [
+        ("Host lab\n  ProxyJump lab\n", r"lab .*leads through itself \(lab through lab\); correct `ProxyJump`"),
+        ("Host lab\n  Port abc\n", "the SSH configuration cannot be used: the port 'abc' is no number from 1 to 65535"),
+        ("Host 'lab\n", "the SSH configuration cannot be used: .*config: "),
+        ("Host lab\n  ProxyJump a\nHost a\n  ProxyJump lab\n", r"\(lab through a through lab\)"),
+    ],
+)
+def test_it_is_told_without_openssh_too(home: Path, config: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh_config, "_has_openssh", lambda: False)
+    (home / "config").write_text(config)
+    with pytest.raises(ClusterError, match=said):
+        connect(SSHSettings("lab"))
+
+
+def test_files_that_the_configuration_includes_are_read(hosts: LoopbackHosts, home: Path) -> None:
+    first = hosts.hosts[0]
+    (home / "more").write_text(f"Host lab\n  {place(first)}\n")
+    (home / "config").write_text(f"Include {home}/more\n")
+    (home / "known_hosts").write_text(f"[{first.address}]:{first.port} {key_of(hosts)}\n")
+    connect(SSHSettings("lab")).close()
+
+
+def test_a_proxy_command_runs_in_a_shell(hosts: LoopbackHosts, home: Path, configure: Configure) -> None:
+    first = hosts.hosts[0]
+    (home / "known_hosts").write_text(f"[{first.address}]:{first.port} {key_of(hosts)}\n")
+    copy = "import socket, sys, threading, os; s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+    copy += "def up():\n    while data := os.read(0, 9999): s.sendall(data)\n"
+    copy += "threading.Thread(target=up, daemon=True).start()\nwhile data := s.recv(9999): os.write(1, data)\n"
+    (home / "nc.py").write_text(copy)
+    configure(f'Host lab\n  {place(first)}\n  ProxyCommand python3 "$HOME/.ssh/nc.py" %h %p 2>/dev/null\n')
+    client = connect(SSHSettings("lab"))
+    assert client.exec_command("echo there")[1].read() == b"there\n"
+    client.close()
+    configure("Host lab\n  ProxyCommand false\n")
+    with pytest.raises(ClusterError, match="the ProxyCommand 'false' failed: exit status 1. Try `ssh "):
+        connect(SSHSettings("lab"))
+
+
+def test_settings_of_other_groups_come_from_the_yaml(hosts: LoopbackHosts) -> None:
+    nodes = [{"address": "a", "chief": True}, {"address": "b", "ssh_config": "g"}, {"address": "c", "ssh_config": "h"}]
+    groups = {"g": {"known_hosts": "/kh"}, "h": {"username": "ann", "shared_envs": {"A": "b"}}}
+    spec = ResourceSpec.from_dict({"nodes": nodes, "ssh": groups})
+    made = SSHSettings.of_group("b", spec.ssh["g"]).through(
+        SSHSettings.of_group(node.address, spec.ssh[node.ssh_config]) for node in spec.nodes[1:] if node.ssh_config
+    )
+    assert made.others == {"c": SSHSettings("c", username="ann").as_json()}
+
+
+def key_files(home: Path, *arguments: str) -> str:
+    file = home / "made"
+    command = ["ssh-keygen", "-q", "-C", "test", "-f", str(file), *arguments]
+    subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+    return os.fspath(file)
+
+
+@pytest.mark.parametrize("kind", ["rsa", "ecdsa", "rsa -m PEM", "ecdsa -m PKCS8"])
+def test_keys_of_all_formats_log_in(hosts: LoopbackHosts, home: Path, kind: str) -> None:
+    first = hosts.hosts[0]
+    key = key_files(home, "-N", "", "-t", *kind.split())
+    allowed = hosts.directory / "user_key.pub"
+    before = allowed.read_text()
+    settings = SSHSettings(first.address, port=first.port, key_file=key, host_key_checking=False)
+    with pytest.raises(ClusterError, match="it accepts none of the keys offered for user"):
+        connect(settings)
+    try:
+        allowed.write_text(before + Path(key + ".pub").read_text())
+        connect(settings).close()
+    finally:
+        allowed.write_text(before)
+
+
+def test_a_locked_key_is_told_unless_an_agent_holds_it(
+    hosts: LoopbackHosts, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = hosts.hosts[0]
+    key = home / "id_ed25519"
+    subprocess.run(["ssh-keygen", "-q", "-p", "-P", "", "-N", "secret", "-f", key], check=True, capture_output=True)
+    settings = SSHSettings(first.address, port=first.port, host_key_checking=False)
+    for named in (settings, replace(settings, key_file=str(key))):
+        with pytest.raises(ClusterError, match=r"id_ed25519 is locked by a passphrase; unlock it: `ssh-add .*ed25519`"):
+            connect(named)
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", home / "agent"], stdout=subprocess.PIPE)
+    try:
+        assert agent.stdout is not None
+        assert agent.stdout.readline()  # it listens
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(home / "agent"))
+        subprocess.run(["ssh-add", "-q", hosts.directory / "user_key"], check=True, capture_output=True)
+        connect(settings).close()
+        (home / "config").write_text("IdentitiesOnly yes\n")
+        connect(settings).close()
+        (home / "id_ed25519.pub").unlink()
+        with pytest.raises(ClusterError, match="is locked by a passphrase"):
+            connect(settings)
+    finally:
+        agent.terminate()
+        agent.communicate()
+
+
+@pytest.mark.parametrize("name", ["public", "putty", "folder", "empty", "text", "long", "dsa"])
+def test_what_is_no_private_key_is_told(home: Path, name: str) -> None:
+    made = {
+        "public": (home / "id_ed25519.pub").read_bytes(),
+        "putty": b"PuTTY-User-Key-File-3: ssh-ed25519\n",
+        "empty": b"\n",
+        "text": b"a poem",
+        "long": b"x" * 100_000,
+        "dsa": b"-----BEGIN DSA PRIVATE KEY-----\nAAAA\n-----END DSA PRIVATE KEY-----\n",
+    }
+    said = {
+        "public": r"id_ed25519.pub is a public key; give the private one, .*id_ed25519\. Correct `key_file`",
+        "putty": "is a key in PuTTY's format; write it anew with `puttygen .*putty -O private-openssh",
+        "folder": "is a directory; give the private key in it",
+        "empty": "is empty",
+        "long": "is too long for a key",
+    }.get(name, "holds no private key that can be used here; give an RSA, ECDSA or Ed25519 key")
+    file = home / ("id_ed25519.pub" if name == "public" else name)
+    if name == "folder":
+        file.mkdir()
+    else:
+        file.write_bytes(made[name])
+    with pytest.raises(ClusterError, match=said):
+        connect(SSHSettings("127.0.0.1", key_file=str(file)))
