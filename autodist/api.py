@@ -179,11 +179,14 @@ class AutoDist:
         return DistributedDataset(dataset, replicas, self._run.index, self._run.first_batches.tell_of_data_set)
 
     def reduce(self, value: Any, how: str = "mean") -> Any:
-        """The mean or sum of a value over all workers; all of them call it, between steps, with an array of one shape.
+        """A value reduced over all workers; all of them call it, between steps, with arrays of one shape and type.
 
         Args:
-            value: a number, array or tensor.
-            how: "mean" or "sum".
+            value: a number, truth value, array or tensor.
+            how: "mean", "sum", "max" or "min".
+
+        Raises:
+            ReductionError: it cannot be reduced so, or workers called it with different values; on all workers.
         """
         return self._run.reduce(value, how)
 

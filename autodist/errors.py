@@ -63,6 +63,10 @@ class UnevenBatchError(AutoDistError, ValueError):
     """A batch cannot be split over the replicas without changing what is trained."""
 
 
+class ReductionError(AutoDistError, ValueError):
+    """Values cannot be reduced over the workers as asked; raised on all workers alike."""
+
+
 class ClusterError(AutoDistError):
     """The machines cannot be reached or cannot run the script."""
 

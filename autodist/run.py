@@ -26,7 +26,7 @@ from autodist.missed_step import MissedStep
 from autodist.peers import Peers
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.runtime.arrays import combine, pack_array, unpack_array
+from autodist.runtime.arrays import combine_parts, pack_part, require_reduction, unpack
 from autodist.runtime.first_batches import FirstBatches
 from autodist.runtime.fusions import may_fuse_convolutions
 from autodist.runtime.host import Host
@@ -274,16 +274,20 @@ class Run:
         return told
 
     def reduce(self, value: Any, how: str) -> np.ndarray:
-        """The mean or sum of a value over all workers; all of them call it alike."""
-        mine = np.asarray(value)
+        """The mean, sum, largest or smallest of a value over all workers; all of them call it alike.
+
+        Raises:
+            ReductionError: it cannot be reduced so; on all workers.
+        """
+        require_reduction(how)
+        mine = pack_part(value, how)
         if self.workers == 1:
-            return mine
+            return unpack(combine_parts([mine]))
         self._has_work = True
         if self._host is None:
             self._start()
-        parts = self.guard(self._messages.gather, pack_array(mine))
-        combined = pack_array(combine([unpack_array(part) for part in parts], how)) if parts else b""
-        return unpack_array(self.guard(self._messages.exchange, combined))
+        parts = self.guard(self._messages.gather, mine)
+        return unpack(self.guard(self._messages.exchange, combine_parts(parts) if parts else b""))
 
     def share(self, said: str) -> str:
         """What the chief says, on every worker; all of them call it alike, also before there are others."""

@@ -1,37 +1,94 @@
-"""Arrays on their way between workers."""
+"""Arrays on their way between workers, and what becomes of them there."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
-REDUCTIONS = ("mean", "sum")
+from autodist.errors import ReductionError
 
-
-def pack_array(array: np.ndarray) -> bytes:
-    """The array in NumPy's own format."""
-    file = io.BytesIO()
-    np.save(file, array, allow_pickle=False)
-    return file.getvalue()
-
-
-def unpack_array(content: bytes) -> np.ndarray:
-    """The array that `pack_array` packed."""
-    return np.load(io.BytesIO(content), allow_pickle=False)
+_REDUCTIONS: Mapping[str, Callable[[np.ndarray], Any]] = {
+    "mean": lambda parts: np.sum(parts, axis=0) / len(parts),
+    "sum": lambda parts: np.sum(parts, axis=0),
+    "max": lambda parts: np.max(parts, axis=0),
+    "min": lambda parts: np.min(parts, axis=0),
+}
+_OF_NUMBERS_WITH_AN_ORDER = ("max", "min")
 
 
-def combine(arrays: Sequence[np.ndarray], how: str) -> np.ndarray:
-    """The mean or sum of arrays of one shape, in their order.
+def require_reduction(how: object) -> None:
+    """Passes if values can be reduced so.
 
     Raises:
-        ValueError: if `how` is neither, or shapes differ.
+        ReductionError: they cannot.
     """
-    if how not in REDUCTIONS:
-        raise ValueError(f"{how!r} is not a reduction; it may be {' or '.join(map(repr, REDUCTIONS))}.")
-    shapes = {a.shape for a in arrays}
-    if len(shapes) > 1:
-        raise ValueError(f"the workers have values of different shapes ({', '.join(map(str, sorted(shapes)))}).")
-    total = np.sum(np.stack(arrays), axis=0)
-    return total / len(arrays) if how == "mean" else total
+    if not isinstance(how, str) or how not in _REDUCTIONS:
+        raise ReductionError(f"{how!r} is not a reduction; it may be {', '.join(map(repr, _REDUCTIONS))}.")
+
+
+def pack_part(value: Any, how: str) -> bytes:
+    """One worker's value, or what is wrong with it, as the chief reads it."""
+    try:
+        array = np.asarray(value)
+    except ValueError:  # rows of different lengths
+        array = np.array(None)
+    told: dict[str, Any] = {"how": how, "dtype": array.dtype.name, "shape": array.shape}
+    fault = _fault_of(array, how)
+    if fault is not None:
+        return json.dumps({**told, "fault": fault}).encode() + b"\n"
+    return json.dumps(told).encode() + b"\n" + array.tobytes()
+
+
+def _fault_of(array: np.ndarray, how: str) -> str | None:
+    try:
+        dtype = tf.as_dtype(array.dtype)
+    except TypeError:
+        dtype = tf.variant
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_complex or dtype.is_bool):
+        return f"it is of type {array.dtype}, and only arrays of numbers or truth values can be reduced"
+    if dtype.is_complex and how in _OF_NUMBERS_WITH_AN_ORDER:
+        return f"it is {array.dtype}, and complex numbers have no {how}"
+    return None
+
+
+def combine_parts(parts: Sequence[bytes]) -> bytes:
+    """What all workers get for their values, in the order of the workers: the result, or why there is none."""
+    told = [json.loads(part.partition(b"\n")[0]) for part in parts]
+    for worker, one in enumerate(told):
+        if "fault" in one:
+            return _refusal(f"the value of worker {worker} cannot be reduced: {one['fault']}.")
+    for key, name in (("how", "ask for different reductions"), ("shape", "have values of different shapes")):
+        if len({str(one[key]) for one in told}) > 1:
+            return _refusal(f"the workers {name}: {_listed(told, key)}. All have to call it alike, in the same order.")
+    if len({one["dtype"] for one in told}) > 1:
+        return _refusal(f"the workers have values of different types: {_listed(told, 'dtype')}. Cast them to one.")
+    arrays = [unpack(part) for part in parts]
+    result = np.asarray(_REDUCTIONS[told[0]["how"]](np.stack(arrays)))
+    header = {"dtype": result.dtype.name, "shape": result.shape}
+    return json.dumps(header).encode() + b"\n" + result.tobytes()
+
+
+def _listed(told: Sequence[Mapping[str, Any]], key: str) -> str:
+    return ", ".join(f"{one[key]} on worker {worker}" for worker, one in enumerate(told))
+
+
+def _refusal(text: str) -> bytes:
+    return json.dumps({"refusal": text}).encode() + b"\n"
+
+
+def unpack(content: bytes) -> np.ndarray:
+    """The array in a message.
+
+    Raises:
+        ReductionError: the message says why there is none.
+    """
+    head, _, body = content.partition(b"\n")
+    told = json.loads(head)
+    if "refusal" in told:
+        raise ReductionError(told["refusal"])
+    dtype = tf.as_dtype(told["dtype"]).as_numpy_dtype
+    return np.frombuffer(body, dtype).reshape(told["shape"]).copy()
