@@ -11,14 +11,14 @@ import tensorflow as tf
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem
-from autodist.graph.parts import Join
+from autodist.graph.parts import Join, Merge
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
 from autodist.kernels.compressors import Compressor, Reduction, compressor_of
 from autodist.kernels.exchange import Exchange
 from autodist.kernels.plan import Plan
 from autodist.kernels.results import Results
-from autodist.kernels.sums import ordered_sum, rows_together
+from autodist.kernels.sums import merged, ordered_sum, rows_together
 
 DIRECT_BYTES = 64 << 10
 """Up to this size a bucket goes whole to any number of workers: one hop, where cutting it into pieces takes two."""
@@ -110,7 +110,7 @@ def weight_of(f: Fragment, join: Join) -> list[tf.Tensor]:
 
 
 def _directly(exchange: Exchange, bucket: Bucket, flat: tf.Tensor, weight: list[tf.Tensor]) -> tf.Tensor:
-    return mean_of(exchange.all_to_all("whole", [flat, *weight]))
+    return mean_of(exchange.all_to_all("whole", [flat, *weight]), bucket.merge)
 
 
 def _in_pieces(exchange: Exchange, bucket: Bucket, flat: tf.Tensor, weight: list[tf.Tensor]) -> tf.Tensor:
@@ -124,7 +124,7 @@ def _in_pieces(exchange: Exchange, bucket: Bucket, flat: tf.Tensor, weight: list
                 exchange.send(owner, "piece", [piece, *weight])
             summed.append(exchange.receive(owner, "sum", [piece])[0])
             continue
-        whole = mean_of(exchange.parts("piece", [piece, *weight]))
+        whole = mean_of(exchange.parts("piece", [piece, *weight]), bucket.merge)
         for to in range(context.workers):
             if to != owner:
                 exchange.send(to, "sum", [whole])
@@ -132,10 +132,10 @@ def _in_pieces(exchange: Exchange, bucket: Bucket, flat: tf.Tensor, weight: list
     return tf.concat(summed, 0)
 
 
-def mean_of(parts: Iterable[list[tf.Tensor]]) -> tf.Tensor:
-    """The sum of the parts' values, divided by the sum of their weights if they have any."""
+def mean_of(parts: Iterable[list[tf.Tensor]], merge: Merge = Merge.ADD) -> tf.Tensor:
+    """The sum of the parts' values, divided by the sum of their weights if they have any; or how else they merge."""
     parts = list(parts)
-    total = ordered_sum([p[0] for p in parts])
+    total = merged([p[0] for p in parts], merge)
     if len(parts[0]) == 1:
         return total
     return tf.math.divide_no_nan(total, tf.cast(ordered_sum([p[1] for p in parts]), total.dtype))

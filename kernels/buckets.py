@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment
-from autodist.graph.parts import Join, JoinKind
+from autodist.graph.parts import Join, JoinKind, Merge
 
 BUCKET_BYTES = 4 << 20
 
@@ -19,7 +19,7 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True)
 class Bucket:
-    """Dense joins that are reduced as one tensor; they share dtype, weight, kind and stage."""
+    """Dense joins that are reduced as one tensor; they share dtype, weight, kind, stage, and how they are merged."""
 
     joins: tuple[Join, ...]
 
@@ -30,6 +30,11 @@ class Bucket:
     @property
     def weight(self) -> str | None:
         return self.joins[0].weight
+
+    @property
+    def merge(self) -> Merge:
+        """By what the workers' vectors become one."""
+        return self.joins[0].merge
 
     @property
     def step(self) -> int:
@@ -93,7 +98,9 @@ def _elements(join: Join) -> int:
 def key_of(joins: Iterable[Join]) -> str:
     """A short name that is the same wherever the same joins are reduced."""
     told = ";".join(
-        f"{j.kind.value} {j.name} {j.dtype.name} {j.shape} {j.level} {j.is_sparse} {j.weight_dtype}" for j in joins
+        f"{j.kind.value} {j.name} {j.dtype.name} {j.shape} {j.level} {j.is_sparse} {j.weight_dtype} "
+        f"{j.merge.value} {j.depth}"
+        for j in joins
     )
     return digest(told)
 
@@ -108,15 +115,15 @@ def make_buckets(
 ) -> list[Bucket]:
     """Packs dense joins, the last first, as the backward pass makes them.
 
-    A bucket is closed when it holds `limit` bytes; joins of different groups, dtypes, weights, kinds or stages never
-    share one, nor do those of losses, of which one may be made of another's gradient.
+    A bucket is closed when it holds `limit` bytes; joins of different groups, dtypes, weights, kinds, stages, depths or
+    ways to merge never share one, nor do those of losses, of which one may be made of another's gradient.
     """
     closed: list[list[Join]] = []
     filling: dict[Hashable, list[Join]] = {}
     sizes: dict[Hashable, int] = {}
     for join in reversed(joins):
         alone = join.name if join.kind is JoinKind.LOSS else None
-        group = (group_of(join), join.dtype, join.weight, join.kind, join.level, alone)
+        group = (group_of(join), join.dtype, join.weight, join.kind, join.level, join.merge, join.depth, alone)
         size = _elements(join) * join.dtype.size
         if group in filling and sizes[group] + size > limit:
             closed.append(filling.pop(group))

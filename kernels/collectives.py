@@ -14,14 +14,14 @@ from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem
-from autodist.graph.parts import Join
+from autodist.graph.parts import Join, Merge
 from autodist.kernels.all_reduce import weight_of
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
 from autodist.kernels.compressors import require_no_compressor
 from autodist.kernels.plan import Plan
 from autodist.kernels.results import Results
-from autodist.kernels.sums import rows_together
+from autodist.kernels.sums import merged, rows_together
 from autodist.proto import strategy_pb2
 
 Spec = strategy_pb2.AllReduce.Spec
@@ -86,8 +86,9 @@ class ReduceByCollective(Kernel):
         return results.applied_to(item, item.joins)
 
 
-def _level(work: Bucket | Join) -> int:
-    return work.joins[0].level if isinstance(work, Bucket) else work.level
+def _level(work: Bucket | Join) -> tuple[int, int]:
+    join = work.joins[0] if isinstance(work, Bucket) else work
+    return join.level, join.depth
 
 
 def _require_replicas_everywhere(context: Context, spec: strategy_pb2.AllReduce.Spec) -> None:
@@ -187,12 +188,21 @@ def _reduce_bucket(results: Results, bucket: Bucket, group: _Group) -> None:
     carrier = _CARRIERS[bucket.dtype]
     with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(group.device):
         weight = [tf.reshape(tf.cast(w, carrier), [1]) for w in weight_of(f, bucket.joins[0])]
-        total = group.reduce(f, bucket.pack(f, carrier, weight), bucket.key)
+        total = _merged(f, group, bucket, bucket.pack(f, carrier, weight))
         if weight:
             total = tf.math.divide_no_nan(total[:length], total[length])
         values = bucket.unpack(tf.cast(total, bucket.dtype))
     for join, value in zip(bucket.joins, values, strict=True):
         results.give(join, [f.name(value)])
+
+
+def _merged(f: Fragment, group: _Group, bucket: Bucket, vector: tf.Tensor) -> tf.Tensor:
+    """The sum of all workers' vectors; or what else they become, of all that were gathered."""
+    if bucket.merge is Merge.ADD:
+        return group.reduce(f, vector, bucket.key)
+    told = f"{bucket.key}/{vector.dtype.name}/{vector.shape}"
+    whole = group.gather(f, vector, group.key(told))
+    return merged(tf.unstack(tf.reshape(whole, [group.context.workers, sum(bucket.lengths)])), bucket.merge)
 
 
 def _gather_rows(results: Results, join: Join, group: _Group) -> None:

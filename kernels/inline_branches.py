@@ -15,7 +15,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.keeper import Pace
 from autodist.graph.names import tensor
 from autodist.graph.placement import listed
-from autodist.graph.propagation import Kind, Mean, Propagation, Replicated, Sum, Unknown
+from autodist.graph.propagation import Kind, Mean, Propagation, Reduced, Replicated, Sum, Unknown
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.both_branches import BothBranches, Taken, find_hindrance
 from autodist.kernels.elementwise import with_specs
@@ -113,7 +113,7 @@ def _why_not_agreed(item: GraphItem, flows: Propagation, condition: str) -> str 
 
     def is_whole(name: str, kind: Kind) -> bool | None:
         is_float = item.spec_of(name).dtype.is_floating
-        return True if isinstance(kind, Sum) else is_float if isinstance(kind, Mean) else None
+        return True if isinstance(kind, Sum | Reduced) else is_float if isinstance(kind, Mean) else None
 
     kind = flows.kind(condition)
     if isinstance(kind, Replicated) or find_made_of(item, tensor(condition), flows.kind, is_whole):

@@ -15,7 +15,7 @@ from autodist.graph.propagation import Propagation
 from autodist.graph.stages import Stages
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.joins import GradientJoins, Joiner, OutputJoins, StateJoins, WholeState
+from autodist.kernels.joins import GradientJoins, Joiner, OutputJoins, StateJoins, Statistics, WholeState
 from autodist.kernels.random_draws import STRIDE, draw_apart, reads_to_offset
 from autodist.kernels.split_batch import split_batch
 from autodist.kernels.state_writes import take_state_writes
@@ -70,9 +70,10 @@ class _Replication:
         gradients.weigh_losses()
         gradients.join_gradients()
         gradients.join_boundary()
-        whole = WholeState(joiner, changes)
+        statistics = Statistics(joiner)
+        whole = WholeState(joiner, changes, statistics)
         StateJoins(joiner, whole).join_state(changes)
-        outputs = OutputJoins(joiner, whole).join_outputs()
+        outputs = OutputJoins(joiner, whole, statistics).join_outputs()
         written = {w for w in self.stages.state_writes if w in varying}
         targets = [*self._targets(clones, written), *(c.write for c in changes), *joiner.checks]
         return replace(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from autodist.graph.parts import RowJoin
+from autodist.graph.parts import Merge, RowJoin
 
 
 def ordered_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -21,6 +21,32 @@ def ordered_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     if len(parts) == 2:  # their order does not matter
         return tf.raw_ops.AddV2(x=parts[0], y=parts[1])
     return tf.reduce_sum(tf.stack(parts), 0)
+
+
+def merged(parts: Sequence[tf.Tensor], how: Merge) -> tf.Tensor:
+    """What tensors of one shape become: their sum in their order, or the largest, smallest or product by element."""
+    if how is Merge.ADD:
+        return ordered_sum(parts)
+    if len(parts) == 1:
+        return parts[0]
+    together, is_truth = tf.stack(parts), parts[0].dtype.is_bool
+    if how is Merge.MAX:
+        return tf.reduce_any(together, 0) if is_truth else tf.reduce_max(together, 0)
+    if how is Merge.MIN:
+        return tf.reduce_all(together, 0) if is_truth else tf.reduce_min(together, 0)
+    return tf.reduce_prod(together, 0)
+
+
+def nothing_like(value: tf.Tensor, how: Merge) -> tf.Tensor:
+    """Of the shape of `value`, what changes nothing that it is merged with: the part of who has no examples."""
+    if how is Merge.ADD:
+        return tf.zeros_like(value)
+    if how is Merge.PRODUCT:
+        return tf.ones_like(value)
+    least, most = (False, True) if value.dtype.is_bool else (value.dtype.min, value.dtype.max)
+    if value.dtype.is_floating:
+        least, most = -float("inf"), float("inf")
+    return tf.fill(tf.shape(value), tf.constant(least if how is Merge.MAX else most, value.dtype))
 
 
 def rows_together(

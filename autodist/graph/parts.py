@@ -127,9 +127,18 @@ class JoinKind(enum.Enum):
     STATE = "state"  # what the compute part writes, and outputs
 
 
+class Merge(enum.Enum):
+    """By what the values of several parts become one."""
+
+    ADD = "add"
+    MAX = "max"
+    MIN = "min"
+    PRODUCT = "product"
+
+
 @dataclass(frozen=True)
 class Join:
-    """A tensor that is summed over all replicas of all workers.
+    """A tensor that is summed, or merged in another way, over all replicas of all workers.
 
     Attributes:
         name: the same on all workers.
@@ -145,6 +154,8 @@ class Join:
         weight_dtype: of the weight, if there is one.
         row_join: how rows are joined, if it is rows.
         aligned: how many rows are aligned, if only the last ones are.
+        merge: by what the workers' parts become one; all but sums are dense and have no weight.
+        depth: how many joins of its level stand one behind the other before it, each made of what the last one gave.
     """
 
     name: str
@@ -160,6 +171,8 @@ class Join:
     weight_dtype: tf.DType | None = None
     row_join: RowJoin = RowJoin.IN_TURN
     aligned: int = 0
+    merge: Merge = Merge.ADD
+    depth: int = 0
 
     @property
     def is_sparse(self) -> bool:

@@ -4,6 +4,7 @@ from autodist.kernels.joins.gradients import GradientJoins
 from autodist.kernels.joins.joiner import EVEN_PARTS, Joiner
 from autodist.kernels.joins.outputs import OutputJoins
 from autodist.kernels.joins.state import StateJoins
+from autodist.kernels.joins.statistics import Statistics
 from autodist.kernels.joins.whole_state import WholeState
 
-__all__ = ["EVEN_PARTS", "GradientJoins", "Joiner", "OutputJoins", "StateJoins", "WholeState"]
+__all__ = ["EVEN_PARTS", "GradientJoins", "Joiner", "OutputJoins", "StateJoins", "Statistics", "WholeState"]

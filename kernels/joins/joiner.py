@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 
 import tensorflow as tf
 
@@ -10,15 +11,47 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, Template, fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
-from autodist.graph.parts import Join, JoinKind
-from autodist.graph.propagation import Kind, Mean, Propagation, Weight
+from autodist.graph.parts import Join, JoinKind, Merge
+from autodist.graph.propagation import Joined, Mean, Propagation, Reduced, ReducedBy, Weight
 from autodist.graph.stages import Stages
 from autodist.kernels.base import Context
-from autodist.kernels.sums import ordered_sum
+from autodist.kernels.sums import merged, nothing_like, ordered_sum
 from autodist.kernels.weights import Parts
 
 EVEN_PARTS = "even_parts"
 """Name of the join that checks whether all replicas have equal parts: the number of examples, and of its squares."""
+
+
+_MERGES = {ReducedBy.MAX: Merge.MAX, ReducedBy.MIN: Merge.MIN, ReducedBy.PRODUCT: Merge.PRODUCT}
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """A tensor that stands for the joined value until a synchronizer gives it, and what is made of it."""
+
+    joined: tf.Tensor
+    result: tf.Tensor
+
+
+@dataclass(frozen=True)
+class _Local:
+    """A worker's part of a join.
+
+    Attributes:
+        local: of its replicas.
+        total: the sum of their weights, by which the sum of all parts is divided; None: it is not.
+        merge: by what the parts become one.
+        is_squared: whether the root is taken of the whole.
+    """
+
+    local: tf.Tensor
+    total: tf.Tensor | None = None
+    merge: Merge = Merge.ADD
+    is_squared: bool = False
+
+    def finished(self, value: tf.Tensor) -> _Whole:
+        joined = tf.identity(value) if value is self.local else value
+        return _Whole(joined, tf.sqrt(joined) if self.is_squared else joined)
 
 
 class Joiner:
@@ -64,22 +97,65 @@ class Joiner:
         if self.context.workers > 1:
             self.joins.append(join)
 
-    def join_value(self, name: str, purpose: JoinKind, captured: str, kind: Kind) -> str:
-        """A mean or sum of one tensor over all replicas; returns the tensor that holds it."""
-        weight = kind.weight if isinstance(kind, Mean) else None
+    def join_value(
+        self,
+        name: str,
+        purpose: JoinKind,
+        captured: str,
+        kind: Joined,
+        copies: Sequence[str] | None = None,
+        depth: int = 0,
+    ) -> str:
+        """One tensor over all replicas, as its kind joins; returns the tensor that holds the whole.
+
+        Args:
+            name: of the join.
+            purpose: of it.
+            captured: the tensor.
+            kind: how it joins.
+            copies: what stands for it in each local replica, if it is not the replica's own.
+            depth: how many joins stand one behind the other before it.
+        """
         with fragment(self.editor, name) as f:
-            values = [self.parts.tensor(f, captured, k) for k in range(self.count)]
-            local, total = self.weighted_sum(f, values, weight)
-            result = tf.identity(local) if total is None else tf.math.divide_no_nan(local, total)
-        return self.noted(f, name, purpose, local, total, result, self.level(captured))
+            made = self._locally(f, captured, kind, copies)
+            whole = made.finished(made.local if made.total is None else tf.math.divide_no_nan(made.local, made.total))
+        self.note(
+            Join(
+                name=name, kind=purpose, local=(f.name(made.local),), result=(f.name(whole.joined),),
+                weight=None if made.total is None else f.name(made.total), level=self.level(captured),
+                dtype=made.local.dtype, shape=made.local.shape,
+                weight_dtype=None if made.total is None else made.total.dtype, merge=made.merge, depth=depth,
+            )
+        )  # fmt: skip
+        return f.name(whole.result)
+
+    def join_here(self, name: str, captured: str, kind: Joined, copies: Sequence[str] | None = None) -> str:
+        """One tensor over the local replicas alone, as its kind joins; arguments as of `join_value`."""
+        if self.count == 1 and copies is None:
+            return captured
+        with fragment(self.editor, name) as f:
+            made = self._locally(f, captured, kind, copies)
+            whole = made.finished(made.local if made.total is None else tf.math.divide_no_nan(made.local, made.total))
+        return f.name(whole.result)
+
+    def _locally(self, f: Fragment, captured: str, kind: Joined, copies: Sequence[str] | None) -> _Local:
+        spec = self.item.spec_of(captured)
+        names = copies or [self.parts.named(captured, k) for k in range(self.count)]
+        values = [f.input(name, spec.dtype, spec.shape) for name in names]
+        if not isinstance(kind, Reduced):
+            return _Local(*self.weighted_sum(f, values, kind.weight if isinstance(kind, Mean) else None))
+        if kind.by is ReducedBy.NORM:
+            squares = [self.kept(f, tf.square(v), k) for k, v in enumerate(values)]
+            return _Local(ordered_sum(squares), is_squared=True)
+        merge = _MERGES[kind.by]
+        return _Local(merged([self.kept(f, v, k, merge) for k, v in enumerate(values)], merge), merge=merge)
 
     def weighted_sum(
         self, f: Fragment, values: Sequence[tf.Tensor], weight: Weight | None
     ) -> tuple[tf.Tensor, tf.Tensor | None]:
         """Σ w·v over the local replicas that have examples, and Σ w."""
         if weight is None:
-            kept = [self.kept(f, v, k) for k, v in enumerate(values)]
-            return ordered_sum(kept), None
+            return ordered_sum([self.kept(f, v, k) for k, v in enumerate(values)]), None
         return self._weighed(f, values, weight)
 
     def _weighed(self, f: Fragment, values: Sequence[tf.Tensor], weight: Weight) -> tuple[tf.Tensor, tf.Tensor]:
@@ -103,9 +179,11 @@ class Joiner:
         """The stage in which a captured tensor is made."""
         return self.stages.levels.get(node_of(name), 1)
 
-    def kept(self, f: Fragment, value: tf.Tensor, k: int) -> tf.Tensor:
-        """A local replica's value, or zeros if it has no examples."""
-        return tf.where(self.parts.is_used(f, k), value, tf.zeros_like(value)) if self.parts.sizes else value
+    def kept(self, f: Fragment, value: tf.Tensor, k: int, merge: Merge = Merge.ADD) -> tf.Tensor:
+        """A local replica's value, or what changes nothing if it has no examples."""
+        if not self.parts.sizes:
+            return value
+        return tf.where(self.parts.is_used(f, k), value, nothing_like(value, merge))
 
     def noted(
         self,

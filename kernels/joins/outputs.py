@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.names import node_of
 from autodist.graph.parts import JoinKind
-from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown
+from autodist.graph.propagation import Examples, Joined, Kind, Mean, PerExample, Replicated, Sum, Unknown
 from autodist.kernels.joins.joiner import Joiner
+from autodist.kernels.joins.statistics import Statistics
 from autodist.kernels.joins.whole_state import WholeState
 from autodist.kernels.made_of import MadeOf, find_made_of, make_again
 from autodist.messages import ALIKE_EVERYWHERE
@@ -21,8 +23,8 @@ log = logging.getLogger("autodist")
 class OutputJoins:
     """Joins the outputs of one replicated graph."""
 
-    def __init__(self, joiner: Joiner, whole: WholeState) -> None:
-        self._joiner, self._whole = joiner, whole
+    def __init__(self, joiner: Joiner, whole: WholeState, statistics: Statistics) -> None:
+        self._joiner, self._whole, self._statistics = joiner, whole, statistics
 
     def join_outputs(self) -> list[str]:
         """The step's outputs as the script expects them: joined over the local replicas, scalars over all workers."""
@@ -41,8 +43,9 @@ class OutputJoins:
         for name in self._joiner.item.outputs:
             if node_of(name) not in self._joiner.varying:
                 continue
-            kinds = [flows.kind(t) for t in (self._whole.made_of(name) or [name])]
-            node = next((kind.mixed_at for kind in kinds if isinstance(kind, Mean | Sum) and kind.mixed_at), None)
+            made_of = [t for t in (self._whole.made_of(name) or [name]) if self._statistics.find(t) is None]
+            kinds = [flows.kind(t) for t in made_of]
+            node = next((kind.mixed_at for kind in kinds if isinstance(kind, Joined) and kind.mixed_at), None)
             if node is not None:
                 log.info(
                     "output %s is joined from what each replica makes of its own examples, which see one another there "
@@ -52,7 +55,7 @@ class OutputJoins:
 
     def _join_output(self, position: int, name: str) -> str:
         kind, label = self._joiner.flows.kind(name), f"output/{position}"
-        if isinstance(kind, Unknown):
+        if isinstance(kind, Unknown) and not isinstance(kind, Joined):
             made = self._made_of_joined(label, name)
             if made is not None:
                 return made
@@ -61,53 +64,79 @@ class OutputJoins:
 
     def _made_of_joined(self, label: str, name: str) -> str | None:
         """An output, of unknown kind itself, made of what is joined; None if it is not known to be made of that."""
-        spec = self._joiner.item.spec_of(name)
-        if spec.dtype == tf.string:
+        if self._joiner.item.spec_of(name).dtype == tf.string:
             text = find_made_of(self._joiner.item, name, self._joiner.flows.kind, self._is_joined)
             is_here = self._joiner.context.computes or self._joiner.context.joins_outputs
-            return self._text(label, name, text) if text is not None and is_here else None
-        if spec.shape.rank != 0:
+            return self._again(label, name, text, None) if text is not None and is_here else None
+        if self._is_of_all(name) or self._joiner.context.workers == 1:
+            return self._whole.of(label, name) if self._whole.has(name) else None  # the root of a mean, say
+        return self._made_here(label, name)
+
+    def _made_here(self, label: str, name: str) -> str | None:
+        """Such an output, joined over this worker's replicas alone."""
+        if not self._joiner.context.computes or self._whole.is_of_written(name):
             return None
-        if not self._whole.has(name):
+        made_of = find_made_of(self._joiner.item, name, self._joiner.flows.kind, self._is_known)
+        statistic = self._statistics.find(name) if made_of is None else None
+        if self._joiner.count == 1:
+            return name if made_of or statistic else None
+        if made_of is not None:
+            return self._again(label, name, made_of, False)
+        return self._statistics.make(label, statistic, self._join_here) if statistic is not None else None
+
+    def _is_known(self, name: str, kind: Kind) -> bool | None:
+        if not isinstance(kind, Joined):
             return None
-        if self._joiner.context.joins_outputs or self._joiner.context.workers == 1:
-            return self._whole.of(label, name)  # the root of a mean, say
-        made = find_made_of(self._joiner.item, name, self._joiner.flows.kind, self._is_joined)
-        return self._text(label, name, made) if made is not None and self._joiner.context.computes else None
+        return not isinstance(kind, Mean) or self._joiner.item.spec_of(name).dtype.is_floating
 
     def _joined_as(self, label: str, name: str, kind: Kind) -> str:
-        if isinstance(kind, Mean | Sum) and (self._joiner.context.computes or self._is_of_all(name)):
-            return self._joined(label, name, kind)
+        if isinstance(kind, Joined) and (self._joiner.context.computes or self._is_of_all(name)):
+            return self._joined(label, name, kind, self._is_of_all(name))
         if not self._joiner.context.computes:
             return self._nothing(label, self._joiner.item.spec_of(name))
         return self._concatenated(label, name, kind.axis) if isinstance(kind, PerExample) else name
 
-    def _text(self, label: str, name: str, text: MadeOf) -> str:
-        """Text, such as a summary, that is made of means and sums over the batch, made of the joined ones."""
-        joined = {t: self._joined(f"{label}/{k}", t, self._joiner.flows.kind(t)) for k, t in enumerate(text.wholes)}
-        return make_again(self._joiner.editor, label, name, text, joined)
+    def _again(self, label: str, name: str, made_of: MadeOf, is_of_all: bool | None) -> str:
+        """Arithmetic on what joins, or text that shows it (a summary), made of the joined values.
+
+        Args:
+            label: for the names of what is made.
+            name: of the output.
+            made_of: what it is made of.
+            is_of_all: whether these values are joined over all workers; None: where they are when they are returned.
+        """
+        joined = {}
+        for k, t in enumerate(made_of.wholes):
+            kind = self._joiner.flows.kind(t)
+            assert isinstance(kind, Joined), "nothing else is whole"
+            joined[t] = self._joined(f"{label}/{k}", t, kind, self._is_of_all(t) if is_of_all is None else is_of_all)
+        return make_again(self._joiner.editor, label, name, made_of, joined)
 
     def _is_joined(self, name: str, kind: Kind) -> bool | None:
         """Whether a part of a text has one value for all who return the text."""
-        if not isinstance(kind, Mean | Sum):
+        if not isinstance(kind, Joined):
             return None
         return self._is_of_all(name) or not self._joiner.context.joins_outputs
 
     def _is_of_all(self, name: str) -> bool:
-        """Whether a mean or sum is joined over all workers."""
+        """Whether a mean, sum or the like is joined over all workers."""
         return self._joiner.context.joins_outputs and self._joiner.item.spec_of(name).shape.rank == 0
 
-    def _joined(self, label: str, name: str, kind: Kind) -> str:
-        """A mean or sum over the local replicas, or over those of all workers."""
-        if self._is_of_all(name):
-            return self._joiner.join_value(label, JoinKind.STATE, name, kind)
-        if self._joiner.count == 1:
-            return name
-        with fragment(self._joiner.editor, label) as f:
-            values = [self._joiner.parts.tensor(f, name, k) for k in range(self._joiner.count)]
-            local, total = self._joiner.weighted_sum(f, values, kind.weight if isinstance(kind, Mean) else None)
-            result = local if total is None else tf.math.divide_no_nan(local, total)
-        return f.name(result)
+    def _joined(self, label: str, name: str, kind: Joined, is_of_all: bool) -> str:
+        """A mean, sum or the like over the local replicas, or over those of all workers."""
+        join = self._join_over_all if is_of_all else self._join_here
+        statistic = None if self._whole.is_of_written(name) else self._statistics.find(name)
+        return join(label, name, kind) if statistic is None else self._statistics.make(label, statistic, join)
+
+    def _join_over_all(
+        self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
+    ) -> str:
+        return self._joiner.join_value(label, JoinKind.STATE, name, kind, copies, depth)
+
+    def _join_here(
+        self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
+    ) -> str:
+        return self._joiner.join_here(label, name, kind, copies)
 
     def _nothing(self, label: str, spec: tf.TensorSpec) -> str:
         """What a worker without replicas has of them: no rows, a mean or sum of 0."""

@@ -10,8 +10,9 @@ import tensorflow as tf
 from autodist.graph.fragment import fragment
 from autodist.graph.names import node_of
 from autodist.graph.parts import Aggregation, JoinKind
-from autodist.graph.propagation import Kind, Mean, PerExample, Replicated, Sum, Unknown
+from autodist.graph.propagation import Joined, Kind, Mean, Reduced, Replicated, Sum, Unknown
 from autodist.kernels.joins.joiner import Joiner
+from autodist.kernels.joins.statistics import Statistic, Statistics
 from autodist.kernels.made_of import MadeOf, find_made_of, make_again
 from autodist.kernels.state_writes import StateChange
 from autodist.kernels.varying import find_late_reads
@@ -37,10 +38,11 @@ class WholeState:
     Args:
         joiner: joins the means and sums.
         changes: all of the step.
+        statistics: finds and makes what takes several passes over the examples.
     """
 
-    def __init__(self, joiner: Joiner, changes: Sequence[StateChange]) -> None:
-        self._joiner = joiner
+    def __init__(self, joiner: Joiner, changes: Sequence[StateChange], statistics: Statistics) -> None:
+        self._joiner, self._statistics = joiner, statistics
         self._late = self._find_late(changes)
         self._own = self._find_own()
         self._kinds: dict[str, Kind] = {}
@@ -70,13 +72,14 @@ class WholeState:
     def mean(self, change: StateChange) -> Mean | None:
         """The mean that is all that a replica leaves, if it is one."""
         made = change.in_all
-        kind = self._kind(made.base) if made.base is not None and not made.changes else None
+        if made.base is None or made.changes or self._statistic(made.base) is not None:
+            return None
+        kind = self._kind(made.base)
         return kind if isinstance(kind, Mean) else None
 
     def has(self, name: str) -> bool:
-        """Whether a tensor is arithmetic on scalar means and sums over the batch, not of what the step has written."""
-        known = self.made_of(name)
-        return bool(known) and all(self._joiner.item.spec_of(t).shape.rank == 0 for t in known)
+        """Whether a tensor is made of means, sums and the like over the batch, of nothing that the step has written."""
+        return bool(self.made_of(name)) or self._statistic(name) is not None
 
     def made_of(self, name: str) -> list[str]:
         """The means and sums over the batch that a tensor is arithmetic on, if it is that alone; else none."""
@@ -122,7 +125,8 @@ class WholeState:
     def _find_kind(self, name: str) -> Kind:
         """As propagation says; but a mean of what only its own replica wrote is one where nothing better is known."""
         kind = self._joiner.flows.kind(name)
-        if node_of(name) not in self._own or isinstance(kind, PerExample | Unknown):
+        is_joined_or_same = isinstance(kind, Joined | Replicated)
+        if node_of(name) not in self._own or not is_joined_or_same:
             return kind
         if isinstance(kind, Replicated) or node_of(name) in self._late or self._behind(name) is not None:
             return Unknown(f"{name} is made of what the step has written to a variable")
@@ -141,13 +145,13 @@ class WholeState:
         kind = self._kind(name)
         if node_of(name) in self._late:
             return self._unknown_after(self._late[node_of(name)])
-        if isinstance(kind, Replicated | Sum):
+        if isinstance(kind, Replicated | Sum | Reduced):
             return None
         if isinstance(kind, Mean):
             known = self._joiner.item.spec_of(name).dtype.is_floating
             return None if known else f"{name} is a mean of whole numbers"
         if isinstance(kind, Unknown):
-            return kind.reason if self._behind(name) is None else None
+            return kind.reason if self._behind(name) is None and self._statistic(name) is None else None
         return f"{name} holds a value for each example"
 
     def _behind(self, name: str) -> MadeOf | None:
@@ -160,9 +164,13 @@ class WholeState:
         return self._kind(name) if is_own else Replicated()
 
     def _is_whole(self, name: str, kind: Kind) -> bool | None:
-        if node_of(name) in self._late or isinstance(kind, Mean | Sum):
+        if node_of(name) in self._late or isinstance(kind, Joined):
             return self._unknown(name) is None
         return None
+
+    def _statistic(self, name: str) -> Statistic | None:
+        """What compares examples with what all of them have in common, if it is that."""
+        return None if node_of(name) in self._own else self._statistics.find(name)
 
     # -- what it is ------------------------------------------------------------------------------------------------
 
@@ -191,9 +199,17 @@ class WholeState:
             return self._value_after(self._late[node_of(captured)])
         if isinstance(kind, Replicated):
             return captured
-        if isinstance(kind, Mean | Sum):
-            return self._joiner.join_value(name, JoinKind.STATE, captured, kind)
-        found = self._behind(captured)
+        statistic = self._statistic(captured)
+        found = self._behind(captured) if not isinstance(kind, Joined) else None
+        if found is None and statistic is not None:
+            return self._statistics.make(name, statistic, self._join_state)
+        if isinstance(kind, Joined):
+            return self._join_state(name, captured, kind)
         assert found is not None, "`unknown` says so"
         wholes = {t: self._whole(f"{name}/{k}", t) for k, t in enumerate(found.wholes)}
         return make_again(self._joiner.editor, name, captured, found, wholes)
+
+    def _join_state(
+        self, name: str, captured: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
+    ) -> str:
+        return self._joiner.join_value(name, JoinKind.STATE, captured, kind, copies, depth)

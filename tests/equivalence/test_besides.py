@@ -55,6 +55,7 @@ ALL_REDUCE = (
     "step_nested_functions",
     "step_one_example",
     "step_scalar_variable",
+    "step_statistics",
     "step_sum_reduced_loss",
     "step_tied_embedding",
     "step_two_optimizers",
@@ -82,6 +83,7 @@ PARAMETER_SERVERS = (
     "step_checkpoint_guide",
     "step_large_matrix",
     "step_scalar_variable",
+    "step_statistics",
     "step_target_network",
     "step_tied_embedding",
     "step_two_functions",
@@ -118,6 +120,7 @@ RING = (
     "graph_one_example",
     "graph_run_options",
     "graph_terms_of_several_weights",
+    "step_statistics",
     "step_tied_embedding",
     "step_two_optimizers",
 )

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from autodist.graph.propagation.factors import NONE, Count, Factor, Factors, additive_over, describe, power
-from autodist.graph.propagation.facts import Base, Fact, Form, Opaque, Rows, Statistic, form_of
+from autodist.graph.propagation.facts import Base, Fact, Form, Opaque, Reduction, Rows, Statistic, form_of
 from autodist.graph.propagation.kinds import (
     Kind,
     Mean,
     PerExample,
+    Reduced,
     Replicated,
     Scalar,
     Sum,
@@ -19,6 +20,8 @@ from autodist.graph.propagation.kinds import (
 
 def kind_of(fact: Fact) -> Kind:
     """What a fact says to those who ask from outside."""
+    if isinstance(fact, Reduction):
+        return Reduced(fact.reason, fact.by, fact.mixed_at)
     form = form_of(fact)
     if isinstance(form, (Statistic, Opaque)):
         return Unknown(form.reason)

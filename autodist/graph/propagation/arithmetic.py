@@ -15,7 +15,8 @@ from autodist.graph.propagation.combine import (
 )
 from autodist.graph.propagation.distinct import row_by_row
 from autodist.graph.propagation.factors import NONE, Factors, additive_over, describe, power, times
-from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, Opaque, Statistic
+from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, Opaque, Reduction, Statistic
+from autodist.graph.propagation.kinds import ReducedBy
 from autodist.graph.propagation.numbered import with_numbers
 from autodist.graph.propagation.site import Rule, Site, op_names
 
@@ -32,6 +33,8 @@ def outputs_of_inputs(site: Site) -> list[Fact]:
 
 def negate(site: Site) -> Fact:
     fact = site.facts[0]
+    if isinstance(fact, Reduction):
+        return replace(fact, by=_NEGATED[fact.by]) if fact.by in _NEGATED else nonlinear(site)
     return replace(fact, values=(None,) * len(fact.values)) if isinstance(fact, Dims) else fact
 
 
@@ -44,6 +47,9 @@ def cast(site: Site) -> Fact:
     target = dtypes.as_dtype(site.node.attr["DstT"].type)
     if isinstance(fact, Dims):
         return fact if target.is_integer else operands_of(site)[0]
+    if isinstance(fact, Reduction):
+        keeps_order = not (target.is_bool or target.is_unsigned or target.is_complex or source.is_complex)
+        return fact if keeps_order and fact.by in _NEGATED else nonlinear(site)
     if target.is_bool or (target.is_integer and (source.is_floating or source.is_complex)):
         return nonlinear(site)
     return fact
@@ -208,6 +214,8 @@ def _with_values(site: Site, fact: Fact, function: Callable[[int, int], int | No
     value = function(a, b) if a is not None and b is not None else None
     return Dims((fact,), (value,), True)
 
+
+_NEGATED = {ReducedBy.MAX: ReducedBy.MIN, ReducedBy.MIN: ReducedBy.MAX}
 
 _LINEAR = op_names(
     "Identity StopGradient PreventGradient CheckNumerics CheckNumericsV2 EnsureShape Snapshot Real Imag Conj "

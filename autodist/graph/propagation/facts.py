@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from autodist.graph.propagation.factors import EXAMPLES, NONE, Count, Factors, Part
-from autodist.graph.propagation.kinds import Elements
+from autodist.graph.propagation.kinds import Elements, ReducedBy
 
 
 class Base(enum.Enum):
@@ -75,6 +75,21 @@ class Dims:
     forms: tuple[Form, ...]
     values: tuple[int | None, ...]
     is_scalar: bool = False
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """No batch axis; the largest of the part's values, or the like. To rules that do not know it, it is opaque.
+
+    Attributes:
+        by: the reduction.
+        reason: why it is neither a sum nor a mean.
+        mixed_at: as of a form.
+    """
+
+    by: ReducedBy
+    reason: str
+    mixed_at: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)
@@ -203,7 +218,7 @@ class Nothing:
 
 
 _OfRows = Positions | Coordinates | Followed | Distinct | Numbers | InTurn
-Fact = Form | Dims | Statistic | Opaque | ListOf | _OfRows | Nothing
+Fact = Form | Dims | Reduction | Statistic | Opaque | ListOf | _OfRows | Nothing
 
 _NO_FORM: dict[type, str] = {
     ListOf: "it is a list of tensors",
@@ -256,7 +271,7 @@ def form_of(fact: Fact) -> Form | Statistic | Opaque:
         return Opaque(_HOLDS_A_BATCH)
     if isinstance(fact, Form | Statistic | Opaque):
         return fact
-    return Opaque(_NO_FORM[type(fact)])
+    return Opaque(fact.reason if isinstance(fact, Reduction) else _NO_FORM[type(fact)])
 
 
 def rows_of(fact: Fact) -> Fact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from dataclasses import dataclass, field
 
 
@@ -104,4 +105,29 @@ class Unknown:
     reason: str
 
 
-Kind = Replicated | PerExample | Sum | Mean | Unknown
+class ReducedBy(enum.Enum):
+    """Reductions over examples that are neither sums nor means."""
+
+    MAX = "the largest value"
+    MIN = "the smallest value"
+    PRODUCT = "the product"
+    NORM = "the root of the sum of squares"
+
+
+@dataclass(frozen=True)
+class Reduced(Unknown):
+    """The same reduction of the replicas' values, element by element, joins. To all who add up, it is unknown.
+
+    Attributes:
+        by: the reduction; of truth values the largest says whether any holds, the smallest whether all do.
+        mixed_at: as in `PerExample`.
+    """
+
+    by: ReducedBy
+    mixed_at: str | None = field(default=None, compare=False)
+
+
+Kind = Replicated | PerExample | Sum | Mean | Reduced | Unknown
+
+Joined = Mean | Sum | Reduced
+"""Kinds without a batch axis, of whose values on the replicas the whole batch's is made by one reduction."""

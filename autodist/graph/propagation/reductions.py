@@ -6,7 +6,19 @@ import numpy as np
 
 from autodist.graph.propagation.entries import unsorted_segments
 from autodist.graph.propagation.factors import NONE, power, times
-from autodist.graph.propagation.facts import Base, Dims, Fact, Form, Opaque, Rows, Statistic, form_of, with_axis
+from autodist.graph.propagation.facts import (
+    Base,
+    Dims,
+    Fact,
+    Form,
+    Opaque,
+    Reduction,
+    Rows,
+    Statistic,
+    form_of,
+    with_axis,
+)
+from autodist.graph.propagation.kinds import ReducedBy
 from autodist.graph.propagation.lengths import length
 from autodist.graph.propagation.site import Rule, Site
 
@@ -20,7 +32,7 @@ def reduce_mean(site: Site) -> Fact:
 
 
 def reduce_other(site: Site) -> Fact:
-    """Max, Min, Any and their like: no way to join them over the batch is a kind; of equal lengths it is each."""
+    """Max, Min, Any and their like: over the batch each joins by itself; of equal lengths it is each."""
     counted = _one_length(site)
     if counted is not None:
         return counted
@@ -28,9 +40,14 @@ def reduce_other(site: Site) -> Fact:
     if not isinstance(form, Form) or form.rows is None:
         return _without_rows(site, form)
     axes = _axes(site)
-    if form.factors or axes is None or form.rows.axis in axes:
-        return site.opaque("it reduces over the batch, which is neither a sum nor a mean")
-    return _kept(site, form, axes)
+    if form.factors or axes is None:
+        return site.opaque(_NO_SUM)
+    return _reduction(site, form) if form.rows.axis in axes else _kept(site, form, axes)
+
+
+def _reduction(site: Site, form: Form) -> Reduction | Opaque:
+    by, no_sum = _REDUCED_BY.get(site.node.op), site.opaque(_NO_SUM)
+    return no_sum if by is None else Reduction(by, no_sum.reason, form.mixed_at)
 
 
 def _one_length(site: Site) -> Dims | None:
@@ -71,13 +88,11 @@ def arg_reduce(site: Site) -> Fact:
 
 
 def of_segments(site: Site) -> Fact:
-    """Greatest, smallest, product of the rows of a segment: known where segments are examples."""
-    of_examples = unsorted_segments(site)
-    if of_examples is not None:
-        return of_examples
-    forms = [form_of(fact) for fact in site.facts]
-    opaque = next((form for form in forms if isinstance(form, Opaque)), None)
-    return Opaque(opaque.reason) if opaque else site.opaque("it reduces over the batch, which is no sum")
+    """Greatest, smallest, product of the rows of a segment: as sums of segments, but joined in their own way."""
+    found = sum_of_segments(site)
+    if not isinstance(found, Form) or found.base is not Base.ADDED:
+        return found
+    return site.opaque(_NO_SUM) if found.factors else _reduction(site, found)
 
 
 def sum_of_segments(site: Site) -> Fact:
@@ -165,6 +180,14 @@ def _every_axis(site: Site) -> set[int]:
     assert isinstance(form, Form) and form.rows is not None
     return {form.rows.axis}
 
+
+_NO_SUM = "it reduces over the batch, which is neither a sum nor a mean"
+_REDUCED_BY = {
+    **dict.fromkeys(["Max", "Any", "UnsortedSegmentMax"], ReducedBy.MAX),
+    **dict.fromkeys(["Min", "All", "UnsortedSegmentMin"], ReducedBy.MIN),
+    **dict.fromkeys(["Prod", "UnsortedSegmentProd"], ReducedBy.PRODUCT),
+    "EuclideanNorm": ReducedBy.NORM,
+}
 
 RULES: dict[str, Rule] = {
     "Sum": reduce_sum,

@@ -100,6 +100,40 @@ def step_tied_embedding(ad: Trainer) -> Results:
 
 
 @program
+def step_statistics(ad: Trainer) -> Results:
+    """What a step returns and keeps and is no mean: largest values, spreads, what holds for any or all examples."""
+    x, y = _data(27)
+    with ad.scope():
+        net, optimizer, loss_of = make_model("mlp"), keras.optimizers.SGD(0.1), make_loss()
+        most = tf.Variable(0.0, dtype=tf.float64, name="most", trainable=False)
+        moving = tf.Variable(np.ones(8), name="moving", trainable=False)
+        seen = tf.Variable(False, name="seen", trainable=False)
+        large = tf.Variable(0, dtype=tf.int64, name="large", trainable=False)
+
+        @ad.function
+        def step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
+            with tf.GradientTape() as tape:
+                logits = net(x, training=True)
+                loss = loss_of(y, logits)
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables, strict=True)
+            )
+            most.assign(tf.maximum(most, tf.reduce_max(tf.abs(logits))))
+            moving.assign(0.9 * moving + 0.1 * tf.math.reduce_variance(x, 0))
+            seen.assign(seen | tf.reduce_any(x > 3))
+            tf.cond(tf.reduce_max(x) > 2.5, lambda: large.assign_add(1), lambda: tf.identity(large))
+            off = tf.reduce_sum(tf.square(logits[:, 0] - tf.reduce_mean(logits[:, 0])))
+            return (
+                loss, tf.reduce_max(logits), tf.reduce_min(x), tf.cast(tf.reduce_all(x > -3), tf.float64),
+                tf.math.reduce_std(logits), tf.nn.moments(x[:, 0], 0)[1], tf.reduce_logsumexp(logits), tf.norm(x),
+                tf.reduce_prod(0.9 + tf.abs(x[:, 1])), 1 - tf.reduce_sum(tf.square(logits[:, 0])) / off,
+            )  # fmt: skip
+
+        returned = _train(ad, step, x, y)
+    return values_of([*net.variables, most, moving, seen, large]) | {"returned": returned}
+
+
+@program
 def step_large_matrix(ad: Trainer) -> Results:
     """The update of 16 MiB of weights is compiled."""
     x = np.random.default_rng(7).normal(size=(STEPS, 30, 2048))

@@ -15,6 +15,8 @@ from autodist.graph.propagation import (
     Mean,
     PerExample,
     Propagation,
+    Reduced,
+    ReducedBy,
     Replicated,
     Scalar,
     Sum,
@@ -95,7 +97,15 @@ class Case:
 
 def is_exact(kind: Kind) -> bool:
     """Whether a kind promises the whole batch's value, to the last digits."""
-    return not isinstance(kind, Unknown) and getattr(kind, "mixed_at", None) is None
+    return (isinstance(kind, Reduced) or not isinstance(kind, Unknown)) and getattr(kind, "mixed_at", None) is None
+
+
+_REDUCTIONS = {
+    ReducedBy.MAX: np.max,
+    ReducedBy.MIN: np.min,
+    ReducedBy.PRODUCT: np.prod,
+    ReducedBy.NORM: lambda values, axis: np.sqrt(np.sum(np.square(values), axis)),
+}
 
 
 def joined_values(kind: Kind, tensor: str, parts: Sequence[Values], sizes: Sequence[int]) -> np.ndarray:
@@ -110,6 +120,8 @@ def joined_values(kind: Kind, tensor: str, parts: Sequence[Values], sizes: Seque
             return np.concatenate(values, axis)
         case Sum():
             return np.asarray(np.sum(values, 0))
+        case Reduced():
+            return np.asarray(_REDUCTIONS[kind.by](np.stack(values), 0))
         case Mean(weight):
             weights = [_weight(weight, part, size) for part, size in zip(parts, sizes, strict=True)]
             kept = [w * v for w, v in zip(weights, values, strict=True) if w != 0]

@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.propagation import Elements, Examples, Mean, PerExample, Replicated, Scalar, Sum, Total, Unknown
+from autodist.graph.propagation import (
+    Elements,
+    Examples,
+    Mean,
+    PerExample,
+    Reduced,
+    ReducedBy,
+    Replicated,
+    Scalar,
+    Sum,
+    Total,
+    Unknown,
+)
 from tests.unit.graph.propagation_batches import MEAN, SIZES, check, reason, tensor
 
 
@@ -30,9 +42,56 @@ def test_reductions(case, feeds):
     )
 
 
-@pytest.mark.parametrize("reduce", [tf.reduce_max, tf.reduce_min, tf.reduce_prod, tf.math.reduce_euclidean_norm])
-def test_other_reductions_over_the_batch_are_unknown(case, reduce):
-    assert "reduces over the batch" in reason(case, reduce(tensor(case, "x")))
+REDUCTIONS = {
+    tf.reduce_max: ReducedBy.MAX,
+    tf.reduce_min: ReducedBy.MIN,
+    tf.reduce_prod: ReducedBy.PRODUCT,
+    tf.math.reduce_euclidean_norm: ReducedBy.NORM,
+}
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS, ids=lambda r: r.__name__)
+def test_other_reductions_over_the_batch_join_by_themselves(case, feeds, reduce):
+    x = tensor(case, "x")
+    found = [reduce(x), reduce(x, 0), tf.identity(reduce(x)), tf.stop_gradient(reduce(x * 2.0, 0, keepdims=True))]
+    for kind in case.assert_joins(found, feeds, SIZES):
+        assert isinstance(kind, Reduced) and kind.by is REDUCTIONS[reduce]
+    assert "reduces over the batch" in reason(case, reduce(x))
+
+
+def test_truth_values_are_largest_and_smallest(case, feeds):
+    x = tensor(case, "x")
+    found = [
+        tf.reduce_any(x > 1),
+        tf.reduce_all(x > -1, 0),
+        tf.cast(tf.reduce_any(x > 1), tf.float32),
+        -tf.reduce_max(x),
+    ]
+    by = [kind.by for kind in case.assert_joins(found, feeds, SIZES)]
+    assert by == [ReducedBy.MAX, ReducedBy.MIN, ReducedBy.MAX, ReducedBy.MIN]
+
+
+def test_what_is_made_of_a_largest_value_is_unknown(case):
+    x = tensor(case, "x")
+    most = tf.reduce_max(x)
+    made = [
+        tf.square(most),
+        most + 1.0,
+        most - tf.reduce_min(x),
+        tf.argmax(x[:, 0]),
+        x / most,
+        tf.ones_like(most) * most,
+    ]
+    made += [-tf.math.reduce_euclidean_norm(x), tf.cast(most > 0, tf.int32), tf.cast(most, tf.bool)]
+    made += [tf.cast(most, tf.uint8), tf.where(most > 0, most, 0.0), tf.cond(x[0, 0] > 0, lambda: most, lambda: most)]
+    for t in made:
+        assert type(case.kind(t)) is Unknown, t
+
+
+def test_largest_values_of_segments_join_where_segments_mean_the_same_everywhere(case, feeds):
+    by_class = tf.math.unsorted_segment_max(tensor(case, "x"), tensor(case, "y"), 3)
+    [kind] = case.assert_joins([by_class], feeds, SIZES)
+    assert kind.by is ReducedBy.MAX
 
 
 def test_counts_of_examples_and_of_elements(case, feeds):

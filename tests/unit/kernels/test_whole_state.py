@@ -156,10 +156,26 @@ def metric_that_is_reset() -> Write:
     return lambda x, errors, loss: (mean.reset_state(), mean.update_state(errors))
 
 
+def largest() -> Write:
+    most = state(0.0)
+    return lambda x, errors, loss: most.assign(tf.maximum(most, tf.reduce_max(errors)))
+
+
+def largest_of_inputs() -> Write:
+    most = state(0.0)
+    return lambda x, errors, loss: most.assign_add(tf.reduce_max(x))
+
+
+def whole_number_of_the_largest() -> Write:
+    most = state(0, I64)
+    return lambda x, errors, loss: most.assign(tf.cast(tf.reduce_max(errors), I64))
+
+
 CASES = [
     examples_seen, examples_seen_in_three_goes, examples_left, large_errors, large_losses, sum_by_column, least_loss,
     squared_losses, masked_mean, moving_average_by_subtraction, moving_counts, added_and_scaled, reset_and_added,
     one_from_another, metric_of_several_losses, metric_that_is_reset,
+    largest, largest_of_inputs, whole_number_of_the_largest,
 ]  # fmt: skip
 
 
@@ -173,24 +189,14 @@ def test_it_is_that_of_one_device(
     assert not caplog.records
 
 
-def largest() -> Write:
-    most = state(0.0)
-    return lambda x, errors, loss: most.assign(tf.maximum(most, tf.reduce_max(errors)))
-
-
-def largest_of_inputs() -> Write:
-    most = state(0.0)
-    return lambda x, errors, loss: most.assign_add(tf.reduce_max(x))
-
-
 def last_rows() -> Write:
     queue = state(np.zeros((8, 3)))
     return lambda x, errors, loss: queue.assign(tf.concat([x, queue], 0)[:8])
 
 
-def whole_number_of_the_largest() -> Write:
-    most = state(0, I64)
-    return lambda x, errors, loss: most.assign(tf.cast(tf.reduce_max(errors), I64))
+def likenesses() -> Write:
+    last = state(0.0)
+    return lambda x, errors, loss: last.assign(likeness(x))
 
 
 def noise() -> Write:
@@ -199,7 +205,7 @@ def noise() -> Write:
 
 
 @every_shape
-@pytest.mark.parametrize("make", [largest, largest_of_inputs, last_rows, whole_number_of_the_largest, noise])
+@pytest.mark.parametrize("make", [last_rows, likenesses, noise])
 def test_where_it_is_not_known_the_log_says_what_it_becomes_and_workers_stay_alike(
     make: Callable[[], Write], shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
