@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from autodist.versions import check_versions
+from autodist.versions import VERSION, check_versions
 
 if TYPE_CHECKING:
     from autodist.api import AutoDist
     from autodist.resources import ResourceSpec
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = ["AutoDist", "ResourceSpec"]
 
 check_versions()

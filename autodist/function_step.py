@@ -180,7 +180,7 @@ class DistributedFunction:
 
         axes = [leaf.axis for leaf in leaves]
         specs = tuple(leaf.spec for leaf in leaves)
-        name = self._function.__name__
+        name = self._name
         with _explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
             captured = capture_function(step, specs, axes, jit_compile=self._jit_compile, may_evaluate=True)
         self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.item.variables))
@@ -196,7 +196,7 @@ class DistributedFunction:
         split = Meant.GLOBAL if self._is_global else Meant.OWN
         fed = [(x.parameter, x.value, Meant.WHOLE if x.axis is None else split) for x in leaves]
         fed += [(name, value, Meant.WHOLE) for name, value in constants if isinstance(value, _PLAIN)]
-        self._run.first_batches.tell(self._function.__name__, fed)
+        self._run.first_batches.tell(self._name, fed)
         self._run.first_batches.send()
 
     def _dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:

@@ -9,6 +9,9 @@ from importlib import metadata
 
 from autodist.errors import UnsupportedVersionError
 
+VERSION = "0.1.0"
+"""Of AutoDist."""
+
 LOWEST_PYTHON, HIGHEST_PYTHON = (3, 11), (3, 13)
 LOWEST_TENSORFLOW = (2, 18)
 SUPPORTED_TENSORFLOW = (2, 21)

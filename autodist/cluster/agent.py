@@ -34,6 +34,7 @@ from autodist.cluster.protocol import (
     encode,
 )
 from autodist.cluster.silence import LOOK_INTERVAL, Silence
+from autodist.versions import VERSION
 
 _SILENT_CHIEF = (
     f"it heard nothing from the chief's machine for {SILENCE_LIMIT:.0f} s and ended its script; "
@@ -85,7 +86,14 @@ class Agent:
                 self._silence.heard()
                 if not self._handle(decode(line)):
                     break
-        except (ProtocolError, OSError) as error:
+        except ProtocolError as error:
+            self.send(
+                Lost(
+                    f"the agent of AutoDist {VERSION} there does not understand the chief's AutoDist "
+                    f"({error}); install the chief's version there"
+                )
+            )
+        except OSError as error:
             self.send(Lost(f"the agent failed: {error}"))
         finally:
             self._ended.set()
@@ -127,7 +135,7 @@ def find_facts(inspect: Inspect) -> tuple[Facts, PortHeld | None]:
     elif inspect.script is not None and not os.path.isfile(inspect.script):
         problems.append(f"the script {inspect.script} is not there; copy it there, or share its folder")
     port = None if held is None else held.port
-    return Facts(platform.python_version(), tensorflow_version(), port, tuple(problems)), held
+    return Facts(platform.python_version(), tensorflow_version(), port, tuple(problems), VERSION), held
 
 
 def tensorflow_version() -> str | None:

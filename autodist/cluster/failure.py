@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autodist.errors import WorkerFailedError
+from autodist.versions import VERSION
 
 LAST_LINES = 20
 """How many lines of a worker's output its error shows."""
@@ -79,6 +80,11 @@ def why_agent_ended(said: str) -> str:
     Args:
         said: what it and the programs that were to start it printed.
     """
+    if re.search(r"No module named '?autodist\.", said):
+        return (
+            f"the AutoDist there is of another version or another package; install AutoDist {VERSION} "
+            "there, or give its SSH group a `python_venv` that has it"
+        )
     if re.search(r"No module named '?autodist", said):
         return "autodist is not installed for the Python there; install it, or give its SSH group a `python_venv`"
     if re.search(r"unknown option:? -P", said, re.IGNORECASE):

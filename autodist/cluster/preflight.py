@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from autodist.cluster.agent import tensorflow_version
 from autodist.cluster.protocol import Facts, Lost
 from autodist.errors import ClusterError
+from autodist.versions import VERSION
 
 
 def check_all(answers: Mapping[str, Facts | Lost]) -> None:
@@ -51,6 +52,11 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
 
 def _version_faults(facts: Facts) -> list[str]:
     found = []
+    if facts.autodist != VERSION:
+        found.append(
+            f"AutoDist is {facts.autodist or 'of another version'}, on the chief {VERSION}; install "
+            f"{VERSION} there, or give its SSH group a `python_venv` that has it"
+        )
     own_python = platform.python_version()
     if _minor(facts.python) != _minor(own_python):
         mend = f"give its SSH group a `python_venv` with Python {_minor(own_python)}"

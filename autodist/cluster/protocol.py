@@ -56,12 +56,14 @@ class Facts(Message):
         tensorflow: its version there, None if it is not installed.
         port: held for the worker's server, None if there is none.
         problems: what would keep the script from running.
+        autodist: its version there; None of one that does not tell.
     """
 
     python: str
     tensorflow: str | None
     port: int | None
     problems: tuple[str, ...] = ()
+    autodist: str | None = None
 
 
 @dataclass(frozen=True)
@@ -233,7 +235,9 @@ def _to_json(message: Message) -> dict[str, Any]:
 def _from_json(content: dict[str, Any]) -> Message:
     values = dict(content)
     kind = _KINDS[values.pop("is")]
-    return kind(**{name: _value(value) for name, value in values.items()})
+    # What another version adds is left out, so that versions can be compared, which stops the run with the mend.
+    known = {entry.name for entry in fields(kind)}
+    return kind(**{name: _value(value) for name, value in values.items() if name in known})
 
 
 def _value(value: Any) -> Any:

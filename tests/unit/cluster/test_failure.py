@@ -62,7 +62,7 @@ def test_exit_reason(status: int, joined: bool, done: bool, words: str) -> None:
     ("said", "words"),
     [
         ("/usr/bin/python3: No module named autodist", "autodist is not installed"),
-        ("ModuleNotFoundError: No module named 'autodist.cluster'", "autodist is not installed"),
+        ("ModuleNotFoundError: No module named 'autodist.cluster'", "the AutoDist there is of another version"),
         ("Error while finding module specification (No module named 'autodist')", "autodist is not installed"),
         ("Unknown option: -P\nusage: python", "older than 3.11"),
         ("unknown option -P\nusage: python", "older than 3.11"),

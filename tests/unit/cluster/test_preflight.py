@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import platform
+from dataclasses import replace
 
 import pytest
 
@@ -8,8 +9,9 @@ from autodist.cluster.agent import tensorflow_version
 from autodist.cluster.preflight import check_all, faults
 from autodist.cluster.protocol import Facts, Lost
 from autodist.errors import ClusterError
+from autodist.versions import VERSION
 
-FIT = Facts(platform.python_version(), tensorflow_version(), 20000)
+FIT = Facts(platform.python_version(), tensorflow_version(), 20000, (), VERSION)
 
 
 def test_equal_machines_have_no_faults() -> None:
@@ -18,16 +20,21 @@ def test_equal_machines_have_no_faults() -> None:
 
 def test_other_micro_version_of_python_is_no_fault() -> None:
     major, minor, _ = platform.python_version_tuple()
-    assert faults(Facts(f"{major}.{minor}.99", FIT.tensorflow, 20000)) == []
+    assert faults(replace(FIT, python=f"{major}.{minor}.99")) == []
 
 
 @pytest.mark.parametrize(
     ("facts", "words"),
     [
-        (Facts("3.9.1", FIT.tensorflow, 1), ["Python is 3.9.1, on the chief", "`python_venv`"]),
-        (Facts(FIT.python, "2.1.0", 1), ["TensorFlow is 2.1.0, on the chief", "pip install tensorflow=="]),
-        (Facts(FIT.python, None, 1), ["TensorFlow is not installed", "pip install tensorflow=="]),
-        (Facts(FIT.python, FIT.tensorflow, None, ("port 5 is taken",)), ["port 5 is taken"]),
+        (replace(FIT, python="3.9.1"), ["Python is 3.9.1, on the chief", "`python_venv`"]),
+        (replace(FIT, tensorflow="2.1.0"), ["TensorFlow is 2.1.0, on the chief", "pip install tensorflow=="]),
+        (replace(FIT, tensorflow=None), ["TensorFlow is not installed", "pip install tensorflow=="]),
+        (replace(FIT, port=None, problems=("port 5 is taken",)), ["port 5 is taken"]),
+        (
+            replace(FIT, autodist="0.0.9"),
+            [f"AutoDist is 0.0.9, on the chief {VERSION}; install", "`python_venv`"],
+        ),
+        (replace(FIT, autodist=None), ["AutoDist is of another version, on the chief"]),
         (Lost("connection refused"), ["connection refused"]),
     ],
 )
@@ -39,7 +46,7 @@ def test_each_fault_has_words(facts: Facts | Lost, words: list[str]) -> None:
 def test_all_faults_of_all_machines_stand_in_one_table() -> None:
     answers: dict[str, Facts | Lost] = {
         "fine": FIT,
-        "old": Facts("3.9.1", "2.1.0", None, ("no script",)),
+        "old": Facts("3.9.1", "2.1.0", None, ("no script",), VERSION),
         "10.0.0.3": Lost("refused\nagain"),
     }
     with pytest.raises(ClusterError) as caught:

@@ -1,0 +1,23 @@
+from __future__ import annotations
+
+import io
+
+from autodist.cluster.agent import Agent, find_facts
+from autodist.cluster.protocol import Inspect, Lost, decode
+from autodist.versions import VERSION
+
+
+def test_a_message_of_another_version_is_told_with_this_one() -> None:
+    outgoing = io.BytesIO()
+    Agent(io.BytesIO(b'{"is":"Teleport","where":"b"}\n'), outgoing).serve(remote=False)
+    (said,) = map(decode, outgoing.getvalue().splitlines())
+    assert isinstance(said, Lost)
+    assert said.problem.startswith(f"the agent of AutoDist {VERSION} there does not understand the chief's")
+    assert said.problem.endswith("install the chief's version there")
+
+
+def test_an_agent_tells_its_version() -> None:
+    facts, held = find_facts(Inspect(None, "/", None))
+    assert facts.autodist == VERSION
+    assert held is not None
+    held.release()
