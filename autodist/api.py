@@ -17,6 +17,7 @@ from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_models import KerasModels
+from autodist.capture.local_training import put_back
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError
 from autodist.function_step import DistributedFunction
@@ -112,9 +113,12 @@ class AutoDist:
         if not tf.executing_eagerly():
             tf.compat.v1.enable_resource_variables()
         seed_what_has_no_seed(self._run.seed)
-        with self._keras.adopting(), noting_gradients(in_functions=False) as notes:
-            self._notes = notes
-            yield self
+        try:
+            with self._keras.adopting(), noting_gradients(in_functions=False) as notes:
+                self._notes = notes
+                yield self
+        finally:
+            put_back()
 
     def create_distributed_session(self, batch_axis: Mapping[Any, int | None] | None = None) -> DistributedSession:
         """A session that runs the default graph on all replicas, in place of `tf.compat.v1.Session()`.

@@ -81,7 +81,7 @@ class TrainsAlone:
                 "MonitoredTrainingSession; or, if each is to train its own, build that graph outside of the scope."
             )
         if self._is_chief:
-            log.info("on one device alone trains %s%s", _DOINGS[step.way], _at(step))
+            log.info("so far on one device alone: %s%s", _DOINGS[step.way], _at(step))
 
     def _warn(self, step: LocalStep) -> None:
         workers, replicas = len(self._spec.workers), len(self._spec.replicas)

@@ -106,8 +106,7 @@ class LocalTraining:
         if self in _watching:
             _watching.remove(self)
         self._suspects.clear()
-        if not _watching:
-            _unhook()
+        put_back()
 
     def look_again(self) -> LocalStep | None:
         """What was found, looked for once more."""
@@ -253,9 +252,12 @@ def _hook(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     _hooks.append((owner, name, plain, ours))
 
 
-def _unhook() -> None:
-    """Puts everything back, unless somebody else has put something in place of ours, which then rests."""
-    if all(vars(owner)[name] is ours for owner, name, _, ours in _hooks):
+def put_back() -> None:
+    """Leaves TensorFlow as it was where nobody looks any more.
+
+    Within a scope, which has put something in place of ours, ours rests; the scope's end calls this again.
+    """
+    if not _watching and all(vars(owner)[name] is ours for owner, name, _, ours in _hooks):
         for owner, name, plain, _ in _hooks:
             setattr(owner, name, plain)
         _hooks.clear()

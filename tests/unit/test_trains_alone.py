@@ -136,6 +136,15 @@ def test_every_kind_of_model_remembers_where_it_was_built(
     assert warnings(said) == []
 
 
+def test_tensorflow_is_as_it_was_once_a_distributed_step_has_trained() -> None:
+    before = [tf.GradientTape.gradient, tf.compat.v1.Session.run]
+    made = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]}))
+    assert tf.GradientTape.gradient is not before[0]
+    with made.scope():
+        compiled().fit(X, Y, verbose=0)
+    assert [tf.GradientTape.gradient, tf.compat.v1.Session.run] == before
+
+
 def test_a_teacher_that_is_trained_first_is_noted_and_not_warned_of(
     ad: AutoDist, said: pytest.LogCaptureFixture
 ) -> None:
@@ -146,7 +155,7 @@ def test_a_teacher_that_is_trained_first_is_noted_and_not_warned_of(
     net.fit(X, teacher.predict(X, verbose=0), verbose=0)
     end(ad)
     assert warnings(said) == []
-    assert records(said)[0].getMessage().startswith("on one device alone trains fit of a model")
+    assert records(said)[0].getMessage().startswith("so far on one device alone: fit of a model")
 
 
 def test_what_is_looked_at_after_distributed_training_is_not_warned_of(

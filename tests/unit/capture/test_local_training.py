@@ -15,7 +15,7 @@ from tensorflow.python.ops import gradients_util
 
 from autodist.capture.function import capture_function
 from autodist.capture.gradients import noting_gradients
-from autodist.capture.local_training import LocalStep, LocalTraining, Way
+from autodist.capture.local_training import LocalStep, LocalTraining, Way, put_back
 
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
 
@@ -254,8 +254,8 @@ def test_tensorflow_is_as_it_was_when_nobody_looks_any_more() -> None:
     assert all(now is not then for now, then in zip(hooked(), before, strict=True))
     one.stop()
     with noting_gradients():
-        other.stop()  # within another's patches: ours rest till somebody stops outside of them
-    LocalTraining(lambda step: None).stop()
+        other.stop()  # within another's patches ours rest
+    put_back()
     assert hooked() == before
 
 
