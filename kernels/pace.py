@@ -49,6 +49,7 @@ class SetPace(Kernel):
 def _keep_state(item: GraphItem, context: Context) -> GraphItem:
     own = [join for join in item.joins if join.kind is not JoinKind.GRADIENT]
     _require_no_boundary(own, item.keepers)
+    _require_one_weight(own, item.keepers)
     if own and context.worker == 0:
         _say_that_state_is_local()
     results = Results(GraphEditor(item.graph_def))
@@ -67,6 +68,17 @@ def _require_no_boundary(joins: Sequence[Join], keepers: Mapping[str, Keeper]) -
         raise StrategyError(
             f"an update reads {asked[0].local[0]}, which every replica computes, and {stale[0]} has staleness: its "
             "owner applies updates apart from the steps and does not have it. Set staleness to 0, or use AllReduce."
+        )
+
+
+def _require_one_weight(joins: Sequence[Join], keepers: Mapping[str, Keeper]) -> None:
+    asked = [join for join in joins if join.kind is JoinKind.LOSS]
+    stale = sorted(name for name, keeper in keepers.items() if keeper.pace is Pace.STALE)
+    if asked and stale:
+        raise StrategyError(
+            f"the loss adds values of which each counts in another way (a mean beside a sum, a ratio of sums), so that "
+            f"each worker has to know of all examples of a step, and {stale[0]} has staleness: no step waits for "
+            "another worker. Set staleness to 0, or use AllReduce."
         )
 
 

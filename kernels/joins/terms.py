@@ -6,11 +6,14 @@ import logging
 
 import tensorflow as tf
 
+from autodist.errors import StrategyError
 from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.keeper import Pace
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import JoinKind, Term
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.kernels.joins.joiner import Joiner
+from autodist.kernels.plan import Plan
 from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -38,6 +41,7 @@ class TermSeeds:
     def __init__(self, joiner: Joiner, call: int) -> None:
         self._joiner, self._call = joiner, call
         self._terms = joiner.item.gradient_calls[call].terms
+        self._replicas = self._find_replicas()
         self._kinds = {term: self._kind(term) for term in self._terms}
         self._read = [t for t in self._terms if self._is_read(t) and not isinstance(self._kinds[t], Replicated)]
 
@@ -51,6 +55,24 @@ class TermSeeds:
         for term in self._terms:
             if term.value in self._joiner.editor:
                 self._give_value(term, wholes)
+
+    def _find_replicas(self) -> int:
+        """How many replicas make one update together.
+
+        Raises:
+            StrategyError: those of all workers for some variables, and for others those of each worker alone.
+        """
+        plan, stages = Plan(self._joiner.context.strategy), self._joiner.stages
+        keepers = {g.variable: plan.keeper(g.variable) for g in stages.gradients if g.call == self._call}
+        alone = [name for name, keeper in keepers.items() if keeper is not None and keeper.pace is Pace.ASYNCHRONOUS]
+        together = sorted(keepers.keys() - set(alone))
+        if alone and together:
+            raise StrategyError(
+                f"the loss {self._terms[-1].tensor} adds values of which each counts in another way (a mean beside a "
+                f"sum, a ratio of sums), and {alone[0]} is updated by each worker alone, {together[0]} by all workers "
+                "together. Set `sync` alike for all variables."
+            )
+        return self._joiner.count if alone else len(self._joiner.context.replicas)
 
     def _kind(self, term: Term) -> Kind:
         kind = self._joiner.flows.kind(term.tensor)
@@ -127,7 +149,7 @@ class TermSeeds:
             weight = f.input(self._joiner.weights_of(kind.weight, EXACT)[0][k], EXACT, [])
             return tf.cast(tf.math.divide_no_nan(weight, f.input(wholes[kind.weight][0], EXACT, [])), dtype)
         if isinstance(kind, Replicated):
-            return tf.constant(1 / len(self._joiner.context.replicas), dtype)
+            return tf.constant(1 / self._replicas, dtype)
         return tf.cast(self._joiner.parts.is_used(f, k), dtype)
 
     def _give_value(self, term: Term, wholes: Sums) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.errors import StrategyError
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
 
 SHAPES = [(1, 2), (2, 1)]
@@ -137,6 +138,34 @@ def test_several_targets_have_a_weight_each(shape, caplog):
     with caplog.at_level(logging.WARNING, "autodist"):
         check(step, shape)
     assert not caplog.records
+
+
+def test_an_asynchronous_worker_goes_by_its_own_examples():
+    def loss(x, a, b):  # whose gradient is the same whatever the other worker has written
+        return 0.3 * (tf.reduce_mean(x @ a) + 0.01 * tf.reduce_sum(x @ a)) + 0.1 * tf.reduce_sum(a) + tf.reduce_sum(b)
+
+    captured = capture(step_of(loss), batches()[0][0])
+    strategy = plan(captured.item, 2, 2, {"first": 2, "second": 2}, servers=1, asynchronous=True)
+    found = train(captured, strategy, batches()[:1])
+    before = {v.name.removesuffix(":0"): v.numpy() for v in captured.sources}
+    (x,) = batches()[0]
+    parts = (x[:4], x[4:])  # of two replicas each
+    by_first = sum(0.3 * (part.mean(0) / 2 + 0.01 * part.sum(0))[:, np.newaxis] + 0.1 for part in parts)
+    np.testing.assert_allclose(found.variable("first"), before["first"] - 0.05 * by_first, rtol=1e-12)
+    np.testing.assert_allclose(found.variable("second"), before["second"] - 0.05 * 2.0, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "owners, options, told",
+    [
+        ({"first": 0, "second": 0}, {"staleness": 1}, "first has staleness: no step waits"),
+        ({"first": 0}, {"asynchronous": True}, "first is updated by each worker alone, second by all workers together"),
+    ],
+)
+def test_paces_at_which_the_whole_batch_is_not_known_are_refused(owners, options, told):
+    captured = capture(step_of(SCALED["scaled mean and sum"]), batches()[0][0])
+    with pytest.raises(StrategyError, match=told):
+        rewritten(captured, plan(captured.item, 2, 1, owners, **options))
 
 
 def test_ratios_by_class_are_those_of_the_batch():
