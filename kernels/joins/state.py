@@ -10,8 +10,9 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.names import node_of
-from autodist.graph.parts import Aggregation, Join, JoinKind
-from autodist.graph.propagation import Examples, Mean, Sum, Weight
+from autodist.graph.parts import Aggregation, GradientCall, Join, JoinKind, Variable
+from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Weight
+from autodist.graph.walks import reach
 from autodist.kernels.growth import Growth
 from autodist.kernels.joins.joiner import Joiner
 from autodist.kernels.joins.whole_state import WholeState
@@ -57,6 +58,8 @@ class StateJoins:
             return self._as_declared(f, change, declared)
         if declared is Aggregation.SUM and only_adds and self._adds_sums(change):
             return self._sum_of_changes(f, change)
+        if change.variable.is_overwritten and (call := self._looked_at(change)) is not None:
+            raise _not_known(change.variable, f"it is computed of gradients of {call.targets[0]}")
         unknown = whole.unknown(change)
         if unknown is not None and declared is Aggregation.SUM and self._takes_averages(change, unknown):
             unknown = whole.unknown(change)
@@ -68,6 +71,19 @@ class StateJoins:
 
     def _adds_sums(self, change: StateChange) -> bool:
         return all(isinstance(self._joiner.flows.kind(t), Sum) for t in change.in_all.changes)
+
+    def _looked_at(self, change: StateChange) -> GradientCall | None:
+        """The call whose gradients are looked at for what is written, by their size, where that is a replica's own."""
+        item, flows = self._joiner.item, self._joiner.flows
+        made = [t for t in (change.in_all.base, *change.in_all.changes) if t and node_of(t) in item.wiring.nodes]
+        needed = reach(map(node_of, made), lambda name: item.wiring.data[name])
+        for call in item.gradient_calls:
+            seeds = {call.targets[0]: call.seed} | {term.tensor: term.seed for term in call.terms}
+            for weighed, seed in seeds.items():
+                is_whole = isinstance(flows.kind(weighed), Sum | PerExample) or flows.kind(seed) != Replicated()
+                if seed in needed and not is_whole:
+                    return call
+        return None
 
     def _takes_averages(self, change: StateChange, reason: str) -> bool:
         """Takes what is written there, and stays as large as it is in a larger batch, for means over the examples.
@@ -96,11 +112,7 @@ class StateJoins:
     def _guess(self, f: Fragment, change: StateChange, reason: str) -> str:
         variable = change.variable
         if variable.is_overwritten:
-            raise RewriteError(
-                f"{variable.name} is overwritten with what each replica computes of its part of the batch (Keras's "
-                f"overwrite_with_gradient, as float8 quantization sets it), and it is not known what one device would "
-                f"leave there ({reason}). Train the model without that quantization, or on one device."
-            )
+            raise _not_known(variable, reason)
         aggregation = variable.aggregation
         if aggregation is Aggregation.NONE:
             aggregation = Aggregation.MEAN if variable.dtype.is_floating else Aggregation.ONLY_FIRST_REPLICA
@@ -163,3 +175,11 @@ class StateJoins:
         """A captured tensor of a variable's shape, as each local replica has it."""
         dtype, shape = change.variable.dtype, change.variable.shape
         return [f.input(self._joiner.parts.named(captured, k), dtype, shape) for k in range(self._joiner.count)]
+
+
+def _not_known(variable: Variable, reason: str) -> RewriteError:
+    return RewriteError(
+        f"{variable.name} is overwritten with what each replica computes of its part of the batch (Keras's "
+        f"overwrite_with_gradient, as float8 quantization sets it), and it is not known what one device would leave "
+        f"there ({reason}). Train the model without that quantization, or on one device."
+    )

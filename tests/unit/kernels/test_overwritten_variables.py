@@ -80,6 +80,9 @@ def test_what_float8_keeps_is_none_of_the_gradients():
         optimizer.apply(tape.gradient(loss, [v.value for v in net.trainable_variables]), net.trainable_variables)
         return loss
 
-    item = capture(step, batches()[0][0]).item
+    captured = capture(step, batches()[0][0])
+    item = captured.item
     assert {g.variable.rsplit("/")[-1] for g in item.gradients} == {"kernel", "bias"}
     assert len([v for v in item.variables if v.is_overwritten]) == 6
+    with pytest.raises(RewriteError, match="outputs_grad_.*computed of gradients of Mean"):
+        rewritten(captured, plan(item, 1, 2))
