@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from autodist.errors import ClusterError
+from autodist.errors import ClusterError, WorkerFailedError
 
 
 class MissedStep:
@@ -17,16 +17,22 @@ class MissedStep:
 
     Args:
         others_wait: whether there are other workers by now.
+        turn: held during a step, where threads of the script have to take turns.
     """
 
-    def __init__(self, others_wait: Callable[[], bool]) -> None:
-        self._others_wait = others_wait
+    def __init__(self, others_wait: Callable[[], bool], turn: AbstractContextManager[object] | None = None) -> None:
+        self._others_wait, self._turn = others_wait, turn or nullcontext()
         self._error: BaseException | None = None
         self._made_at: float | None = None
 
     def __bool__(self) -> bool:
         """Whether a step was missed."""
         return self._error is not None
+
+    @property
+    def error(self) -> BaseException | None:
+        """By which a step was missed."""
+        return self._error
 
     def has_made_one_since(self, moment: float) -> bool:
         """Whether a step was made later than `moment`, by `time.monotonic`."""
@@ -41,7 +47,15 @@ class MissedStep:
 
         Raises:
             ClusterError: this worker missed an earlier step.
+            WorkerFailedError: it did since another worker ended badly.
         """
+        with self._turn, self._in_turn(but):
+            yield
+
+    @contextmanager
+    def _in_turn(self, but: type[Exception] | tuple[()]) -> Iterator[None]:
+        if isinstance(self._error, WorkerFailedError):
+            raise self._error
         if self._error is not None:
             raise ClusterError(
                 f"this worker failed in an earlier step ({type(self._error).__name__}: {self._error}) and its script "

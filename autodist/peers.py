@@ -13,19 +13,13 @@ from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.member import Member
 from autodist.cluster.protocol import Doing, Progress
 from autodist.cluster.servers import start_server, wait_until_listening
-from autodist.cluster.stalls import StallWatch
+from autodist.cluster.stalls import Limits, StallWatch
 from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runtime.caller import Caller
 from autodist.start_up import StartUp
 
 log = logging.getLogger("autodist")
-
-LISTEN_LIMIT = 300.0
-"""Seconds within which every worker's script has to reach its first step."""
-
-CAUSE_LIMIT = 8.0
-"""Seconds to wait for the reason why another worker went away, once TensorFlow has seen that it did."""
 
 # What TensorFlow raises in the workers that are left when one goes away, or when the session is closed under a run.
 _GONE = (
@@ -63,6 +57,7 @@ class Peers:
 
     Attributes:
         failure: of another worker, once the chief knows of it.
+        is_told: whether the script has seen that failure raised.
     """
 
     def __init__(
@@ -74,6 +69,7 @@ class Peers:
         self._ended_at: float | None = None
         self.failure: WorkerFailedError | None = None
         self._lines_before = 0
+        self.is_told = False
 
     @property
     def have_joined(self) -> bool:
@@ -119,15 +115,16 @@ class Peers:
         others = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} workers"
         with self._start_up.doing(f"waiting for {others} to trace the step and join"):
             server = start_server(addresses, 0, self._coordinator.held, config)
-            wait_until_listening(addresses, LISTEN_LIMIT, self._coordinator.check)
+            wait_until_listening(addresses, self._spec.start_timeout, self._coordinator.check)
         self._start_up.has_done("all %d workers have joined", len(self._spec.workers))
-        StallWatch(self._coordinator, self._spec.workers[0].name, self._progress)
+        limits = Limits(self._spec.stall_timeout, self._spec.answer_timeout, self._spec.deadlock_timeout)
+        StallWatch(self._coordinator, self._spec.workers[0].name, self._progress, limits)
         return server
 
     def _follow(self, member: Member, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
         member.progress = self._progress
         server = start_server(member.addresses, member.index, member.held, config)
-        wait_until_listening(member.addresses, LISTEN_LIMIT)
+        wait_until_listening(member.addresses, self._spec.start_timeout)
         return server
 
     def _progress(self) -> Progress:
@@ -170,13 +167,14 @@ class Peers:
         """Which worker's end made something fail here, if that was the reason and can be known here."""
         if self._member is not None and isinstance(error, _ECHOES):
             # The chief knows which one, says so, and ends this worker, which has nothing to add.
-            self._member.wait_to_be_ended(CAUSE_LIMIT)
+            self._member.wait_to_be_ended(self._spec.cause_timeout)
         if self._coordinator is None or not isinstance(error, _GONE):
             return None
-        return self.failure or self._coordinator.first_cause(CAUSE_LIMIT)
+        return self.failure or self._coordinator.first_cause(self._spec.cause_timeout)
 
     def _as_told_last(self, failure: WorkerFailedError) -> WorkerFailedError:
         """For raising, without what it went through: its message is to be the last thing that the user reads."""
+        self.is_told = True
         if self._coordinator is not None:
             self._lines_before = self._coordinator.lines
         return failure.with_traceback(None)

@@ -6,7 +6,9 @@ import io
 import json
 import logging
 import secrets
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +18,7 @@ import tensorflow as tf
 
 from autodist.cluster.member import Member
 from autodist.cluster.script_end import watch_script_end
-from autodist.errors import ClusterError
+from autodist.errors import AutoDistError, ClusterError
 from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
@@ -82,7 +84,9 @@ class Run:
         self._end = watch_script_end()
         self.tracker = VariableTracker(self.pull)
         self._updates = Updates(self._on_failed_update)
-        self.missed_step = MissedStep(lambda: self._peers.have_joined)
+        # All workers do the same in the same order, so threads of the script take turns.
+        self._turn: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
+        self.missed_step = MissedStep(lambda: self._peers.have_joined, self._turn)
         self.first_batches = FirstBatches(
             self.index,
             [w.name for w in self.spec.workers],
@@ -284,10 +288,11 @@ class Run:
         if self.workers == 1:
             return unpack(combine_parts([mine]))
         self._has_work = True
-        if self._host is None:
-            self._start()
-        parts = self.guard(self._messages.gather, mine)
-        return unpack(self.guard(self._messages.exchange, combine_parts(parts) if parts else b""))
+        with self._turn:
+            if self._host is None:
+                self._start()
+            parts = self.guard(self._messages.gather, mine)
+            return unpack(self.guard(self._messages.exchange, combine_parts(parts) if parts else b""))
 
     def share(self, said: str) -> str:
         """What the chief says, on every worker; all of them call it alike, also before there are others."""
@@ -342,16 +347,35 @@ class Run:
         self._close_session()
         if self._ends_badly:  # another worker just leaves, which is told to the chief
             self._peers.abort(_INTERRUPTED if self._is_interrupted else "the chief's script failed")
+            self._tell_what_no_status_tells()
         else:
             self._peers.finish()
+
+    def _tell_what_no_status_tells(self) -> None:
+        """On the chief, raises what failed and has not made the script itself end badly.
+
+        Raises:
+            WorkerFailedError: another worker ended badly while the script was in no step.
+            ClusterError: a step failed in a thread of the script, which nobody waits for.
+        """
+        if self.index != 0:
+            return  # its chief tells
+        if self._peers.failure is not None and not self._peers.is_told:
+            raise self._peers.failure
+        for error in self._end.uncaught:
+            if error is self.missed_step.error or isinstance(error, AutoDistError):
+                raise ClusterError(
+                    f"a step failed in a thread of the script: {type(error).__name__}: {error}"
+                ) from error
 
     # -- variables -------------------------------------------------------------------------------------------------
 
     def pull(self) -> None:
         """Brings the script's variables up to date with the session's."""
         if self._host is not None:
-            self.land()
-            self.guard(self._pieces.pull, [t for t in self.tracker if t.is_behind])
+            with self._turn:
+                self.land()
+                self.guard(self._pieces.pull, [t for t in self.tracker if t.is_behind])
 
     def push(self, variables: Sequence[Tracked]) -> None:
         """Tells the session what the script wrote."""

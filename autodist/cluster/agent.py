@@ -1,13 +1,15 @@
 """The agent: on a worker's machine, it starts the script, reports what becomes of it, and ends it.
 
-`python -m autodist.cluster.agent [--remote]` speaks the messages of `protocol` on standard input and output. It ends
-when its standard input does, when it is told to stop, or when the script has ended; nothing of the script is left then.
-With `--remote`, where a cut link does not end standard input, silence ends it too. Neither TensorFlow nor anything else
-heavy is imported here.
+`python -m autodist.cluster.agent --stop SECONDS [--silence SECONDS]` speaks the messages of `protocol` on standard
+input and output. It ends when its standard input does, when it is told to stop, or when the script has ended; nothing
+of the script is left then. With `--silence`, for a link that may be cut, which does not end standard input, so many
+seconds of silence end it too. `--stop` says how long a script has to end by itself. Neither TensorFlow nor anything
+else heavy is imported here.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import sys
@@ -18,8 +20,6 @@ from typing import BinaryIO
 from autodist.cluster.launch import LaunchedScript
 from autodist.cluster.ports import PortHeld, hold_port
 from autodist.cluster.protocol import (
-    HEARTBEAT_INTERVAL,
-    SILENCE_LIMIT,
     Ask,
     Facts,
     Heartbeat,
@@ -33,13 +33,8 @@ from autodist.cluster.protocol import (
     decode,
     encode,
 )
-from autodist.cluster.silence import LOOK_INTERVAL, Silence
+from autodist.cluster.silence import Silence, beat_interval
 from autodist.versions import VERSION
-
-_SILENT_CHIEF = (
-    f"it heard nothing from the chief's machine for {SILENCE_LIMIT:.0f} s and ended its script; "
-    "see whether the network is up, and whether processes of the run were stopped"
-)
 
 
 class Agent:
@@ -48,28 +43,46 @@ class Agent:
     Args:
         incoming: lines from the coordinator.
         outgoing: lines to the coordinator.
+        stop_timeout: seconds between asking a script to end and ending it.
+        silence_timeout: seconds of silence after which the chief counts as gone; None: where it ends, standard input
+            does.
     """
 
-    def __init__(self, incoming: BinaryIO, outgoing: BinaryIO) -> None:
+    def __init__(
+        self, incoming: BinaryIO, outgoing: BinaryIO, stop_timeout: float, silence_timeout: float | None = None
+    ) -> None:
         self._incoming, self._outgoing = incoming, outgoing
         self._writing = threading.Lock()
         self._ended = threading.Event()
-        self._silence = Silence()
+        self._stop_timeout = stop_timeout
+        self._silence = None if silence_timeout is None else Silence(silence_timeout)
         self._held: PortHeld | None = None
         self._script: LaunchedScript | None = None
 
-    def serve(self, remote: bool) -> None:
+    def serve(self) -> None:
         """Answers until there is nobody to answer or nothing left to report; then ends the script, if it still runs."""
-        for work in (self._listen, self._beat) if remote else (self._listen,):
-            threading.Thread(target=work, daemon=True).start()
-        # Here and not where heartbeats are sent: sending blocks when the link is cut in the middle of much output.
-        while not self._ended.wait(LOOK_INTERVAL):
-            if remote and self._silence.is_too_long():
-                # The link may come back, and the script's end is not the cause then. A link that is cut blocks.
-                threading.Thread(target=self.send, args=(Lost(_SILENT_CHIEF),), daemon=True).start()
-                break
+        threading.Thread(target=self._listen, daemon=True).start()
+        if self._silence is None:
+            self._ended.wait()
+        else:
+            self._heed_silence(self._silence)
         if self._script is not None:
             self._script.end()
+
+    def _heed_silence(self, silence: Silence) -> None:
+        """Returns when the conversation has ended, or nothing was heard for too long."""
+        threading.Thread(target=self._beat, args=(beat_interval(silence.limit),), daemon=True).start()
+        # Here and not where heartbeats are sent: sending blocks when the link is cut in the middle of much output.
+        while not self._ended.wait(silence.look_interval):
+            if silence.is_too_long():
+                problem = (
+                    f"it heard nothing from the chief's machine for {silence.limit:g} s and ended its script; see "
+                    "whether the network is up, and whether processes of the run were stopped; where the network "
+                    "pauses for longer, raise `silence_timeout`"
+                )
+                # The link may come back, and the script's end is not the cause then. A link that is cut blocks.
+                threading.Thread(target=self.send, args=(Lost(problem),), daemon=True).start()
+                return
 
     def send(self, message: Message) -> None:
         """Tells the coordinator something; when that is impossible, the agent ends."""
@@ -83,7 +96,8 @@ class Agent:
     def _listen(self) -> None:
         try:
             for line in self._incoming:
-                self._silence.heard()
+                if self._silence is not None:
+                    self._silence.heard()
                 if not self._handle(decode(line)):
                     break
         except ProtocolError as error:
@@ -114,10 +128,10 @@ class Agent:
 
     def _start(self, start: Start) -> None:
         assert self._held is not None, "Facts with a port come before Start"
-        self._script = LaunchedScript(start, self._held, self.send, self._ended.set)
+        self._script = LaunchedScript(start, self._held, self._stop_timeout, self.send, self._ended.set)
 
-    def _beat(self) -> None:
-        while not self._ended.wait(HEARTBEAT_INTERVAL):
+    def _beat(self, interval: float) -> None:
+        while not self._ended.wait(interval):
             self.send(Heartbeat())
 
 
@@ -153,7 +167,11 @@ def main() -> int:
     # end for the thread that reads.
     incoming, outgoing = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    Agent(incoming, outgoing).serve(remote="--remote" in sys.argv[1:])
+    options = argparse.ArgumentParser()
+    options.add_argument("--stop", type=float, default=3.0)
+    options.add_argument("--silence", type=float)
+    limits, _ = options.parse_known_args()  # another version's chief, who is told of that, may say more
+    Agent(incoming, outgoing, limits.stop, limits.silence).serve()
     return 0
 
 

@@ -15,9 +15,10 @@ from autodist.cluster.agent import find_facts
 from autodist.cluster.failure import Ending, choose_cause
 from autodist.cluster.link import Link
 from autodist.cluster.output import Output
+from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch, wait_for
 from autodist.cluster.ports import PortHeld
 from autodist.cluster.preflight import check_all
-from autodist.cluster.protocol import GRACE, Ask, Facts, Inspect, Join, Lost, Message, Progress, Release, Start, Stop
+from autodist.cluster.protocol import Ask, Facts, Inspect, Join, Lost, Message, Progress, Release, Start, Stop
 from autodist.cluster.script import Script
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.cluster.transport import LocalTransport, SSHTransport, Transport
@@ -26,15 +27,20 @@ from autodist.resources import Node, ResourceSpec
 
 _log = logging.getLogger("autodist.cluster")
 
-ANSWER_LIMIT = 45.0
-"""Seconds within which every agent has to answer: logging in over SSH takes the most of it."""
-
-RELEASE_LIMIT = 10.0
-"""Seconds that a released worker has for its process to end."""
+# Seconds after which it is told for whose process the end of the run waits.
+_TELLS_AFTER = 5.0
 
 # Endings that one cause has come in within the first; a cut link may show later than what it causes, as an echo.
 _COLLECT, _COLLECT_ECHOES = 1.0, 3.0
-_STOP_LIMIT = GRACE + 2.0
+
+# In seconds, beyond what a script has to end by itself.
+_STOP_LIMIT = 3.0
+
+# What says that Python could not flush an output at its very end; no failure of what was trained.
+_NOT_FLUSHED = 120
+
+# Seconds in which the supervisor, who waits for echoes, tells a cause that is there; only a halted process exceeds it.
+_CAUSE_LIMIT = 60.0
 
 
 class _Phase(enum.Enum):
@@ -122,7 +128,7 @@ class Coordinator:
         environment = dict(script.environment) if script else {}
         for worker, link in zip(self._workers[1:], self._links, strict=True):
             assert script is not None
-            join = Join(worker.index, worker.name, self._addresses, payload)
+            join = Join(worker.index, worker.name, self._addresses, payload, self._spec.stop_timeout)
             link.send(Start(script.arguments, script.directory, environment, join))
         with self._changed:
             self._phase = _Phase.RUNNING
@@ -135,8 +141,11 @@ class Coordinator:
     def finish(self) -> None:
         """The chief's script has ended well: waits until all workers are done, then lets all of them end.
 
+        A worker that has said that it is done has nothing left that could fail but by its own word: what its process
+        takes long for, or dies of, is told in the log.
+
         Raises:
-            WorkerFailedError: a worker ended badly, or did not end within `RELEASE_LIMIT` seconds after its release.
+            WorkerFailedError: a worker ended badly, or with an exit status that its script chose.
         """
         if self._phase is _Phase.PREPARING:
             self.abort("nothing was started")
@@ -148,7 +157,7 @@ class Coordinator:
                 self._phase = _Phase.RELEASED
                 self._changed.notify_all()
         if self._phase is not _Phase.RELEASED:
-            cause = self.first_cause(_COLLECT_ECHOES + 1)
+            cause = self.first_cause(_CAUSE_LIMIT)
             self.abort("a worker ended badly")
             assert cause is not None
             raise cause
@@ -164,11 +173,7 @@ class Coordinator:
             return
         # Where a worker has failed, the others are being stopped already, and the last word is the failure's.
         _log.log(logging.DEBUG if self._cause else logging.INFO, "stopping all workers: %s", reason)
-        with self._changed:
-            self._phase = _Phase.STOPPED
-            self._changed.notify_all()
-        self._tell_all(Stop())
-        self._close(_STOP_LIMIT)
+        self._stop_all()
 
     def first_cause(self, timeout: float) -> WorkerFailedError | None:
         """Why the run failed, if a worker ended badly; waits for that for up to `timeout` seconds.
@@ -239,12 +244,15 @@ class Coordinator:
 
     def _transport(self, node: Node) -> tuple[Transport, tuple[str, ...]]:
         group = self._spec.ssh_group(node)
+        stop = ("--stop", str(self._spec.stop_timeout))
         if group is None:
-            return LocalTransport(), ()
+            return LocalTransport(), stop
         # A node may be the jump host on the way to another.
         reached = {other.address: self._spec.ssh[other.ssh_config] for other in self._spec.nodes if other.ssh_config}
-        others = (SSHSettings.of_group(address, other) for address, other in reached.items())
-        return SSHTransport(SSHSettings.of_group(node.address, group).through(others)), ("--remote",)
+        connect, silence = self._spec.connect_timeout, self._spec.silence_timeout
+        others = (SSHSettings.of_group(address, other, connect) for address, other in reached.items())
+        settings = SSHSettings.of_group(node.address, group, connect).through(others)
+        return SSHTransport(settings, silence, self._spec.reach_timeout), (*stop, "--silence", str(silence))
 
     def _inspect(self, script: Script | None) -> dict[str, Facts | Lost]:
         """What every worker's machine says, by the worker's name."""
@@ -254,14 +262,23 @@ class Coordinator:
             link.send(ask)
         own, self._held = find_facts(asks[0])
         with self._changed:
-            self._changed.wait_for(lambda: all(link.answer for link in self._links), ANSWER_LIMIT)
-            late = Lost(f"no answer within {ANSWER_LIMIT:.0f} s; see whether the machine is up and not overloaded")
+            limit = self._spec.reach_timeout
+            wait_for(self._changed, lambda: all(link.answer for link in self._links), limit)
+            late = Lost(
+                f"no answer within {limit:g} s; see whether the machine is up and not overloaded, or raise "
+                "`reach_timeout`"
+            )
             return {self._workers[0].name: own} | {link.name: link.answer or late for link in self._links}
 
     def _note_ending(self, link: Link) -> None:
         assert link.ending is not None
-        if self._phase is _Phase.RUNNING or (self._phase is _Phase.RELEASED and link.status != 0):
+        if self._phase is _Phase.RUNNING:
             self._endings.append(link.ending)
+        elif self._phase is _Phase.RELEASED and link.status != 0:
+            if link.status is not None and link.status > 0 and link.status != _NOT_FLUSHED:
+                self._endings.append(link.ending)
+            else:
+                _log.warning("%s was done; then its process %s.", link.name, link.ending.reason)
 
     def _supervise(self) -> None:
         """Waits for the first bad ending while the chief's script runs, and acts on it."""
@@ -287,26 +304,59 @@ class Coordinator:
         )
 
     def _release(self) -> None:
+        """Lets all workers end, and waits until their processes have."""
         self._tell_all(Release())
-        with self._changed:
-            self._changed.wait_for(lambda: all(link.ending for link in self._links), RELEASE_LIMIT)
-            late = [link.name for link in self._links if not link.ending]
-            bad = [*self._endings, *(Ending(name, f"did not end within {RELEASE_LIMIT:.0f} s") for name in late)]
+        try:
+            late = self._wait_for_processes()
+        except BaseException:  # Ctrl-C
+            self._stop_all()
+            raise
         if late:
-            self._tell_all(Stop())
-        self._close(_STOP_LIMIT)
-        if bad:
-            raise choose_cause(bad).error()
+            _log.warning(
+                "%s: the script is done, but its process did not end within %g s, and is stopped. Raise `end_timeout` "
+                "if its exit handlers need longer.", ", ".join(late), self._spec.end_timeout,
+            )  # fmt: skip
+            self._stop_all()
+        else:
+            self._close()
+        if self._endings:
+            raise choose_cause(self._endings).error()
+
+    def _wait_for_processes(self) -> list[str]:
+        """Waits until the processes of released workers have ended, and names those that have not in time."""
+
+        def late() -> list[str]:
+            return [link.name for link in self._links if not link.ending]
+
+        limit = self._spec.end_timeout
+        with self._changed:
+            if limit > _TELLS_AFTER and not wait_for(self._changed, lambda: not late(), _TELLS_AFTER):
+                _log.info(
+                    "%s: the script is done, its process (exit handlers, threads) is not; waiting for up to %g s.",
+                    ", ".join(late()), limit,
+                )  # fmt: skip
+                limit -= _TELLS_AFTER
+            wait_for(self._changed, lambda: not late(), limit)
+            return late()
 
     def _tell_all(self, message: Message) -> None:
         for link in self._links:
             link.send(message)
 
-    def _close(self, limit: float) -> None:
-        """Waits until all agents have ended, for `limit` seconds in all, and ends what is left on this machine."""
-        deadline = time.monotonic() + limit
+    def _stop_all(self) -> None:
+        """Stops all workers, and returns when they are gone."""
+        with self._changed:
+            self._phase = _Phase.STOPPED
+            self._changed.notify_all()
+        self._tell_all(Stop())
+        self._close()
+
+    def _close(self) -> None:
+        """Waits until all agents have ended, for some seconds, and ends what is left on this machine."""
+        stopwatch, limit = Stopwatch(), self._spec.stop_timeout + _STOP_LIMIT
         for link in self._links:
-            link.wait(max(0.0, deadline - time.monotonic()))
+            while not link.wait(LOOK_INTERVAL) and stopwatch.read() < limit:
+                pass
             link.close()
         if self._held is not None:
             self._held.release()

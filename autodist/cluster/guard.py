@@ -1,9 +1,10 @@
 """The guard: starts a script and ends it, with everything that it started, as soon as whoever asked for it is gone.
 
-`python -m autodist.cluster.guard REPORT_FD INHERITED_FDS python [arguments]`. Standard input is a lifeline: nothing is
-said on it, and its end, which comes however the process at the other end dies, is the sign to end the script. The guard
-writes two lines to the file descriptor REPORT_FD: the script's process group when it has started, and its exit status
-when nothing of it is left. INHERITED_FDS (with commas) are handed on to the script.
+`python -m autodist.cluster.guard REPORT_FD INHERITED_FDS SECONDS python [arguments]`. Standard input is a lifeline:
+nothing is said on it, and its end, which comes however the process at the other end dies, is the sign to end the
+script. The guard writes two lines to the file descriptor REPORT_FD: the script's process group when it has started, and
+its exit status when nothing of it is left. INHERITED_FDS (with commas) are handed on to the script. SECONDS is how long
+it has to end by itself (SIGTERM) before it is ended (SIGKILL).
 
 Only a process that does nothing else can promise this: the agent may be killed with SIGKILL, and the script may sit
 inside TensorFlow, where no Python code of ours runs.
@@ -21,15 +22,14 @@ import threading
 import time
 from pathlib import Path
 
-from autodist.cluster.protocol import GRACE
-
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL = 0.02
 _KILL_LIMIT = 5.0  # a process of another user (started through sudo) cannot be killed, and must not hold up the report
 
 
 def main() -> int:
-    report_fd, inherited, command = int(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")], sys.argv[3:]
+    report_fd, inherited = int(sys.argv[1]), [int(number) for number in sys.argv[2].split(",")]
+    stop_timeout, command = float(sys.argv[3]), sys.argv[4:]
     os.set_inheritable(report_fd, False)
     # The guard outlives the signals that end others: it ends when there is nothing left to guard.
     for ending in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -41,7 +41,7 @@ def main() -> int:
         os.close(number)
     _forget_outputs()
     _wait_for_end(script)
-    status = _end_group(script)
+    status = _end_group(script, stop_timeout)
     _report(report_fd, status)
     return 0
 
@@ -89,10 +89,10 @@ def _wait_for_end(script: subprocess.Popen[bytes]) -> None:
     ended.get()
 
 
-def _end_group(script: subprocess.Popen[bytes]) -> int:
+def _end_group(script: subprocess.Popen[bytes], stop_timeout: float) -> int:
     """Ends all processes of the script, and gives the exit status of the first."""
     _signal_group(script.pid, signal.SIGTERM)
-    _wait_until_gone(script, GRACE)
+    _wait_until_gone(script, stop_timeout)
     deadline = time.monotonic() + _KILL_LIMIT
     while _anything_left(script) and time.monotonic() < deadline:
         _signal_group(script.pid, signal.SIGKILL)

@@ -27,12 +27,18 @@ class LaunchedScript:
     Args:
         start: what to run.
         held: the port of its server; the script inherits the hold.
+        stop_timeout: seconds between asking it to end and ending it.
         send: called with `Line`, `Joined`, `Progress`, `Done` and, last, `Exited`, from several threads.
         on_exit: called when all has been sent.
     """
 
     def __init__(
-        self, start: Start, held: PortHeld, send: Callable[[Message], None], on_exit: Callable[[], None]
+        self,
+        start: Start,
+        held: PortHeld,
+        stop_timeout: float,
+        send: Callable[[Message], None],
+        on_exit: Callable[[], None],
     ) -> None:
         self._send, self._on_exit = send, on_exit
         self._gone = threading.Event()
@@ -42,6 +48,7 @@ class LaunchedScript:
         environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(start.environment)
         environment[CONTROL_VARIABLE] = f"{theirs.fileno()},{held.fileno()}"
         guard = [sys.executable, "-P", "-m", "autodist.cluster.guard", str(report_fd), environment[CONTROL_VARIABLE]]
+        guard.append(str(stop_timeout))
         self._guard = subprocess.Popen(
             [*guard, sys.executable, *start.arguments],
             stdin=subprocess.PIPE,

@@ -12,7 +12,6 @@ from collections.abc import Callable
 
 from autodist.cluster.ports import PortHeld
 from autodist.cluster.protocol import (
-    GRACE,
     Ask,
     Doing,
     Done,
@@ -56,7 +55,9 @@ class Member:
         join = decode(self._lines.readline())
         assert isinstance(join, Join), "the agent's first message"
         self.index, self.name, self.addresses, self.payload = join.index, join.name, join.addresses, join.payload
+        self._stop_timeout = join.stop_timeout
         self._script_end = watch_script_end()
+        self._script_end.run_handlers_on_termination()
         self._waiting = threading.Event()
         self._sending = threading.Lock()
         self._ended = threading.Event()
@@ -116,12 +117,12 @@ class Member:
             released = False
         self._ended.set()
         if not released and not self._waiting.is_set():
-            _end_own_group()
+            _end_own_group(self._stop_timeout)
 
 
-def _end_own_group() -> None:
+def _end_own_group(stop_timeout: float) -> None:
     os.killpg(0, signal.SIGTERM)
-    threading.Event().wait(GRACE)
+    threading.Event().wait(stop_timeout)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -6,21 +6,14 @@ A message is a frozen value; `encode` makes its line and `decode` reads it back.
 from __future__ import annotations
 
 import base64
+import contextlib
 import enum
 import json
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
-
-HEARTBEAT_INTERVAL = 1.0
-"""How often both ends of an SSH connection say that they are there."""
-
-SILENCE_LIMIT = 5.0
-"""After this much silence a connection counts as lost. With `GRACE` it stays below the 10 s in which a run ends."""
-
-GRACE = 2.0
-"""Between asking a script to end (SIGTERM) and ending it (SIGKILL)."""
 
 
 class ProtocolError(Exception):
@@ -92,12 +85,14 @@ class Join(Message):
         name: of the worker.
         addresses: of all workers' servers, as "host:port".
         payload: whatever the chief's caller wants to reach every worker.
+        stop_timeout: between SIGTERM and SIGKILL, where the script has to end itself.
     """
 
     index: int
     name: str
     addresses: tuple[str, ...]
     payload: bytes
+    stop_timeout: float
 
 
 @dataclass(frozen=True)
@@ -131,16 +126,27 @@ class Progress(Message):
         doing: that.
         since: for how many seconds.
         processor: seconds of processor time that its process has used so far.
+        queued: seconds that its threads have waited for a processor so far, where there are too few for all.
     """
 
     doing: Doing
     since: float
     processor: float
+    queued: float = 0.0
 
     @classmethod
     def of_this_process(cls, doing: Doing, began: float) -> Progress:
         """What this process does since `began`, a time of `time.monotonic`."""
-        return cls(doing, time.monotonic() - began, time.process_time())
+        return cls(doing, time.monotonic() - began, time.process_time(), _queued())
+
+
+def _queued() -> float:
+    """Seconds that this process's threads have waited for a processor, those of them that still run."""
+    nanoseconds = 0
+    for file in Path("/proc/self/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError, IndexError, ValueError):  # a thread that has ended, or a kernel without it
+            nanoseconds += int(file.read_text().split()[1])
+    return nanoseconds / 1e9
 
 
 @dataclass(frozen=True)

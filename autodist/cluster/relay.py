@@ -3,32 +3,31 @@
 `python -m autodist.cluster.relay` reads a line from its standard input: where to connect, what to start there and, for
 each time that it is to be started, three descriptors. Then it passes bytes on: from the first of these to the command,
 and from the command's outputs to the others. It ends when all commands have, or those who asked for them. Both ends of
-the connection send heartbeats, since a link that is cut ends nothing by itself: after `SILENCE_LIMIT` seconds of
-silence it counts as lost, and the coordinator is told so.
+the connection send heartbeats, since a link that is cut ends nothing by itself: after so many seconds of silence it
+counts as lost, and the coordinator is told so.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import select
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
 import paramiko
 
-from autodist.cluster.protocol import HEARTBEAT_INTERVAL, SILENCE_LIMIT, Heartbeat, Lost, encode
-from autodist.cluster.silence import LOOK_INTERVAL, Silence
+from autodist.cluster.protocol import Heartbeat, Lost, encode
+from autodist.cluster.silence import Silence, beat_interval
 from autodist.cluster.ssh_logins import Logins
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
-# Before the agent's first word, Python has to be loaded there, maybe from a network drive.
-_START_LIMIT = 30.0
 _CHUNK = 1 << 16
 
 
@@ -70,15 +69,16 @@ class Relay:
         host: its name, for messages.
         channel: of the started command.
         ends: the chief's ends of its streams.
+        silence: that is allowed for.
     """
 
-    def __init__(self, host: str, channel: paramiko.Channel, ends: Ends) -> None:
+    def __init__(self, host: str, channel: paramiko.Channel, ends: Ends, silence: Silence) -> None:
         self._host, self._channel, self._ends = host, channel, ends
         self._sending = threading.Lock()
         self._ended = threading.Event()
         self._problem: str | None = None
         self._receiving = True
-        self._silence = Silence(patience=_START_LIMIT - SILENCE_LIMIT)
+        self._silence = silence
 
     def run(self) -> None:
         """Returns when either side has ended or the connection is lost; the coordinator has been told then."""
@@ -86,13 +86,13 @@ class Relay:
         errors.start()
         for work in (self._pass_input, self._pass_output, self._beat):
             threading.Thread(target=work, daemon=True).start()
-        while not self._ended.wait(LOOK_INTERVAL):
+        while not self._ended.wait(self._silence.look_interval):
             if not self._receiving:
                 self._silence.heard()
             if self._silence.is_too_long():
                 self._end(
-                    f"nothing was heard from {self._host} for {SILENCE_LIMIT:.0f} s; "
-                    "see whether the machine is up, and the network to it"
+                    f"nothing was heard from {self._host} for {self._silence.limit:g} s; see whether the machine is "
+                    "up, and the network to it; where that pauses for longer, raise `silence_timeout`"
                 )
         errors.join(1)
         if self._problem is not None:
@@ -112,7 +112,7 @@ class Relay:
         self._end(None)
 
     def _beat(self) -> None:
-        while not self._ended.wait(HEARTBEAT_INTERVAL):
+        while not self._ended.wait(beat_interval(self._silence.limit)):
             self._send(encode(Heartbeat()))
 
     def _send(self, line: bytes) -> None:
@@ -146,7 +146,9 @@ def _write(target: BinaryIO, content: bytes) -> None:
     target.flush()
 
 
-def _relay_all(settings: SSHSettings, module: Sequence[str], all_ends: Sequence[Ends]) -> None:
+def _relay_all(
+    settings: SSHSettings, module: Sequence[str], all_ends: Sequence[Ends], make_silence: Callable[[], Silence]
+) -> None:
     """Starts a command for each of the chief's ends, one after another, and returns when all have ended."""
     with Logins(settings, lambda seconds: _stays_for(seconds, all_ends)) as logins:
         relays = []
@@ -158,7 +160,7 @@ def _relay_all(settings: SSHSettings, module: Sequence[str], all_ends: Sequence[
                 except ClusterError as error:
                     problem = str(error)
                 else:
-                    relays.append(threading.Thread(target=Relay(settings.host, channel, ends).run))
+                    relays.append(threading.Thread(target=Relay(settings.host, channel, ends, make_silence()).run))
                     relays[-1].start()
                     continue
             ends.tell(encode(Lost(problem)))
@@ -177,8 +179,13 @@ def _stays_for(seconds: float, all_ends: Sequence[Ends]) -> bool:
 
 def main() -> int:
     order = json.loads(sys.stdin.readline() or "null")
-    if order is not None:  # or else the chief has gone already
-        _relay_all(SSHSettings(**order["settings"]), order["module"], [Ends.of(*three) for three in order["channels"]])
+    if order is None:
+        return 0  # the chief has gone already
+    limit, first = order["limits"]["silence_timeout"], order["limits"]["reach_timeout"]
+    # Before an agent's first word, Python has to be loaded there, maybe from a network drive.
+    make_silence = functools.partial(Silence, limit, patience=max(0.0, first - limit))
+    all_ends = [Ends.of(*three) for three in order["channels"]]
+    _relay_all(SSHSettings(**order["settings"]), order["module"], all_ends, make_silence)
     return 0
 
 

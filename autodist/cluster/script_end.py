@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
+import ctypes
+import os
 import signal
 import sys
 import threading
@@ -21,17 +21,20 @@ class ScriptEnd:
     Use `watch_script_end`, which makes one for the process.
 
     Attributes:
+        uncaught: what ended threads other than the main one; Python prints it and goes on.
         interrupted_at: when Ctrl-C last interrupted the script (by `time.monotonic`), which may have caught that; None
             if it never did, or if the script has a handler of its own.
     """
 
     def __init__(self) -> None:
+        self.uncaught: list[BaseException] = []
         self.interrupted_at: float | None = None
         self._exit_argument: Any = None
         self._ends_by: signal.Signals | None = None
         self._exit = sys.exit
         sys.exit = self._note_exit
-        atexit.register(self._end)  # before the script's own handlers, and so run after them
+        self._thread_hook = threading.excepthook
+        threading.excepthook = self._note_thread
         is_main = threading.current_thread() is threading.main_thread()
         if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._note_interrupt)
@@ -43,28 +46,55 @@ class ScriptEnd:
         return uncaught is not None or self._exit_argument not in (None, 0)
 
     def end_by(self, number: signal.Signals) -> None:
-        """Lets the process end by a signal, once its exit handlers have run.
+        """Lets the process end by a signal, once all its exit handlers have run; the first call counts.
 
-        In these, only a signal can still make the process's exit status tell of a failure.
+        In these, only a signal can still make the process's exit status tell of a failure. It is raised where C ends
+        the process: what was registered before this module was imported has run by then, too, and outputs are flushed.
         """
-        self._ends_by = number
-
-    def _end(self) -> None:
         if self._ends_by is not None:
-            for stream in (sys.stdout, sys.stderr):
-                if stream is not None:
-                    with contextlib.suppress(OSError, ValueError):  # nobody reads it, its disk is full, it is closed
-                        stream.flush()
-            signal.signal(self._ends_by, signal.SIG_DFL)
-            signal.raise_signal(self._ends_by)
+            return
+        self._ends_by = number
+        if not callable(signal.getsignal(number)):  # ignored, maybe; what is handled in Python gets its default back
+            signal.signal(number, signal.SIG_DFL)
+        _raise_at_the_end(number)
+
+    def run_handlers_on_termination(self) -> None:
+        """Lets SIGTERM, which by default ends a process at once, end the script as an exception would.
+
+        `finally` and exit handlers run, and the signal ends the process after them. A script with a handler of its own
+        keeps that; processes that the script forks end at once.
+        """
+        is_main = threading.current_thread() is threading.main_thread()
+        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._note_termination)
+            os.register_at_fork(after_in_child=self._forget_termination)
+
+    def _note_termination(self, number: int, frame: FrameType | None) -> None:
+        self.end_by(signal.SIGTERM)
+        sys.exit(128 + number)
+
+    def _forget_termination(self) -> None:
+        if signal.getsignal(signal.SIGTERM) == self._note_termination:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _note_interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted_at = time.monotonic()
         signal.default_int_handler(number, frame)
 
+    def _note_thread(self, about: threading.ExceptHookArgs, /) -> None:
+        if about.exc_value is not None:
+            self.uncaught.append(about.exc_value)
+        self._thread_hook(about)
+
     def _note_exit(self, status: Any = None, /) -> NoReturn:
         self._exit_argument = status
         self._exit(status)
+
+
+def _raise_at_the_end(number: signal.Signals) -> None:
+    """Has the C library raise a signal when the process ends, which is after all that Python does then."""
+    c = ctypes.CDLL(None)
+    c.__cxa_atexit(ctypes.cast(getattr(c, "raise"), ctypes.c_void_p), ctypes.c_void_p(number), None)
 
 
 _the_one: list[ScriptEnd] = []

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autodist.cluster.addresses import is_loopback, split_host_and_port
+from autodist.cluster.patience import Stopwatch
 from autodist.cluster.ports import PortHeld, leave_listening_to_this_process
 from autodist.errors import ClusterError
 
@@ -64,21 +65,26 @@ def wait_until_listening(addresses: Sequence[str], timeout: float, check: Callab
 
     Args:
         addresses: "host:port" of all workers' servers.
-        timeout: in seconds.
+        timeout: in seconds of a `Stopwatch`.
         check: called between tries; what it raises ends the wait (a worker that failed never will listen).
 
     Raises:
         ClusterError: some do not listen after that time; names them.
     """
-    deadline = time.monotonic() + timeout
+    stopwatch, waited = Stopwatch(_CONNECT_LIMIT), 0.0
     silent = list(addresses)
-    while silent := [address for address in silent if not _accepts(address)]:
-        if check is not None:
-            check()
-        if time.monotonic() > deadline:
+    while silent:
+        for address in list(silent):
+            if _accepts(address):
+                silent.remove(address)
+            if check is not None:
+                check()
+            waited = stopwatch.read()
+        if silent and waited >= timeout:
             raise ClusterError(
-                f"No server listens on {', '.join(silent)} after {timeout:.0f} s. The worker there may still be on its "
-                "way to the point where the servers start, or a firewall between the machines may drop connections."
+                f"No server listens on {', '.join(silent)} after {timeout:g} s. The worker there may still be on its "
+                "way to the point where the servers start, its first step: then raise `start_timeout`. Or a firewall "
+                "between the machines may drop connections."
             )
         time.sleep(_RETRY_INTERVAL)
 

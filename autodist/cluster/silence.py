@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from autodist.cluster.protocol import HEARTBEAT_INTERVAL, SILENCE_LIMIT
+_BEAT_INTERVAL = 1.0
 
-LOOK_INTERVAL = HEARTBEAT_INTERVAL / 2
-"""Seconds between two calls of `Silence.is_too_long`."""
 
-# A look that comes later than this says that this process did not run in between, or hardly.
-_LATE = HEARTBEAT_INTERVAL
+def beat_interval(limit: float) -> float:
+    """Seconds between two heartbeats, where silence of `limit` seconds counts as the end."""
+    return min(_BEAT_INTERVAL, limit / 5)
 
 
 class Silence:
@@ -21,11 +20,20 @@ class Silence:
     seconds, messages wait to be read when it goes on, and the other end may be alive and well.
 
     Args:
-        patience: seconds of silence that are allowed for at first, beyond the usual.
+        limit: seconds of silence after which the other end counts as gone.
+        patience: seconds that are allowed for at first, beyond the limit.
         clock: that tells the seconds.
+
+    Attributes:
+        limit: as given.
+        look_interval: seconds between two calls of `is_too_long`.
     """
 
-    def __init__(self, patience: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, limit: float, patience: float = 0.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = limit
+        self.look_interval = beat_interval(limit) / 2
+        # A look that comes later than this says that this process did not run in between, or hardly.
+        self._late = beat_interval(limit)
         self._clock = clock
         self._looked = clock()
         self._awake = 0.0
@@ -36,8 +44,8 @@ class Silence:
         self._heard = self._awake
 
     def is_too_long(self) -> bool:
-        """Whether the other end counts as gone; asked every `LOOK_INTERVAL` seconds, from one thread."""
+        """Whether the other end counts as gone; asked every `look_interval` seconds, from one thread."""
         now = self._clock()
-        self._awake += min(now - self._looked, _LATE)
+        self._awake += min(now - self._looked, self._late)
         self._looked = now
-        return self._awake - self._heard > SILENCE_LIMIT
+        return self._awake - self._heard > self.limit

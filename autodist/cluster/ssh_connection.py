@@ -18,10 +18,6 @@ from autodist.cluster.ssh_keys import KeyLogin, UnusableKeyError, load_key
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
-CONNECT_LIMIT = 10.0
-"""Seconds for each step of connecting: reaching the port, the server's greeting, logging in."""
-
-
 # paramiko closes a connection when its client is collected; those to jump hosts live as long as this process.
 _jump_clients: list[paramiko.SSHClient] = []
 
@@ -66,9 +62,9 @@ def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[E
             auth_strategy=login,  # type: ignore[arg-type]  # nothing but `authenticate` is asked of one
             transport_factory=checks.transport,
             sock=command.socket if command else _through_jumps(settings, options, endpoint, behind),
-            timeout=CONNECT_LIMIT,
-            banner_timeout=CONNECT_LIMIT,
-            auth_timeout=CONNECT_LIMIT,
+            timeout=settings.connect_timeout,
+            banner_timeout=settings.connect_timeout,
+            auth_timeout=settings.connect_timeout,
         )
     except (paramiko.SSHException, OSError, EOFError, UnicodeError) as error:  # UnicodeError: no name can be so long
         client.close()
@@ -120,11 +116,14 @@ def _through_jumps(
     if not options.proxy_jump:
         return None
     *before, last = options.proxy_jump
-    client = connect(_jump_settings(last, settings.others), before, (endpoint, *behind))
+    jump = replace(_jump_settings(last, settings.others), connect_timeout=settings.connect_timeout)
+    client = connect(jump, before, (endpoint, *behind))
     _jump_clients.append(client)
     transport = client.get_transport()
     assert transport is not None, "the client is connected"
-    return transport.open_channel("direct-tcpip", (endpoint.host, endpoint.port), ("", 0), timeout=CONNECT_LIMIT)
+    return transport.open_channel(
+        "direct-tcpip", (endpoint.host, endpoint.port), ("", 0), timeout=settings.connect_timeout
+    )
 
 
 def _jump_settings(jump: str, others: Mapping[str, Mapping[str, Any]]) -> SSHSettings:

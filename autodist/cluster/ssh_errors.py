@@ -88,14 +88,14 @@ def explain(error: Exception, endpoint: Endpoint) -> str:
                 "that somebody else may answer in its place. Give the server a new host key."
             )
         case LoginRefusedError():
-            return _refused_login(endpoint) if error.offered else _no_key(error, endpoint)
+            return _refused_login(error, endpoint) if error.offered else _no_key(error, endpoint)
         case MoreThanKeyError():
             return (
                 f"{endpoint}: it wants {', '.join(error.wants)} besides a key of user {endpoint.username}, and "
                 "AutoDist logs in by a key alone. Let the server take that (`AuthenticationMethods publickey`)."
             )
         case paramiko.AuthenticationException():
-            return _refused_login(endpoint)
+            return _refused_login(error, endpoint)
         case paramiko.ProxyCommandFailure():
             return (
                 f"{endpoint}: the ProxyCommand {error.command!r} failed: {error.error}. Try `{endpoint.ssh_command}`."
@@ -103,7 +103,10 @@ def explain(error: Exception, endpoint: Endpoint) -> str:
         case paramiko.ChannelException():
             return f"{endpoint}: the jump host could not connect to it ({error.text}). Try `{endpoint.ssh_command}`."
         case paramiko.SSHException():
-            return f"{endpoint}: no SSH session came about: {error}. Is the port that of an SSH server?"
+            return (
+                f"{endpoint}: no SSH session came about: {error}. Is the port that of an SSH server? If the "
+                "machine is only slow, raise `connect_timeout`."
+            )
         case NoValidConnectionsError():
             return explain(next(iter(error.errors.values())), endpoint)
         case EOFError():
@@ -144,7 +147,9 @@ def _no_key(error: LoginRefusedError, endpoint: Endpoint) -> str:
     return f"{endpoint}: there is no private key to log in with as user {endpoint.username}: {found}."
 
 
-def _refused_login(endpoint: Endpoint) -> str:
+def _refused_login(error: paramiko.AuthenticationException, endpoint: Endpoint) -> str:
+    if "timeout" in str(error).lower():
+        return f"{endpoint}: logging in takes too long; raise `connect_timeout` if the machine is only slow."
     port = "" if endpoint.port == 22 else f"-p {endpoint.port} "
     return (
         f"{endpoint}: it accepts none of the keys offered for user {endpoint.username}. Give the right `username` and "
@@ -156,7 +161,10 @@ def _unreachable(error: OSError, endpoint: Endpoint) -> str:
     if isinstance(error, socket.gaierror):
         return f"{endpoint}: the name cannot be resolved ({error.strerror}). Correct the address, or add it to the DNS."
     if isinstance(error, TimeoutError):
-        return f"{endpoint}: no answer in time. Is the machine up, and does no firewall drop the connection?"
+        return (
+            f"{endpoint}: no answer in time. Is the machine up, and does no firewall drop the connection? If it is "
+            "only slow, raise `connect_timeout`."
+        )
     if error.errno == errno.ECONNREFUSED:
         return f"{endpoint}: connection refused. Start an SSH server there, or give its SSH group the right `port`."
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):

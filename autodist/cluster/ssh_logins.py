@@ -9,12 +9,9 @@ from collections.abc import Callable, Sequence
 
 import paramiko
 
-from autodist.cluster.ssh_connection import CONNECT_LIMIT, connect, quote
+from autodist.cluster.ssh_connection import connect, quote
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
-
-RETRY_LIMIT = 25.0
-"""Seconds for which a login is tried again."""
 
 _LONGEST_PAUSE = 2.0
 
@@ -62,11 +59,16 @@ class Logins:
     def _open_session(self) -> paramiko.Channel:
         if self._clients:
             try:
-                return _session(self._clients[-1])
+                return self._session()
             except paramiko.ChannelException:  # it has as many as one login may have
                 pass
         self._clients.append(self._log_in())
-        return _session(self._clients[-1])
+        return self._session()
+
+    def _session(self) -> paramiko.Channel:
+        transport = self._clients[-1].get_transport()
+        assert transport is not None, "the client is connected"
+        return transport.open_session(timeout=self._settings.connect_timeout)
 
     def _log_in(self) -> paramiko.SSHClient:
         began = time.monotonic()
@@ -78,18 +80,12 @@ class Logins:
                     raise
                 # Of several machines that log in through one, each waits for a time of its own.
                 pause = min(_LONGEST_PAUSE, 0.1 * 2**attempt) * random.uniform(0.5, 1)
-                if time.monotonic() - began > RETRY_LIMIT or not self._stays_for(pause):
+                if time.monotonic() - began > 2 * self._settings.connect_timeout or not self._stays_for(pause):
                     raise ClusterError(
                         f"{error} It hung up {attempt} times in {time.monotonic() - began:.0f} s: if it admits too few "
                         "logins at once, raise `MaxStartups` in its sshd_config."
                     ) from error
         raise AssertionError("counting does not end")
-
-
-def _session(client: paramiko.SSHClient) -> paramiko.Channel:
-    transport = client.get_transport()
-    assert transport is not None, "the client is connected"
-    return transport.open_session(timeout=CONNECT_LIMIT)
 
 
 def _hung_up(error: ClusterError) -> bool:

@@ -27,6 +27,7 @@ class SSHSettings:
         python_venv: virtual environment there; without it the interpreter has the same path as the chief's.
         environment: variables of what is run there; they may be secret.
         others: settings of other machines by their addresses, for those that are gone through to reach this one.
+        connect_timeout: seconds for each step of connecting: reaching the port, the server's greeting, logging in.
     """
 
     host: str
@@ -38,9 +39,10 @@ class SSHSettings:
     python_venv: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
+    connect_timeout: float = 15.0
 
     @staticmethod
-    def of_group(host: str, group: SSHGroup) -> SSHSettings:
+    def of_group(host: str, group: SSHGroup, connect_timeout: float) -> SSHSettings:
         """The settings that the YAML gives for one host."""
         return SSHSettings(
             host=host,
@@ -51,6 +53,7 @@ class SSHSettings:
             host_key_checking=group.host_key_checking,
             python_venv=group.python_venv,
             environment=group.shared_envs,
+            connect_timeout=connect_timeout,
         )
 
     def through(self, others: Iterable[SSHSettings]) -> SSHSettings:

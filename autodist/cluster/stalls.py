@@ -9,23 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from autodist.cluster.patience import Stopwatch
 from autodist.cluster.protocol import Doing, Progress
 
 _log = logging.getLogger("autodist.cluster")
 
-STALL_LIMIT = 60.0
-"""Seconds in one step, or after the end of its script, from which on the chief asks what the others do."""
-
-ANSWER_LIMIT = 60.0
-"""Seconds that a worker's process has to answer. It cannot while code that holds Python's lock runs."""
-
-DEADLOCK_LIMIT = 300.0
-"""Seconds after which workers that are all within steps, and compute nothing, count as waiting for one another. A step
-may wait for something else than workers, a disk far away, say."""
-
 _LOOK_INTERVAL = 5.0
+
 _BUSY = 0.1
 """Seconds of processor time a second; a process that only waits for messages takes less."""
+
+_WOULD_BE_BUSY = 0.5
+"""Seconds a second of which its threads ran or waited for a processor. On a machine with more to do than it has
+processors, a process that computes gets little time of them."""
 
 SAME_STEPS = (
     "Every worker has to make the same steps: see that each has as many batches, and the same callbacks that may end "
@@ -40,21 +36,25 @@ class Seen:
     Attributes:
         name: of the worker.
         before: what it did then; None if it did not answer.
-        now: what it does now.
+        now: what it does now; None if it has not answered yet.
         between: seconds between the two.
+        silent: for how long it has not answered, in seconds of a `Stopwatch`.
     """
 
     name: str
     before: Progress | None
     now: Progress | None
     between: float
+    silent: float = 0.0
 
     @property
     def waits(self) -> bool:
         """Whether it has been in one step all the while, without computing."""
         if self.before is None or self.now is None or self.now.doing != Doing.STEPPING or self.now.since < self.between:
             return False
-        return self.now.processor - self.before.processor < _BUSY * self.between
+        ran = self.now.processor - self.before.processor
+        wanted = ran + self.now.queued - self.before.queued
+        return ran < _BUSY * self.between and wanted < _WOULD_BE_BUSY * self.between
 
     @property
     def is_done(self) -> bool:
@@ -78,16 +78,30 @@ class Stall:
     reason: str
 
 
-def find_stall(chief: Seen, others: Mapping[str, Seen]) -> Stall | None:
+@dataclass(frozen=True)
+class Limits:
+    """Seconds; `resources.Timeouts` says what each is for."""
+
+    stall: float
+    answer: float
+    deadlock: float
+
+    @property
+    def look_interval(self) -> float:
+        """Between two looks at the others."""
+        return min(_LOOK_INTERVAL, self.stall / 4, self.answer / 4, self.deadlock / 4)
+
+
+def find_stall(chief: Seen, others: Mapping[str, Seen], limits: Limits) -> Stall | None:
     """Why the run can never go on, if that is certain.
 
     It is if a process does not answer, or if all whose scripts have not ended wait in steps and compute nothing.
     """
     for name, seen in others.items():
-        if seen.now is None:
+        if seen.silent >= limits.answer:
             return Stall(
-                name, f"has not answered for {ANSWER_LIMIT:.0f} s: its process was stopped, or runs code that lets "
-                "nothing else of it run"
+                name, f"has not answered for {limits.answer:g} s: its process was stopped, or runs code that lets "
+                "nothing else of it run; if that may take so long, raise `answer_timeout`"
             )  # fmt: skip
     everyone = [chief, *others.values()]
     waiting = [seen for seen in everyone if seen.waits]
@@ -96,12 +110,12 @@ def find_stall(chief: Seen, others: Mapping[str, Seen]) -> Stall | None:
     longest = max(seen.since for seen in waiting)
     ended = [seen for seen in everyone if seen.is_done]
     if ended:
-        return _missed(chief, ended, waiting) if longest >= STALL_LIMIT else None
-    if longest < DEADLOCK_LIMIT:
+        return _missed(chief, ended, waiting) if longest >= limits.stall else None
+    if longest < limits.deadlock:
         return None
     return Stall(
         next(iter(others)), f"and all others have waited for one another for {longest:.0f} s, in different steps. "
-        + SAME_STEPS
+        f"{SAME_STEPS} Where a step waits for something else, raise `deadlock_timeout`."
     )  # fmt: skip
 
 
@@ -124,7 +138,7 @@ class AsksWorkers(Protocol):
 
 
 class StallWatch:
-    """On the chief, looks after the others when it has waited for long; ends the run where it can never go on.
+    """On the chief, looks after the others while it waits; ends the run where it can never go on.
 
     Where it may go on, since a worker is busy outside of the step, that is told in the log, after twice the time each
     time.
@@ -133,33 +147,48 @@ class StallWatch:
         coordinator: of the run.
         chief: name of this worker.
         progress: what this worker does.
+        limits: of time.
     """
 
-    def __init__(self, coordinator: AsksWorkers, chief: str, progress: Callable[[], Progress]) -> None:
-        self._coordinator, self._chief, self._progress = coordinator, chief, progress
-        self._tells_after = STALL_LIMIT
+    def __init__(self, coordinator: AsksWorkers, chief: str, progress: Callable[[], Progress], limits: Limits) -> None:
+        self._coordinator, self._chief, self._progress, self._limits = coordinator, chief, progress, limits
+        self._begin()
         threading.Thread(target=self._watch, name="autodist-stalls", daemon=True).start()
 
+    def _begin(self) -> None:
+        """The chief has not waited for long."""
+        self._tells_after = self._limits.stall
+        self._before: tuple[float, Progress, Mapping[str, Progress | None]] | None = None
+        self._stopwatch = Stopwatch(self._limits.look_interval)
+        self._answered: dict[str, float] = {}
+
     def _watch(self) -> None:
-        while not self._coordinator.wait_for_end(_LOOK_INTERVAL):
+        interval = self._limits.look_interval
+        while not self._coordinator.wait_for_end(interval):
             mine = self._progress()
-            if mine.doing == Doing.ELSE or mine.since < STALL_LIMIT:
-                self._tells_after = STALL_LIMIT
+            if mine.doing == Doing.ELSE or mine.since < interval:
+                self._begin()
             else:
                 self._look()
 
     def _look(self) -> None:
-        began, mine = time.monotonic(), self._progress()
-        before = self._coordinator.ask(ANSWER_LIMIT)
-        if before is None or self._coordinator.wait_for_end(_LOOK_INTERVAL):
+        looked, mine = time.monotonic(), self._progress()
+        asked, answers = self._stopwatch.read(), self._coordinator.ask(self._limits.look_interval / 2)
+        if answers is None:
             return
-        now = self._coordinator.ask(ANSWER_LIMIT)
-        if now is None:
+        answered = self._stopwatch.read()
+        for name, answer in answers.items():
+            self._answered[name] = self._answered.get(name, asked) if answer is None else answered
+        before, self._before = self._before, (looked, mine, answers)
+        if before is None:
             return
-        between = time.monotonic() - began
-        chief = Seen(self._chief, mine, self._progress(), between)
-        others = {name: Seen(name, before[name], now[name], between) for name in now}
-        stall = find_stall(chief, others)
+        between = time.monotonic() - before[0]
+        chief = Seen(self._chief, before[1], self._progress(), between)
+        others = {
+            name: Seen(name, before[2][name], now, between, answered - self._answered[name])
+            for name, now in answers.items()
+        }
+        stall = find_stall(chief, others, self._limits)
         if stall is not None:
             self._coordinator.give_up(stall.worker, stall.reason)
         elif chief.since >= self._tells_after:

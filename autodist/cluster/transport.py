@@ -93,15 +93,18 @@ class SSHTransport:
     """Starts commands on another machine, over a connection that a *relay* holds, one for all commands.
 
     The relay is a small process on this machine. The chief's may keep Python's global lock for longer than
-    `SILENCE_LIMIT` (a large `json.load` does); with the connection inside it, the other machine would hear nothing and
-    take the chief for lost.
+    the limit of silence (a large `json.load` does); with the connection inside it, the other machine would hear nothing
+    and take the chief for lost.
 
     Args:
         settings: how the machine is reached.
+        silence_timeout: seconds without a word after which it counts as lost.
+        reach_timeout: seconds until the first word.
     """
 
-    def __init__(self, settings: SSHSettings) -> None:
+    def __init__(self, settings: SSHSettings, silence_timeout: float, reach_timeout: float) -> None:
         self._settings = settings
+        self._limits = {"silence_timeout": silence_timeout, "reach_timeout": reach_timeout}
 
     def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
         ways = [tuple(os.pipe() for _ in ("stdin", "stdout", "stderr")) for _ in range(count)]
@@ -116,7 +119,12 @@ class SSHTransport:
         )
         for descriptor in (descriptor for three in theirs for descriptor in three):
             os.close(descriptor)
-        order = {"settings": self._settings.as_json(), "module": [module, *arguments], "channels": theirs}
+        order = {
+            "settings": self._settings.as_json(),
+            "module": [module, *arguments],
+            "channels": theirs,
+            "limits": self._limits,
+        }
         # By standard input: other users of this machine can see arguments, and the variables may be secret.
         assert relay.stdin, "it is a pipe"
         with contextlib.suppress(BrokenPipeError), relay.stdin:  # who reads the channels sees that the relay has ended

@@ -17,6 +17,7 @@ from autodist.resources._plain import plain_copy
 from autodist.resources._read import read_text
 from autodist.resources._source import Source
 from autodist.resources._strategy import StrategySection
+from autodist.resources._timeouts import Timeouts
 from autodist.resources._translate import to_spec_error, unknown_key
 from autodist.resources._workers import Replica, Worker, deal_workers, list_replicas
 from autodist.resources._yaml import read_yaml
@@ -25,8 +26,8 @@ _EXAMPLE = "a list of at least one node, such as [{address: localhost, cpus: [0,
 _HIDDEN = ("source",)
 
 
-class ResourceSpec(Model):
-    """The machines, how to reach them, and what the user says of strategy and batches.
+class ResourceSpec(Timeouts):
+    """The machines, how to reach them, and what the user says of strategy, batches and limits of time.
 
     Made by `from_file`, `from_dict`, `local` or `from_payload`, whose errors name the place and what is allowed.
 
@@ -94,7 +95,7 @@ class ResourceSpec(Model):
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as a YAML file would hold it, defaults filled in; `from_dict` reads it back."""
-        content = self.model_dump(mode="json", include={"nodes", "ssh", "batch"})
+        content = self.model_dump(mode="json", include={"nodes", "ssh", "batch", *Timeouts.model_fields})
         if self.strategy is not None:
             content["strategy"] = plain_copy(self.strategy.to_dict())
         return content

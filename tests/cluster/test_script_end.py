@@ -13,6 +13,7 @@ pytestmark = pytest.mark.processes
 
 START = """
 import atexit, sys
+atexit.register(lambda: print("first registered"))
 from autodist.cluster.script_end import watch_script_end
 end = watch_script_end()
 assert watch_script_end() is end
@@ -37,7 +38,7 @@ atexit.register(lambda: print("bad" if end.is_bad else "good"))
 def test_end_is_seen_and_left_as_it_is(last_line: str, seen: str, status: int) -> None:
     command = [sys.executable, "-c", START + last_line]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
-    assert (done.stdout.strip(), done.returncode) == (seen, status)
+    assert (done.stdout.split("\n"), done.returncode) == ([seen, "first registered", ""], status)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -45,7 +46,7 @@ def test_a_process_ends_by_a_signal_after_the_handlers_and_with_all_its_output(n
     script = f"import signal\natexit.register(lambda: print('kept'))\nend.end_by(signal.{number.name})\n"
     command = [sys.executable, "-c", START + script + "sys.exit(3)"]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
-    assert (done.stdout.split(), done.returncode) == (["kept", "bad"], -number)
+    assert (done.stdout.split("\n"), done.returncode) == (["kept", "bad", "first registered", ""], -number)
 
 
 def test_a_process_ends_by_a_signal_though_its_output_goes_nowhere() -> None:
@@ -73,4 +74,54 @@ except KeyboardInterrupt:
     for deaf, noted in (("", "True"), ("yes", "False")):
         command = [sys.executable, "-c", prepare + START + script.format(deaf=deaf)]
         done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
-        assert (done.stdout.split(), done.returncode) == ([noted, "good"], 0)
+        assert (done.stdout.split("\n"), done.returncode) == ([noted, "good", "first registered", ""], 0)
+
+
+TERMINATED = """
+import os, signal
+{before}
+end.run_handlers_on_termination()
+try:
+    if os.fork() == 0:
+        signal.raise_signal(signal.SIGTERM)
+        print("a child goes on")
+    print("the child", os.waitstatus_to_exitcode(os.wait()[1]))
+    signal.raise_signal(signal.SIGTERM)
+finally:
+    print("finally")
+"""
+
+
+def ended_by_sigterm(before: str) -> tuple[list[str], int]:
+    command = [sys.executable, "-u", "-c", START + TERMINATED.format(before=before)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    return done.stdout.splitlines(), done.returncode
+
+
+def test_sigterm_runs_exit_handlers_where_the_script_ends_by_it_and_in_no_process_that_it_forks() -> None:
+    said = ["the child -15", "finally", "bad", "first registered"]
+    assert ended_by_sigterm("") == (said, -signal.SIGTERM)
+
+
+def test_a_script_keeps_its_own_handler_of_sigterm() -> None:
+    own = "signal.signal(signal.SIGTERM, lambda *about: print('own') or os._exit(5))"
+    assert ended_by_sigterm(own) == (["own", "the child 5", "own"], 5)
+
+
+def test_a_signal_that_the_script_ignores_ends_it_all_the_same() -> None:
+    script = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nend.end_by(signal.SIGTERM)\n"
+    done = subprocess.run([sys.executable, "-c", START + script], check=False, capture_output=True, timeout=20)
+    assert done.returncode == -signal.SIGTERM
+
+
+def test_what_ends_a_thread_is_noted_and_printed() -> None:
+    script = """
+import threading
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start(), thread.join()
+print(end.uncaught)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", START + script], check=False, capture_output=True, text=True, timeout=20
+    )
+    assert done.stdout.startswith("[ZeroDivisionError(") and "ZeroDivisionError" in done.stderr

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from autodist.cluster.protocol import SILENCE_LIMIT
 from tests.cluster.hosts import HOST_KINDS, Hosts
 from tests.cluster.runs import MARK, Run, command, parent, survivors, within
 
@@ -21,6 +20,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.ssh]
 FINISH = "coordinator.finish()"
 TRAIN_UNTIL_STOPPED = 'note("training")\nstop.wait(40)\ncoordinator.abort("stopped")'
 WAIT = "member.wait_for_end()"
+SILENCE_LIMIT = 5.0
 SUSPENDED = SILENCE_LIMIT + 2
 SLEEP = 'note(f"asleep{index}"); time.sleep(60)'
 
@@ -45,7 +45,12 @@ def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hosts]:
 def run_on(hosts: Hosts, directory: Path, chief: str, worker: str, spec: dict[str, Any] | None = None) -> Run:
     """A run whose chief is on the chief's machine of `hosts`, marked as the processes on the hosts are."""
     mark = hosts.ssh["host1"]["shared_envs"][MARK]
-    return Run(directory / "run", chief, worker, spec or hosts.spec(), hosts.chief_command, mark)
+    return Run(directory / "run", chief, worker, spec or impatient(hosts), hosts.chief_command, mark)
+
+
+def impatient(hosts: Hosts) -> dict[str, Any]:
+    """A cluster whose links count as lost after a few seconds."""
+    return hosts.spec() | {"silence_timeout": SILENCE_LIMIT}
 
 
 def test_run_over_ssh(hosts: Hosts, tmp_path: Path) -> None:
@@ -132,6 +137,32 @@ def test_cut_link_stops_the_run_on_both_sides_and_is_named(hosts: Hosts, tmp_pat
     address = hosts.hosts[1].address
     assert len(run.failures) == 1
     assert run.failures[0].startswith(f"{address} | was lost: nothing was heard from {address} for 5 s")
+
+
+@pytest.mark.parametrize("hosts", HOST_KINDS[:1], indirect=True, ids=lambda kind: kind.__name__)
+def test_a_link_that_is_cut_for_ten_seconds_does_no_harm(hosts: Hosts, tmp_path: Path) -> None:
+    worker = """
+for number in range(3):
+    while not os.path.exists(os.path.join(os.path.dirname(sys.argv[0]), "notes", f"go{number}")):
+        time.sleep(0.02)
+    print("line", number)
+member.wait_for_end()
+"""
+    with run_on(hosts, tmp_path, FINISH, worker, hosts.spec()) as run:
+        run.wait_for_note("worker1")
+        run.wait_for_note("worker2")
+        for number in range(3):
+            if number == 1:
+                hosts.cut(hosts.hosts[1])
+            (run.directory / "notes" / f"go{number}").touch()
+            if number == 1:
+                time.sleep(10)  # what is claimed
+                hosts.mend(hosts.hosts[1])
+        assert run.wait(60) == 0, run.stderr
+        run.assert_gone(0)
+    for host in hosts.hosts:
+        assert [f"[{host.address}] line {number}" in run.stdout for number in range(3)] == [True] * 3
+    assert run.failures == []
 
 
 @pytest.mark.parametrize("hosts", HOST_KINDS[:1], indirect=True, ids=lambda kind: kind.__name__)

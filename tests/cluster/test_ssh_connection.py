@@ -187,8 +187,10 @@ def test_settings_of_other_groups_come_from_the_yaml(hosts: LoopbackHosts) -> No
     nodes = [{"address": "a", "chief": True}, {"address": "b", "ssh_config": "g"}, {"address": "c", "ssh_config": "h"}]
     groups = {"g": {"known_hosts": "/kh"}, "h": {"username": "ann", "shared_envs": {"A": "b"}}}
     spec = ResourceSpec.from_dict({"nodes": nodes, "ssh": groups})
-    made = SSHSettings.of_group("b", spec.ssh["g"]).through(
-        SSHSettings.of_group(node.address, spec.ssh[node.ssh_config]) for node in spec.nodes[1:] if node.ssh_config
+    made = SSHSettings.of_group("b", spec.ssh["g"], 15.0).through(
+        SSHSettings.of_group(node.address, spec.ssh[node.ssh_config], 15.0)
+        for node in spec.nodes[1:]
+        if node.ssh_config
     )
     assert made.others == {"c": SSHSettings("c", username="ann").as_json()}
 

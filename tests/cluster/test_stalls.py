@@ -15,13 +15,15 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 START, STALLED = 60.0, 40.0
 
-TWO = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
-
 # Limits of seconds in place of minutes.
-TRAIN = """
-from autodist.cluster import stalls
-stalls.STALL_LIMIT, stalls.ANSWER_LIMIT, stalls.DEADLOCK_LIMIT, stalls._LOOK_INTERVAL = 2.0, 3.0, 4.0, 0.5
+TWO = {
+    "nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}],
+    "stall_timeout": 2,
+    "answer_timeout": 3,
+    "deadlock_timeout": 4,
+}
 
+TRAIN = """
 with ad.scope():
     first, second = (tf.Variable(np.zeros(3), name=name) for name in ("first", "second"))
     step, other = training(first), training(second)

@@ -15,12 +15,7 @@ from tests.cluster.runs import MARK, NOTE, Run
 
 # What every script begins with; `me` is the worker's index.
 _SCRIPT = '''
-import os, signal, time
-signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background is born deaf to Ctrl-C
-import numpy as np
-import tensorflow as tf
-from autodist import AutoDist
-
+import atexit, os, signal, time
 {note}
 def has_note(what):
     return os.path.exists(os.path.join({notes!r}, what))
@@ -30,6 +25,12 @@ def wait_for(what, limit=60):
     while not has_note(what):
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
+
+{before}
+signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background is born deaf to Ctrl-C
+import numpy as np
+import tensorflow as tf
+from autodist import AutoDist
 
 def keep(**values):
     """Leaves arrays for the test."""
@@ -60,16 +61,18 @@ class Training(Run):
         directory: empty, for the script, its output and its notes.
         script: what every worker runs; it may `note`, `wait_for` notes (of the test, too) and `keep` arrays.
         spec: what stands in the YAML.
+        before: what it does before it imports AutoDist; it may `note` and `wait_for` notes.
     """
 
-    def __init__(self, directory: Path, script: str, spec: dict[str, Any]) -> None:
+    def __init__(self, directory: Path, script: str, spec: dict[str, Any], before: str = "") -> None:
         self.directory, self.mark = directory, secrets.token_hex(8)
         self._notes = directory / "notes"
         self._notes.mkdir(parents=True)
         cluster = directory / "cluster.yml"
         cluster.write_text(json.dumps(spec))  # YAML holds all of JSON
         file, notes = directory / "train.py", str(self._notes)
-        file.write_text(_SCRIPT.format(note=NOTE.format(notes=notes), notes=notes, cluster=str(cluster)) + script)
+        parts = {"note": NOTE.format(notes=notes), "notes": notes, "cluster": str(cluster), "before": before}
+        file.write_text(_SCRIPT.format(**parts) + script)
         self._command = [sys.executable, str(file)]
         self.environment = os.environ | {MARK: self.mark, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 

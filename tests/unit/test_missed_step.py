@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import pytest
 
-from autodist.errors import ClusterError
+from autodist.errors import ClusterError, WorkerFailedError
 from autodist.missed_step import MissedStep
 
 
@@ -46,3 +47,21 @@ def test_it_is_known_whether_a_step_was_made_since():
     with missed.noted():
         pass
     assert missed.has_made_one_since(began) and not missed.has_made_one_since(time.monotonic())
+
+
+def test_every_thread_is_told_that_another_worker_failed():
+    missed = MissedStep(lambda: True)
+    failure = WorkerFailedError("b", "was ended by SIGKILL", ())
+    with pytest.raises(WorkerFailedError), missed.noted():
+        raise failure
+    with pytest.raises(WorkerFailedError) as caught, missed.noted():
+        pass
+    assert caught.value is failure and missed.error is failure
+
+
+def test_threads_take_turns_where_they_have_to():
+    turn = threading.Lock()
+    missed = MissedStep(lambda: True, turn)
+    with missed.noted():
+        assert turn.locked()
+    assert not turn.locked()

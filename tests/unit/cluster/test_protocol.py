@@ -27,7 +27,7 @@ from autodist.cluster.protocol import (
 )
 
 TEXT = st.text(st.characters(codec="utf-8"))
-JOINS = st.builds(Join, st.integers(0, 99), TEXT, st.lists(TEXT).map(tuple), st.binary())
+JOINS = st.builds(Join, st.integers(0, 99), TEXT, st.lists(TEXT).map(tuple), st.binary(), st.floats(0, 1e9))
 MESSAGES = st.one_of(
     st.builds(Inspect, st.none() | TEXT, TEXT, st.none() | st.integers()),
     st.builds(Facts, TEXT, st.none() | TEXT, st.none() | st.integers(), st.lists(TEXT).map(tuple), st.none() | TEXT),
@@ -36,7 +36,7 @@ MESSAGES = st.one_of(
     st.builds(Line, st.sampled_from(["stdout", "stderr"]), TEXT),
     st.builds(Exited, st.integers(-64, 255)),
     st.builds(Lost, TEXT),
-    st.builds(Progress, st.sampled_from(Doing), st.floats(0, 1e9), st.floats(0, 1e9)),
+    st.builds(Progress, st.sampled_from(Doing), st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e9)),
     st.sampled_from([Ask(), Joined(), Done(), Release(), Stop(), Heartbeat()]),
 )
 

@@ -5,18 +5,21 @@ import threading
 
 import pytest
 
-from autodist.cluster import stalls
 from autodist.cluster.protocol import Doing, Progress
-from autodist.cluster.stalls import Seen, StallWatch, find_stall
+from autodist.cluster.stalls import Limits, Seen, StallWatch, find_stall
 
 BETWEEN = 5.0
+LIMITS = Limits(stall=60.0, answer=60.0, deadlock=300.0)
 
 
-def seen(name: str, doing: Doing | None, since: float = 100.0, used: float = 0.0) -> Seen:
+def seen(name: str, doing: Doing, since: float = 100.0, used: float = 0.0, queued: float = 0.0) -> Seen:
     """A worker that has done the same for `since` seconds, and has used so much processor time between two looks."""
-    if doing is None:
-        return Seen(name, None, None, BETWEEN)
-    return Seen(name, Progress(doing, since - BETWEEN, 7.0), Progress(doing, since, 7.0 + used), BETWEEN)
+    before, now = Progress(doing, since - BETWEEN, 7.0, 3.0), Progress(doing, since, 7.0 + used, 3.0 + queued)
+    return Seen(name, before, now, BETWEEN)
+
+
+def silent(name: str, seconds: float) -> Seen:
+    return Seen(name, None, None, BETWEEN, seconds)
 
 
 def waiting(name: str, since: float = 100.0) -> Seen:
@@ -28,7 +31,7 @@ def done(name: str) -> Seen:
 
 
 def stall_of(chief: Seen, *others: Seen) -> tuple[str, str] | None:
-    found = find_stall(chief, {other.name: other for other in others})
+    found = find_stall(chief, {other.name: other for other in others}, LIMITS)
     return None if found is None else (found.worker, found.reason)
 
 
@@ -41,8 +44,13 @@ def stall_of(chief: Seen, *others: Seen) -> tuple[str, str] | None:
         ([done("a"), done("b"), waiting("c")], "b", "and c waits for it"),
         ([done("a"), waiting("b"), waiting("c")], "b", "waits in a step for a, whose script has ended"),
         ([waiting("a", 400), waiting("b", 400)], "b", "have waited for one another for 400 s"),
-        ([waiting("a"), seen("b", None)], "b", "has not answered for 60 s"),
-        ([done("a"), seen("b", Doing.ELSE), seen("c", None)], "c", "has not answered"),
+        (
+            [waiting("a", 400), seen("b", Doing.STEPPING, 400, 0.2, 1.0)],
+            "b",
+            "have waited for one another",
+        ),  # both poll
+        ([waiting("a"), silent("b", 61)], "b", "has not answered for 60 s"),
+        ([done("a"), seen("b", Doing.ELSE), silent("c", 61)], "c", "has not answered"),
     ],
 )
 def test_what_can_never_go_on(workers: list[Seen], worker: str, words: str) -> None:
@@ -59,6 +67,9 @@ def test_what_can_never_go_on(workers: list[Seen], worker: str, words: str) -> N
         [waiting("a"), done("b"), seen("c", Doing.ELSE)],
         [waiting("a"), seen("b", Doing.STEPPING, used=2.0)],  # it computes
         [seen("a", Doing.STEPPING, used=2.0), done("b")],
+        [seen("a", Doing.STEPPING, 900, used=0.3, queued=4.5), done("b")],  # it would, if it got a processor
+        [waiting("a"), silent("b", 59)],
+        [waiting("a"), done("b"), silent("c", 59)],
         [waiting("a"), waiting("b")],  # not for long enough: they may wait for something else than workers
         [waiting("a", 30), done("b")],
         [waiting("a"), seen("b", Doing.STEPPING, since=3.0)],  # it has begun that step between the two looks
@@ -73,7 +84,7 @@ def test_what_may_go_on(workers: list[Seen]) -> None:
 class Coordinator:
     """Answers from a list; the run ends where the list does."""
 
-    def __init__(self, *answers: Progress) -> None:
+    def __init__(self, *answers: Progress | None) -> None:
         self._answers = list(answers)
         self.over = threading.Event()
         self.given_up: list[tuple[str, str]] = []
@@ -91,7 +102,7 @@ class Coordinator:
 
 
 def watch(coordinator: Coordinator, doing: Doing, since: float) -> None:
-    StallWatch(coordinator, "a", lambda: Progress(doing, since, 0.0))
+    StallWatch(coordinator, "a", lambda: Progress(doing, since, 0.0), LIMITS)
     assert coordinator.over.wait(10)
 
 
@@ -101,7 +112,15 @@ def test_a_run_that_can_never_go_on_is_given_up() -> None:
     assert [worker for worker, _ in coordinator.given_up] == ["b"]
 
 
-@pytest.mark.parametrize(("doing", "since"), [(Doing.ELSE, 1000.0), (Doing.STEPPING, 10.0)])
+def test_a_worker_that_never_answers_is_given_up_when_it_has_not_for_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    coordinator, read = Coordinator(*[None] * 100), iter(range(0, 1000, 5))
+    monkeypatch.setattr("autodist.cluster.stalls.Stopwatch.read", lambda self: float(next(read)))
+    watch(coordinator, Doing.STEPPING, 10.0)
+    assert [worker for worker, _ in coordinator.given_up] == ["b"]
+    assert next(read) == 70  # the first question was at 0, the last answer was awaited until 65
+
+
+@pytest.mark.parametrize(("doing", "since"), [(Doing.ELSE, 1000.0), (Doing.STEPPING, 1.0)])
 def test_nobody_is_asked_while_the_chief_has_not_waited_for_long(
     doing: Doing, since: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +142,7 @@ def test_nobody_is_asked_while_the_chief_has_not_waited_for_long(
 def test_a_worker_that_is_busy_elsewhere_is_named_once_until_twice_the_time(caplog: pytest.LogCaptureFixture) -> None:
     busy = Progress(Doing.ELSE, 70.0, 1.0)
     with caplog.at_level(logging.WARNING, "autodist.cluster"):
-        watch(Coordinator(*[busy] * 6), Doing.STEPPING, stalls.STALL_LIMIT + 5)
+        watch(Coordinator(*[busy] * 6), Doing.STEPPING, LIMITS.stall + 5)
     assert [r.getMessage() for r in caplog.records] == [
         "a has waited 65 s, in a step, for what is outside of any step: b (for 70 s)."
     ]

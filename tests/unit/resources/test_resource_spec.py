@@ -9,7 +9,7 @@ import pathlib
 import pytest
 
 from autodist.errors import ResourceSpecError
-from autodist.resources import DEFAULT_NETWORK_BANDWIDTH, Node, ResourceSpec, SSHGroup
+from autodist.resources import DEFAULT_NETWORK_BANDWIDTH, Node, ResourceSpec, SSHGroup, Timeouts
 
 TWO_MACHINES = """\
 nodes:
@@ -138,6 +138,15 @@ def test_batch_and_empty_sections_are_read(tmp_path: pathlib.Path) -> None:
     path.write_text("nodes: [{address: localhost, ssh_config: lab}]\nssh:\n  lab:\nstrategy:\nbatch: per_worker\n")
     spec = ResourceSpec.from_file(path)
     assert (spec.batch, spec.strategy, spec.ssh) == ("per_worker", None, {"lab": SSHGroup()})
+
+
+def test_limits_of_time_have_defaults_and_travel_with_the_payload(tmp_path: pathlib.Path) -> None:
+    path = tmp_path / "cluster.yml"
+    path.write_text("nodes: [{address: localhost}]\nend_timeout: 60\nsilence_timeout: 2.5\n")
+    spec = ResourceSpec.from_payload(ResourceSpec.from_file(path).to_payload())
+    assert (spec.end_timeout, spec.silence_timeout) == (60.0, 2.5)
+    assert spec.start_timeout == Timeouts().start_timeout
+    assert ResourceSpec.from_dict(spec.to_dict()).end_timeout == 60.0
 
 
 def test_specs_are_frozen(two_machines: ResourceSpec) -> None:

@@ -14,6 +14,11 @@ from autodist.resources import ResourceSpec
 HEAD = "nodes:\n  - {address: 10.0.0.1, chief: true}\n"
 NODE = "nodes:\n  - address: 10.0.0.1\n    "
 NODE_KEYS = "address, chief, cpus, gpus, network_bandwidth, port, ssh_config, workers"
+KEYS = (
+    "answer_timeout, batch, cause_timeout, connect_timeout, deadlock_timeout, end_timeout, nodes, reach_timeout, "
+    "silence_timeout, ssh, stall_timeout, start_timeout, stop_timeout, strategy"
+)
+SECONDS = "a number of seconds above 0, at most 1000000"
 INDICES = "a list of different whole numbers from 0, such as [0, 1]"
 
 # name: (text, line, key, the whole problem)
@@ -23,14 +28,20 @@ SHAPE = {
         "- a\n",
         1,
         "document",
-        "a list is not allowed; allowed: a mapping with the keys batch, nodes, ssh, strategy",
+        f"a list is not allowed; allowed: a mapping with the keys {KEYS}",
     ),
     "no nodes key": ("batch: global\n", 1, "nodes", "missing; allowed: a list of at least one node"),
     "no nodes": ("batch: global\nnodes: []\n", 2, "nodes", "no node is given; allowed: a list of at least one node"),
     "nodes null": ("nodes:\n", 1, "nodes", "null is not allowed; allowed: a list of at least one node"),
     "node is text": ("nodes:\n  - a\n", 2, "nodes[0]", '"a" is not allowed; allowed: a mapping with the keys address'),
-    "unknown top": (HEAD + "stratgy: {}\n", 3, "stratgy", "unknown key; did you mean strategy? allowed: batch, nodes"),
-    "inner field": (HEAD + "source: {}\n", 3, "source", "unknown key; allowed: batch, nodes, ssh, strategy"),
+    "unknown top": (HEAD + "stratgy: {}\n", 3, "stratgy", f"unknown key; did you mean strategy? allowed: {KEYS}"),
+    "inner field": (HEAD + "source: {}\n", 3, "source", f"unknown key; allowed: {KEYS}"),
+    "near limit": (HEAD + "end_timout: 5\n", 3, "end_timout", "unknown key; did you mean end_timeout? allowed: "),
+    "no time": (HEAD + "end_timeout: 0\n", 3, "end_timeout", f"0 is not allowed; allowed: {SECONDS}"),
+    "for ever": (HEAD + "end_timeout: .inf\n", 3, "end_timeout", f"Infinity is not allowed; allowed: {SECONDS}"),
+    "too long": (HEAD + "end_timeout: 1000001\n", 3, "end_timeout", "1000001 is not allowed; allowed: "),
+    "time as text": (HEAD + "end_timeout: 5 min\n", 3, "end_timeout", '"5 min" is not allowed; allowed: '),
+    "time as bool": (HEAD + "end_timeout: yes\n", 3, "end_timeout", "true is not allowed; allowed: "),
     "batch": (HEAD + "batch: local\n", 3, "batch", '"local" is not allowed; allowed: global or per_worker'),
     "syntax": (
         "nodes:\n  - {address: a\nssh: {}\n",

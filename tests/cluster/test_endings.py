@@ -1,0 +1,144 @@
+"""Ends of a script that did all its steps, or whose failure nobody but its status tells."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.runs import within
+from tests.cluster.trainings import Training
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+START, ENDS = 60.0, 40.0
+
+TWO = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
+
+TRAIN = """
+with ad.scope():
+    variable = tf.Variable(np.zeros(3), name="variable")
+    step = training(variable)
+
+step(np.ones([2, 3]))
+"""
+
+# What is registered first runs last. `me` is not there yet.
+LINGERS = """
+atexit.register(lambda: note(f"left{me}"))
+
+def linger():
+    note(f"lingers{me}")
+    if me:
+        wait_for("go", 600)
+
+atexit.register(linger)
+"""
+
+
+def test_a_worker_whose_exit_handlers_take_long_is_waited_for(tmp_path: Path) -> None:
+    with Training(tmp_path, TRAIN, TWO, LINGERS) as run:
+        said = "localhost:1: the script is done, its process (exit handlers, threads) is not; waiting for up to 300 s"
+        assert within(START + ENDS, lambda: said in run.stderr), run.stderr
+        assert not run.has_note("lingers0")
+        run.note("go")
+        assert run.wait(ENDS) == 0
+        run.assert_gone(0)
+        assert run.has_note("left1") and run.has_note("left0")
+    assert "is stopped" not in run.stderr
+
+
+def test_a_worker_that_is_done_and_does_not_end_is_stopped_with_a_warning(tmp_path: Path) -> None:
+    with Training(tmp_path, TRAIN, TWO | {"end_timeout": 1}, LINGERS) as run:
+        assert run.wait(START + ENDS) == 0
+        run.assert_gone(0)
+        assert run.has_note("left1") and run.has_note("left0")
+    assert "localhost:1: the script is done, but its process did not end within 1 s, and is stopped." in run.stderr
+    assert "Raise `end_timeout`" in run.stderr
+
+
+def test_what_a_worker_dies_of_when_it_is_done_is_no_failure(tmp_path: Path) -> None:
+    before = """
+def crash():
+    if me:
+        note("crashes")
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+atexit.register(crash)
+atexit.register(lambda: 1 / 0)
+"""
+    with Training(tmp_path, TRAIN, TWO, before) as run:
+        assert run.wait(START + ENDS) == 0
+        run.assert_gone(0)
+        assert run.has_note("crashes")
+    assert "localhost:1 was done; then its process was ended by SIGSEGV" in run.stderr
+
+
+def test_an_exit_status_that_a_worker_chooses_is_a_failure(tmp_path: Path) -> None:
+    before = "atexit.register(lambda: note('handled'))"
+    with Training(tmp_path, TRAIN + "if me: raise SystemExit(3)", TWO, before) as run:
+        assert run.wait(START + ENDS) == -signal.SIGTERM
+        run.assert_gone(0)
+        assert run.has_note("handled")
+    assert "localhost:1 ended with exit status 3" in run.stderr
+
+
+def test_all_threads_that_wait_in_steps_are_told_of_a_worker_that_died_and_so_does_the_status(tmp_path: Path) -> None:
+    script = """
+import threading
+
+def work(number):
+    wait_for("go")
+    try:
+        while True:
+            step(np.ones([2, 3]))
+            note("stepped")
+    finally:
+        note(f"told{number}")
+
+threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+if me:
+    note("waits")
+    wait_for("never", 600)
+else:
+    for thread in threads:
+        thread.start()
+    note("started")
+    for thread in threads:
+        thread.join()
+"""
+    with Training(tmp_path, TRAIN + script, TWO) as run:
+        run.wait_for_note("started", START)
+        worker = run.wait_for_note("waits", START)
+        run.note("go")
+        os.kill(worker, signal.SIGKILL)
+        assert run.wait(ENDS) == -signal.SIGTERM
+        run.assert_gone()
+        assert [run.has_note(f"told{number}") for number in range(3)] == [True] * 3
+    assert run.stderr.count("WorkerFailedError: localhost:1 was ended by SIGKILL") >= 3
+
+
+@pytest.mark.parametrize(("catches", "status"), [(False, -signal.SIGTERM), (True, 0)])
+def test_a_worker_that_dies_while_the_chief_is_busy_shows_in_its_status(
+    tmp_path: Path, catches: bool, status: int
+) -> None:
+    script = """
+if me:
+    note("waits")
+    wait_for("never", 600)
+wait_for("told")
+if {catches}:
+    try:
+        step(np.ones([2, 3]))
+    except Exception as error:
+        print("caught", type(error).__name__)
+"""
+    with Training(tmp_path, TRAIN + script.format(catches=catches), TWO) as run:
+        os.kill(run.wait_for_note("waits", START), signal.SIGKILL)
+        assert within(ENDS, lambda: "localhost:1 was ended by SIGKILL" in run.stderr)
+        run.note("told")
+        assert run.wait(ENDS) == status
+        run.assert_gone()
+    assert run.stdout == ("caught WorkerFailedError\n" if catches else "")

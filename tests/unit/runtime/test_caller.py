@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from autodist.runtime.caller import Caller
+
+
+def in_threads(*works: Callable[[], object]) -> tuple[list[threading.Thread], list[BaseException]]:
+    """Starts each in a thread; gives these, and a list into which goes what they raise."""
+    raised: list[BaseException] = []
+
+    def work_and_note(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except ValueError as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=work_and_note, args=(work,), daemon=True) for work in works]
+    for thread in threads:
+        thread.start()
+    return threads, raised
+
+
+def test_what_a_function_returns_or_raises_reaches_the_caller() -> None:
+    caller = Caller()
+    assert caller.call(lambda x: x + 1, 2) == 3
+    with pytest.raises(ZeroDivisionError):
+        caller.call(lambda: 1 / 0)
+    assert caller.is_idle
+
+
+def test_all_threads_that_wait_are_told_of_a_failure_and_nothing_is_called_after_it() -> None:
+    caller, entered, leave, called = Caller(), threading.Event(), threading.Event(), []
+
+    def stuck() -> None:
+        entered.set()
+        leave.wait()
+
+    first, raised = in_threads(lambda: caller.call(stuck))
+    assert entered.wait(10)
+    others, raised_later = in_threads(*[lambda: caller.call(called.append, 1)] * 3)
+    while len(caller._waiting) < 4:
+        pass
+    assert caller.state[0] and not caller.is_idle
+    failure = ValueError("gone")
+    caller.fail(failure)
+    for thread in (*first, *others):
+        thread.join(10)
+    assert raised == [failure] and raised_later == [failure] * 3
+    with pytest.raises(ValueError, match="gone"):
+        caller.call(called.append, 2)
+    assert not caller.state[0] and not caller.is_idle  # the first function still runs
+    leave.set()
+    while not caller.is_idle:
+        pass
+    assert not called
