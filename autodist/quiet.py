@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import subprocess
@@ -84,7 +85,8 @@ def _start_filter() -> subprocess.Popen[bytes] | None:
 def _flush_python() -> None:
     """What Python has written by now goes the same way as what was written before it."""
     if sys.stderr is not None:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it, its disk is full, it is closed
+            sys.stderr.flush()
 
 
 def _wait_for(child: subprocess.Popen[bytes]) -> None:

@@ -113,8 +113,12 @@ def pass_on(source: int, target: int) -> None:
 
 
 def _write(target: int, content: bytes) -> None:
-    while content:
-        content = content[os.write(target, content) :]
+    try:
+        while content:
+            select.select([], [target], [])  # whoever started the process may have made its output non-blocking
+            content = content[os.write(target, content[: select.PIPE_BUF]) :]
+    except OSError:
+        return  # nobody reads it, or its disk is full: what comes next is still taken, or whoever writes it would fail
 
 
 if __name__ == "__main__":

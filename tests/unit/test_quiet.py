@@ -77,3 +77,24 @@ except ChildProcessError:
 def test_a_process_without_standard_error_goes_on() -> None:
     script = "os.close(2)\nwith quiet_tensorflow():\n    sys.exit(3)\n"
     assert _stderr(script) == ("", 3)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("written", ["half a line", "a line\n"])
+def test_standard_error_on_a_full_disk_ends_nothing(written: str) -> None:
+    script = f"""
+import os, sys
+from autodist.quiet import quiet_tensorflow
+with quiet_tensorflow():
+    for _ in range(3):
+        os.write(2, b"more\\n")
+    try:
+        sys.stderr.write({written!r})
+    except OSError:
+        pass
+os.write(1, b"went on")
+"""
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-c", script]
+        done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=full, timeout=60)
+    assert done.stdout == b"went on"
