@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -24,3 +27,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         clusters = [repr(mark.args[0]) for mark in item.iter_markers("trains") if mark.args[0] is not None]
         item.add_marker(pytest.mark.xdist_group(clusters[0] if clusters else str(item.path)))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--busy-loops", type=int, default=0, help="how many processes compute beside the tests, for ever")
+
+
+# A loop ends with the process of the tests, however that ends.
+_LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def busy_loops(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Makes the machine busy, where that is asked for: tests marked `busy` have to pass then, too."""
+    loops = [subprocess.Popen([sys.executable, "-c", _LOOP]) for _ in range(request.config.getoption("--busy-loops"))]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()

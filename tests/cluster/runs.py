@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from autodist.cluster.patience import Stopwatch
+
 MARK = "AUTODIST_TEST_RUN"
 """Environment variable that every process of a run has, with the run's own value."""
 
@@ -131,10 +133,10 @@ class Run:
 
     def wait(self, limit: float = 20) -> int:
         """Waits for the chief's exit status."""
-        try:
-            return self.chief.wait(limit)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the chief still runs:\n{self.stdout}\n{self.stderr}") from None
+        assert within(limit, lambda: self.chief.poll() is not None), (
+            f"the chief still runs:\n{self.stdout}\n{self.stderr}"
+        )
+        return self.chief.wait()
 
     def assert_gone(self, limit: float = 10) -> None:
         """Nothing of the run is left, on any of its hosts, within `limit` seconds from now."""
@@ -153,9 +155,9 @@ def survivors(mark: str) -> list[int]:
 
 
 def within(limit: float, condition: Callable[[], object]) -> bool:
-    """Whether a condition comes true in time."""
-    deadline = time.monotonic() + limit
-    while time.monotonic() < deadline:
+    """Whether a condition comes true in time, on a machine that has little else to do: seconds of a `Stopwatch`."""
+    stopwatch = Stopwatch()
+    while stopwatch.read() < limit:
         if condition():
             return True
         time.sleep(0.02)

@@ -38,6 +38,7 @@ atexit.register(linger)
 """
 
 
+@pytest.mark.busy
 def test_a_worker_whose_exit_handlers_take_long_is_waited_for(tmp_path: Path) -> None:
     with Training(tmp_path, TRAIN, TWO, LINGERS) as run:
         said = "localhost:1: the script is done, its process (exit handlers, threads) is not; waiting for up to 300 s"

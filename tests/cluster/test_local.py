@@ -25,6 +25,7 @@ WAIT = "member.wait_for_end()"
 SLEEP = 'note(f"asleep{index}"); time.sleep(60)'
 
 
+@pytest.mark.busy
 def test_workers_get_script_arguments_and_payload_and_their_lines_come_back_named(tmp_path: Path) -> None:
     worker = """
 print(index, member.name, member.payload, len(member.addresses), sys.argv[1:], os.getcwd())
@@ -65,6 +66,7 @@ coordinator.finish()
     assert len(lines) == 900
 
 
+@pytest.mark.busy
 def test_done_worker_waits_for_the_chief(tmp_path: Path) -> None:
     worker = """
 note(f"done{index}")
@@ -91,6 +93,7 @@ note("finished")
         run.assert_gone(0)
 
 
+@pytest.mark.busy
 def test_bad_exit_stops_the_others_and_is_named(tmp_path: Path) -> None:
     worker = """
 if index == 1:
@@ -137,6 +140,7 @@ if index == 2:
     assert failure.endswith("'RuntimeError: the cause']")
 
 
+@pytest.mark.busy
 def test_finish_raises_the_failure_of_a_worker(tmp_path: Path) -> None:
     chief = """
 try:
@@ -230,6 +234,7 @@ def test_interrupted_chief_ends_the_run(tmp_path: Path) -> None:
     assert "KeyboardInterrupt" in run.stderr
 
 
+@pytest.mark.busy
 def test_abort_stops_all_and_may_be_repeated(tmp_path: Path) -> None:
     chief = """
 while not all(os.path.exists(os.path.join(NOTES, f"asleep{number}")) for number in (1, 2)):
@@ -297,6 +302,7 @@ stop.wait(30)
         assert not _alive(worker)
 
 
+@pytest.mark.busy
 def test_echo_of_a_lost_worker_is_not_the_cause(tmp_path: Path) -> None:
     worker = """
 if index == 1:
@@ -312,6 +318,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert run.failures[0].startswith("localhost:2 | was ended by SIGKILL")
 
 
+@pytest.mark.busy
 def test_chief_can_ask_for_the_first_cause(tmp_path: Path) -> None:
     chief = """
 print("CAUSE", coordinator.first_cause(10))

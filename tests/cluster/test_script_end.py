@@ -98,6 +98,7 @@ def ended_by_sigterm(before: str) -> tuple[list[str], int]:
     return done.stdout.splitlines(), done.returncode
 
 
+@pytest.mark.busy
 def test_sigterm_runs_exit_handlers_where_the_script_ends_by_it_and_in_no_process_that_it_forks() -> None:
     said = ["the child -15", "finally", "bad", "first registered"]
     assert ended_by_sigterm("") == (said, -signal.SIGTERM)

@@ -57,6 +57,7 @@ def test_workers_in_different_steps(tmp_path: Path) -> None:
     assert "localhost:1 and all others have waited for one another" in said
 
 
+@pytest.mark.busy
 def test_a_worker_that_was_stopped(tmp_path: Path) -> None:
     script = "note(f'stepped{me}')\nwait_for('go')\nstep(batch)\n"
     with Training(tmp_path, TRAIN + script, TWO) as run:
