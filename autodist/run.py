@@ -44,7 +44,7 @@ from autodist.strategies import BuildsStrategy, ask_builder, check_strategy, gra
 log = logging.getLogger("autodist")
 
 TABLE_WIDTH = 150
-"""Columns of the strategy's table in the log."""
+"""Columns of the strategy's table where the log goes to no terminal."""
 
 _INTERRUPTED = "the chief was interrupted"
 
@@ -200,10 +200,23 @@ class Run:
     def _show(self, strategy: strategy_pb2.Strategy, item: GraphItem) -> None:
         if self.index == 0 and log.isEnabledFor(logging.INFO):
             # A file of its own: what captures flushes standard output too, and ends the process if nobody reads that.
-            text = io.StringIO()
-            console = rich.console.Console(file=text, width=TABLE_WIDTH, force_jupyter=False)
-            console.print(strategy_table(strategy, item, [w.name for w in self.spec.workers]))
+            text, width = io.StringIO(), self.start_up.columns or TABLE_WIDTH
+            console = rich.console.Console(file=text, width=width, force_jupyter=False)
+            names = [w.name for w in self.spec.workers]
+            console.print(strategy_table(strategy, item, names, width, self._held_bytes(item)))
             log.info("the strategy:\n%s", text.getvalue())
+
+    def _held_bytes(self, item: GraphItem) -> list[int] | None:
+        """Bytes of variables that each worker holds; None where the step is not rewritten yet."""
+        rehearsed = self._rehearsed and self._rehearsed[1]
+        if self.workers > 1 and rehearsed is None:
+            return None
+        variables, owners = (item.variables, {}) if rehearsed is None else (rehearsed.variables, rehearsed.owners)
+        held = [0] * self.workers
+        for variable in variables:
+            for worker in range(self.workers) if variable.name not in owners else [owners[variable.name]]:
+                held[worker] += variable.byte_size
+        return held
 
     def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         if not item.gradients:

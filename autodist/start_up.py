@@ -31,7 +31,13 @@ class StartUp:
         self._began: float | None = None
         # Asked now: later what TensorFlow says is left out of standard error, which is no terminal for as long.
         self._has_terminal = is_chief and _is_terminal(sys.stderr)
+        self._columns = _columns(sys.stderr) if self._has_terminal else 0
         self._live: rich.live.Live | None = None
+
+    @property
+    def columns(self) -> int | None:
+        """How wide the terminal is that shows the log; None if none does, or it does not say."""
+        return self._columns or None if is_shown_on_the_terminal(logging.INFO) else None
 
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
@@ -73,6 +79,12 @@ def _is_terminal(stream: TextIO | None) -> bool:
         return stream is not None and os.isatty(stream.fileno())
     except (OSError, ValueError):  # no file, or a closed one
         return False
+
+
+def _columns(stream: TextIO) -> int:
+    """The width of a terminal, or what the environment says of it; 0 if that is not known."""
+    told = os.environ.get("COLUMNS", "")
+    return int(told) if told.isdecimal() and len(told) < 5 else os.get_terminal_size(stream.fileno()).columns
 
 
 @contextmanager

@@ -10,13 +10,17 @@ from rich.text import Text
 
 from autodist.proto import strategy_pb2
 from autodist.strategies.compressor import compresses, compressor_text
-from autodist.strategies.cost import Traffic, bytes_sent, traffic, worker_count
-from autodist.strategies.nodes import Synchronized, synchronized_parts
+from autodist.strategies.cost import Traffic, traffic, worker_count
+from autodist.strategies.nodes import Synchronized, pieces, synchronized_parts
 from autodist.strategies.specs import resolve_specs
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
-NUMBERS = {"bytes", "bytes a step and worker"}
+NUMBERS = {"bytes", "bytes a step and worker", "bytes a step\nand worker"}
 COLUMNS = ("variable", "shape", "bytes", "gradient", "synchronizer", "where", "bytes a step and worker")
+NARROW_COLUMNS = ("variable", "synchronizer", "bytes a step\nand worker")
+
+NARROW = 120
+"""Columns of a terminal below which a variable's cells stand one below the other."""
 
 ALL_WORKERS = "all workers"
 
@@ -27,7 +31,11 @@ _UNITS = ("kB", "MB", "GB", "TB")
 
 
 def strategy_table(
-    strategy: strategy_pb2.Strategy, graph_item: GraphLike, worker_names: Sequence[str] | None = None
+    strategy: strategy_pb2.Strategy,
+    graph_item: GraphLike,
+    worker_names: Sequence[str] | None = None,
+    width: int | None = None,
+    held: Sequence[int] | None = None,
 ) -> Table:
     """How each variable is kept and synchronised, where, and what it costs; a last row for the whole step.
 
@@ -35,6 +43,9 @@ def strategy_table(
         strategy: one that `check_strategy` passes.
         graph_item: the captured step that it is for.
         worker_names: in the order of their indices; without them owners are called "worker 1".
+        width: columns of the terminal; None: enough.
+        held: bytes of all variables that each worker holds, optimizer slots included; without them those of the
+            variables that have a gradient are told.
     """
     config = strategy.graph_config
     workers = worker_count(config)
@@ -43,26 +54,65 @@ def strategy_table(
     resolved = resolve_specs(strategy)
     title = f"{strategy.builder}: {_count(len(config.replicas), 'replica')} on {_count(workers, 'worker')}"
     # Text, not markup: a variable's name may hold square brackets.
-    table = Table(title=Text(title), show_footer=True)
-    total = _total(tuple(variables.values()), resolved, names)
-    for column, footer in zip(COLUMNS, total, strict=True):
+    of_trained = trained_bytes(resolved, graph_item)
+    caption = _held(of_trained if held is None else held, names, "" if held is not None else " of trained variables")
+    is_narrow = width is not None and width < NARROW
+    table = Table(title=Text(title), show_footer=True, caption=Text(caption), show_lines=is_narrow)
+    costs = [traffic(variables[node.variable], node, config) for node in resolved.nodes]
+    total = _total(tuple(variables.values()), [cost.step for cost in costs], workers, names)
+    rows = [_row(variables[node.variable], node, cost, names) for node, cost in zip(resolved.nodes, costs, strict=True)]
+    if is_narrow:
+        rows, total = [_narrow(row) for row in rows], _narrow(total)
+    for column, footer in zip(NARROW_COLUMNS if is_narrow else COLUMNS, total, strict=True):
         table.add_column(column, Text(footer), justify="right" if column in NUMBERS else "left", overflow="fold")
-    for node in resolved.nodes:
-        table.add_row(*map(Text, _row(variables[node.variable], node, config, names)))
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
+
+
+def trained_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> tuple[int, ...]:
+    """Bytes of the variables with a gradient that each worker holds, without optimizer slots."""
+    variables = {variable.name: variable for variable in synced_variables(graph_item)}
+    everywhere, owned = 0, [0] * worker_count(strategy.graph_config)
+    for node in strategy.nodes:
+        for piece, part in pieces(variables[node.variable], node):
+            owner = _holder(part)
+            if owner < 0 or part.parameter_server.local_proxy:
+                everywhere += piece.byte_size
+            else:
+                owned[owner] += piece.byte_size
+    return tuple(everywhere + own for own in owned)
+
+
+def _held(held: Sequence[int], names: Sequence[str], of: str) -> str:
+    if not held:
+        return ""
+    if len(set(held)) == 1:
+        return f"each worker holds {readable_bytes(held[0])}{of}"
+    if len(held) <= MOST_NAMES:
+        told = ", ".join(f"{name} {readable_bytes(count)}" for name, count in zip(names, held, strict=True))
+        return f"held{of}: {told}"
+    most = max(range(len(held)), key=lambda worker: held[worker])
+    return f"workers hold {readable_bytes(min(held))} to {readable_bytes(held[most])}{of}, most {names[most]}"
+
+
+def _narrow(cells: tuple[str, ...]) -> tuple[str, ...]:
+    """A row of the wide table in three cells of up to two lines."""
+    name, shape, size, kind, synchronizer, where, cost = cells
+    about = ", ".join(part for part in (shape, size, kind) if part)
+    return f"{name}\n{about}", "\n".join(part for part in (synchronizer, where) if part), cost
 
 
 def _row(
     variable: SyncedVariable,
     node: strategy_pb2.VariableNode,
-    config: strategy_pb2.GraphConfig,
+    cost: Traffic,
     names: Sequence[str],
 ) -> tuple[str, ...]:
     shape = " × ".join(str(length) for length in variable.shape) or "scalar"
     kind = "sparse" if variable.is_sparse else "dense"
-    cost = _cost(traffic(variable, node, config), node)
     size = readable_bytes(variable.byte_size)
-    return variable.name, shape, size, kind, _synchronizers(node), _where(node, names), cost
+    return variable.name, shape, size, kind, _synchronizers(node), _where(node, names), _cost(cost, node)
 
 
 def _synchronizers(node: strategy_pb2.VariableNode) -> str:
@@ -138,11 +188,11 @@ def _spread(sent: Sequence[int], owner: int | None, unit: str) -> str:
 
 
 def _total(
-    variables: Sequence[SyncedVariable], strategy: strategy_pb2.Strategy, names: Sequence[str]
+    variables: Sequence[SyncedVariable], steps: Sequence[Sequence[int]], workers: int, names: Sequence[str]
 ) -> tuple[str, ...]:
     """The last row: all variables together, and the worker that sends most."""
     size = readable_bytes(sum(variable.byte_size for variable in variables))
-    sent = bytes_sent(variables, strategy.nodes, strategy.graph_config)
+    sent = [sum(step[worker] for step in steps) for worker in range(workers)]
     most = max(range(len(sent)), key=lambda worker: sent[worker])
     where = ALL_WORKERS if len(set(sent)) == 1 else f"most at {names[most]}"
     rows = " + rows" if len(sent) > 1 and any(variable.is_sparse for variable in variables) else ""

@@ -109,3 +109,11 @@ def test_other_workers_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
         start.has_done("reached")
     start.ends()
     assert caplog.messages == []
+
+
+def test_the_terminals_width_is_known_and_a_file_has_none() -> None:
+    shown, printed = _on_a_terminal(
+        "print(start.columns); logging.getLogger('autodist').handlers.clear(); print(start.columns)"
+    )
+    assert printed.split() == ["80", "None"], shown
+    assert StartUp(is_chief=False).columns is None

@@ -176,3 +176,42 @@ def test_names_with_brackets_are_shown_as_they_are(step, cluster):
 )
 def test_bytes_are_readable(count, text):
     assert readable_bytes(count) == text
+
+
+@pytest.mark.parametrize("width", [40, 80, 119])
+def test_a_narrow_terminal_has_a_table_that_fits_and_leaves_nothing_out(language_model, cluster, width):
+    machines = cluster(workers=2)
+    names = [worker.name for worker in machines.workers]
+    table = strategy_table(Parallax().build(language_model, machines), language_model, names, width)
+    console = Console(file=io.StringIO(), width=width)
+    console.print(table)
+    assert max(len(line.rstrip()) for line in console.file.getvalue().splitlines()) <= width
+    assert cells(table, 0) == ["embedding\n1000 × 8, 32.0 kB, sparse", "PS\n10.0.0.1", "48 B a row, owner 32 B"]
+    assert [str(column.footer) for column in table.columns] == ["3 variables\n35.6 kB", "all workers", "3.60 kB + rows"]
+
+
+def test_a_wide_terminal_has_the_wide_table(language_model, cluster):
+    strategy = PS().build(language_model, cluster())
+    assert len(strategy_table(strategy, language_model, width=120).columns) == 7
+
+
+@pytest.mark.parametrize(
+    "builder, workers, told",
+    [
+        (AllReduce(), 2, "each worker holds 35.6 kB of trained variables"),
+        (Parallax(), 2, "held of trained variables: worker 0 35.6 kB, worker 1 3.60 kB"),
+        (Parallax(local_proxy_variable=True), 2, "each worker holds 35.6 kB of trained variables"),
+        (PS(owner=1), 5, "workers hold 0 B to 35.6 kB of trained variables, most worker 1"),
+        (PartitionedPS(min_partition_bytes=0), 2, "each worker holds 17.8 kB of trained variables"),
+    ],
+)
+def test_what_each_worker_holds_is_told(language_model, cluster, builder, workers, told):
+    strategy = builder.build(language_model, cluster(workers=workers))
+    assert str(strategy_table(strategy, language_model).caption) == told
+
+
+def test_what_is_known_of_the_whole_state_is_told_instead(language_model, cluster):
+    strategy = PS().build(language_model, cluster())
+    assert (
+        str(strategy_table(strategy, language_model, held=[1000, 5]).caption) == "held: worker 0 1.00 kB, worker 1 5 B"
+    )
