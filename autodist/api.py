@@ -19,7 +19,7 @@ from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_models import KerasModels
 from autodist.capture.local_training import put_back
 from autodist.cluster.script_end import watch_script_end
-from autodist.errors import AutoDistError, CaptureError
+from autodist.errors import AutoDistError, CaptureError, ResourceSpecError
 from autodist.function_step import DistributedFunction
 from autodist.messages import log_to_the_terminal
 from autodist.quiet import quiet_tensorflow
@@ -222,7 +222,17 @@ def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -
     if spec is not None and file is not None:
         raise ValueError("give resource_spec_file or resource_spec, not both.")
     if spec is not None:
+        if not isinstance(spec, ResourceSpec):
+            given = type(spec).__name__
+            raise ResourceSpecError(
+                f"resource_spec is a {given}; give a ResourceSpec, as ResourceSpec.from_dict makes it."
+            )
         return spec
     if file is not None:
+        if not isinstance(file, str | bytes | os.PathLike):
+            raise ResourceSpecError(
+                f"resource_spec_file is a {type(file).__name__}; give the path of a YAML file, or "
+                "resource_spec=ResourceSpec.from_dict(...)."
+            )
         return ResourceSpec.from_file(file)
     return ResourceSpec.local(len(tf.config.list_physical_devices("GPU")))

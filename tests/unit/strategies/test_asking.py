@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist
-from autodist.errors import CaptureError, StrategyError
+from autodist.errors import CaptureError, ResourceSpecError, StrategyError
 from autodist.resources import ResourceSpec
 from autodist.strategies import PS, OverrideVariables, ask_builder, builder_from_section
 
@@ -131,6 +131,21 @@ def test_what_a_module_does_wrong_is_told_with_its_place_in_the_file(section, la
 def test_what_is_no_builder_is_refused_where_it_is_given(given, said):
     with pytest.raises(StrategyError, match=said):
         AutoDist(strategy_builder=given)
+
+
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ({"resource_spec": "cluster.yml"}, "resource_spec is a str; give a ResourceSpec"),
+        (
+            {"resource_spec_file": {"nodes": []}},
+            "resource_spec_file is a dict; give the path of a YAML file, or resource",
+        ),
+    ],
+)
+def test_what_is_no_spec_is_refused_where_it_is_given(given, said):
+    with pytest.raises(ResourceSpecError, match=said):
+        AutoDist(**given)
 
 
 def test_a_builder_that_fails_is_told_where_a_step_is_first_run():
