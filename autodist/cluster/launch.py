@@ -20,6 +20,9 @@ _LONGEST_LINE = 1 << 16
 # In seconds: the last lines and the exit status may wait on a link that is cut.
 _REPORT_LIMIT = 1.0
 
+# How often more of the last lines is waited for, as long as some came.
+_MOST_ROUNDS = 20
+
 
 class LaunchedScript:
     """A running script: what it prints and says is passed on, and `end` leaves nothing of it.
@@ -42,6 +45,7 @@ class LaunchedScript:
     ) -> None:
         self._send, self._on_exit = send, on_exit
         self._gone = threading.Event()
+        self._passed = 0  # lines; that some are lost of two threads' counts does no harm
         self._control, theirs = socket.socketpair()
         self._reports, report_fd = os.pipe()
         # PYTHONUNBUFFERED: lines arrive when they are printed, and the last ones of a killed script are not lost.
@@ -89,6 +93,7 @@ class LaunchedScript:
         source: BinaryIO = getattr(self._guard, stream)
         while line := source.readline(_LONGEST_LINE):
             self._send(Line(stream, line.decode(errors="replace").rstrip("\r\n")))
+            self._passed += 1
 
     def _converse(self, start: Start) -> None:
         try:
@@ -105,9 +110,17 @@ class LaunchedScript:
         status = numbers[1] if len(numbers) == 2 else self._end_unguarded(numbers, guard_status)
         self._gone.set()
         for pump in self._pumps:
-            pump.join(_REPORT_LIMIT / 4)  # a process that got away may keep the outputs open
+            self._wait_for_last_lines(pump)
         self._send(Exited(status))
         self._on_exit()
+
+    def _wait_for_last_lines(self, pump: threading.Thread) -> None:
+        """Returns when all is passed on that the script has printed; a process that got away may hold its outputs."""
+        for _ in range(_MOST_ROUNDS):
+            before = self._passed
+            pump.join(_REPORT_LIMIT / 2)
+            if not pump.is_alive() or self._passed == before:
+                return
 
     def _end_unguarded(self, numbers: list[int], guard_status: int) -> int:
         """Ends the script of a guard that was killed or could not start it."""
