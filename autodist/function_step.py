@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -184,6 +184,7 @@ class DistributedFunction:
         with _explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
             captured = capture_function(step, specs, axes, jit_compile=self._jit_compile, may_evaluate=True)
         self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.item.variables))
+        captured = replace(captured, item=replace(captured.item, is_global=self._is_global))
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
         require_any_length(captured.item, self._dealt(_count(leaves), names))
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
@@ -207,7 +208,7 @@ class DistributedFunction:
     def _run_step(self, traced: _Traced, leaves: Sequence[Leaf]) -> Any:
         examples = _count(leaves)
         values, mine = self._own_part(leaves, examples)
-        results = iter(traced.running(values, mine))
+        results = iter(traced.running(values, mine, examples))
         return tf.nest.map_structure(
             lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.TensorSpec) else leaf,
             traced.captured.outputs,

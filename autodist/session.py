@@ -6,7 +6,7 @@ import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
@@ -49,6 +49,7 @@ class _Fetched:
         sets: whether it only sets variables.
         trains: whether it applies gradients.
         looks: whether it is run to see, or save, what the training has made: it trains nothing and takes no batch.
+        is_global: whether every worker is given the same batch.
     """
 
     program: Program | None
@@ -56,6 +57,7 @@ class _Fetched:
     sets: bool
     trains: bool
     looks: bool
+    is_global: bool
 
 
 class DistributedSession(SessionInterface):
@@ -153,7 +155,8 @@ class DistributedSession(SessionInterface):
             if fetched.trains:
                 self._tell_first_batch(arrays, fetched.axes)
             own = dict(zip(arrays, self._feeds.own_part(arrays, fetched.axes), strict=True))
-            values = iter(self._run_fetched(fetched, own, options, run_metadata))
+            whole = examples_of(arrays, fetched.axes) if fetched.is_global else 0
+            values = iter(self._run_fetched(fetched, own, whole, options, run_metadata))
         self._run.first_batches.look()
         if is_new and not (fetched.sets or fetched.looks):
             self._run.start_up.ends()
@@ -173,6 +176,7 @@ class DistributedSession(SessionInterface):
         self,
         fetched: _Fetched,
         own: Mapping[tf.Tensor, np.ndarray],
+        all_examples: int,
         options: RunOptions | None,
         metadata: RunMetadata | None,
     ) -> list[np.ndarray]:
@@ -182,7 +186,7 @@ class DistributedSession(SessionInterface):
         values = [
             a if axis is None else with_a_row(a, axis) for a, axis in zip(own.values(), fetched.axes, strict=True)
         ]
-        asked = (fetched.program.run, values, examples, options, metadata)
+        asked = (fetched.program.run, values, examples, options, metadata, all_examples)
         if fetched.looks:
             self._run.land()
         if not fetched.sets or self._run.workers == 1:
@@ -205,6 +209,7 @@ class DistributedSession(SessionInterface):
         axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
         item = place_variables(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}), self._placements)
         self._require_fed_data(item)
+        item = replace(item, is_global=self._feeds.are_global(arrays, axes))
         if len(self._run.spec.replicas) > 1:
             require_means(self._captured, item)
         require_any_length(item, self._feeds.dealt(arrays, axes))
@@ -212,8 +217,9 @@ class DistributedSession(SessionInterface):
         kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if concerns_iterators_alone(item) else KERNELS
         looks = not item.gradients and all(axis is None for axis in axes)
         return _Fetched(
-            self._program(item, kernels) if outputs or targets else None, axes, sets, bool(item.gradients), looks
-        )
+            self._program(item, kernels) if outputs or targets else None,
+            axes, sets, bool(item.gradients), looks, item.is_global,
+        )  # fmt: skip
 
     def _program(self, item: GraphItem, kernels: Sequence[Kernel]) -> Program:
         shared = share_iterators(item, self._prefix)

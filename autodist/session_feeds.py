@@ -80,6 +80,11 @@ class SessionFeeds:
                 return [None] * len(arrays)  # such as Variable.load, which feeds an initial value
         return [self._axis_of_fed(t, array) for t, array in arrays.items()]
 
+    def are_global(self, arrays: Arrays, axes: Sequence[int | None]) -> bool:
+        """Whether all that is split is the same on every worker, so that each knows how many examples there are."""
+        split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
+        return bool(split) and all(map(self._is_global, split))
+
     def dealt(self, arrays: Arrays, axes: Sequence[int | None]) -> Dealt:
         """How the examples of a run are dealt out."""
         split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]

@@ -14,7 +14,7 @@ from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem
-from autodist.graph.parts import Join, Merge
+from autodist.graph.parts import Join, JoinKind, Merge
 from autodist.kernels.all_reduce import weight_of
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
@@ -75,9 +75,11 @@ class ReduceByCollective(Kernel):
         dense = [join for join in item.joins if not join.is_sparse]
         buckets = make_buckets(dense, plan.group, self.bucket_bytes)
         rows = [join for join in item.joins if join.is_sparse]
-        # What a later stage reduces needs what an earlier one has reduced; NCCL's one order has to agree with that.
+        # What a later stage reduces needs what an earlier one has reduced, and what a seed waits for comes before what
+        # is made of it, in the order of the seeds; NCCL's one order has to agree with that.
+        position = {join.name: k for k, join in enumerate(item.joins)}
         everything: list[Bucket | Join] = [*buckets, *rows]
-        for work in sorted(everything, key=_level):
+        for work in sorted(everything, key=lambda work: _order(work, position)):
             if isinstance(work, Bucket):
                 _reduce_bucket(results, work, group)
             else:
@@ -86,9 +88,9 @@ class ReduceByCollective(Kernel):
         return results.applied_to(item, item.joins)
 
 
-def _level(work: Bucket | Join) -> tuple[int, int]:
+def _order(work: Bucket | Join, position: Mapping[str, int]) -> tuple[int, int, int]:
     join = work.joins[0] if isinstance(work, Bucket) else work
-    return join.level, join.depth
+    return join.level, position[join.name] if join.kind is JoinKind.LOSS else len(position), join.depth
 
 
 def _require_replicas_everywhere(context: Context, spec: strategy_pb2.AllReduce.Spec) -> None:

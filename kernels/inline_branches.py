@@ -84,7 +84,8 @@ def inline_state(item: GraphItem) -> GraphItem:
         return item
     stages = find_stages(item)
     draws = [name for name, _ in reads_to_offset(GraphEditor(item.graph_def, item.wiring), item)]
-    varying = find_varying(item, sources_of(item, stages, draws), stages)
+    seeds = [name for call in item.gradient_calls for name in (call.seed, *(term.seed for term in call.terms))]
+    varying = find_varying(item, sources_of(item, seeds, draws), stages)
     chosen = [item.wiring.nodes[w] for w in stages.state_writes if w in varying and item.wiring.nodes[w].op == "If"]
     if not chosen:
         return item

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import EXAMPLES, GraphItem
+from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import is_control, node_of
 from autodist.graph.waiting import wait_past
 from autodist.graph.walks import reach
@@ -40,7 +40,8 @@ class LeaveOutCompute(Kernel):
 
 def _sources(item: GraphItem) -> list[str]:
     """Nodes whose outputs differ between replicas."""
-    named = {node_of(name) for name, axis in item.inputs.items() if axis is not None or name == EXAMPLES}
+    counts = (EXAMPLES, ALL_EXAMPLES)
+    named = {node_of(name) for name, axis in item.inputs.items() if axis is not None or name in counts}
     named |= {call.seed for call in item.gradient_calls}
     named |= {term.seed for call in item.gradient_calls for term in call.terms}
     drawn = {node.name for node in item.wiring.of_op(*RANDOM)}

@@ -76,7 +76,8 @@ def _require_one_weight(joins: Sequence[Join], keepers: Mapping[str, Keeper]) ->
     stale = sorted(name for name, keeper in keepers.items() if keeper.pace is Pace.STALE)
     if asked and stale:
         raise StrategyError(
-            f"the loss adds values of which each counts in another way (a mean beside a sum, a ratio of sums), so that "
+            "the loss adds values of which each counts in another way (a mean beside a sum, a ratio of sums), or its "
+            "gradient is looked at on its way (clipped by tf.custom_gradient, taken for data, in float16), so that "
             f"each worker has to know of all examples of a step, and {stale[0]} has staleness: no step waits for "
             "another worker. Set staleness to 0, or use AllReduce."
         )

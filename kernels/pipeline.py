@@ -46,6 +46,7 @@ from autodist.kernels.settle_losses import SettleLosses
 from autodist.kernels.stale import StaleServers
 from autodist.kernels.sum_rows import SumRows
 from autodist.kernels.table_writes import TellTableWrites
+from autodist.kernels.whole_cotangents import WholeCotangents
 
 log = logging.getLogger("autodist")
 
@@ -54,7 +55,8 @@ DUMP_VARIABLE = "AUTODIST_DUMP"
 
 # Branches stand in the graph before all else, since other kernels do not look into them; bundles are split before
 # gradients are told from updates; what was made to take losses apart goes before anything is looked for in the
-# arithmetic around it; a division of rows is resolved, and tables that are added become rows, before
+# arithmetic around it, and before what leads to a gradient is followed, which decides which tensor is the gradient for
+# all kernels after that; a division of rows is resolved, and tables that are added become rows, before
 # gathers move past the arithmetic that this leaves behind them, and then into variables; how rows of replicas are
 # joined is chosen while the captured batch can still be followed; the order of rows is fixed where they are written,
 # before the scatter is moved to a parameter server; what is joined between workers exists only once the step is
@@ -64,6 +66,7 @@ KERNELS: tuple[Kernel, ...] = (
     InlineBranches(),
     SplitBundles(),
     SettleLosses(),
+    WholeCotangents(),
     DivideRows(),
     ScatterRows(),
     SumRows(),

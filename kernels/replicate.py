@@ -12,6 +12,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
 from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Propagation
+from autodist.graph.seeds import varying_seeds
 from autodist.graph.stages import Stages
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
@@ -56,7 +57,9 @@ class _Replication:
         self._free_constants()
         seeds = reads_to_offset(self.editor, self.item)
         draws = [node for node, _ in seeds]
-        varying = set(find_varying(self.item, sources_of(self.item, self.stages, draws), self.stages))
+        varying = set(
+            find_varying(self.item, sources_of(self.item, varying_seeds(self.item, self.flows), draws), self.stages)
+        )
         changes = take_state_writes(self.editor, self.item, self.stages, varying)
         varying |= {node_of(c.after) for c in changes}
         offsets, added = draw_apart(self.editor, seeds)

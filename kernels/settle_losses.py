@@ -35,7 +35,7 @@ class SettleLosses(Kernel):
             for term in call.terms:
                 if term not in kept:
                     _take_out(editor, item, term)
-            calls.append(replace(call, terms=tuple(replace(term, parts=()) for term in kept)))
+            calls.append(replace(call, terms=tuple(replace(term, parts=()) for term in kept), is_settled=True))
         seams = [name for call in item.gradient_calls for term in call.terms for name in (term.value, term.seed)]
         remove_unused(editor, item, seams)
         return replace(item, graph_def=editor.to_graph_def(), gradient_calls=tuple(calls))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.fragment import fragment
-from autodist.graph.item import EXAMPLES, GraphItem
+from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import node_of, tensor
 from autodist.kernels.weights import Parts
 
@@ -25,14 +25,13 @@ def split_batch(editor: GraphEditor, item: GraphItem, clones: Clones) -> Parts:
     axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
     if not axes:
         return Parts(None, named, item.spec_of)
-    node = NodeDef(name=node_of(EXAMPLES), op="Placeholder")
-    node.attr["dtype"].type = tf.int64.as_datatype_enum
-    node.attr["shape"].shape.SetInParent()
-    editor.add(node)
-    if len(clones) == 1:
-        return Parts((EXAMPLES,), named, item.spec_of)
-    sizes = _slice_inputs(editor, item, axes, clones)
-    return Parts(sizes, named, item.spec_of)
+    for fed in (EXAMPLES, ALL_EXAMPLES)[: 1 + item.is_global]:
+        node = NodeDef(name=node_of(fed), op="Placeholder")
+        node.attr["dtype"].type = tf.int64.as_datatype_enum
+        node.attr["shape"].shape.SetInParent()
+        editor.add(node)
+    sizes = (EXAMPLES,) if len(clones) == 1 else _slice_inputs(editor, item, axes, clones)
+    return Parts(sizes, named, item.spec_of, item.is_global)
 
 
 def _slice_inputs(editor: GraphEditor, item: GraphItem, axes: Mapping[str, int], clones: Clones) -> tuple[str, ...]:

@@ -25,18 +25,16 @@ RANDOM = frozenset(
 _LOOPS = ("Enter", "RefEnter")
 
 
-def sources_of(item: GraphItem, stages: Stages, draws: Iterable[str]) -> list[str]:
+def sources_of(item: GraphItem, seeds: Iterable[str], draws: Iterable[str]) -> list[str]:
     """The nodes whose outputs differ between replicas by themselves.
 
     Args:
         item: the captured step.
-        stages: its stages.
+        seeds: of gradients, of which each replica has its own.
         draws: nodes that take numbers from a generator's state, of which each replica draws its own.
     """
     batch = [node_of(name) for name, axis in item.inputs.items() if axis is not None]
-    calls = [item.gradient_calls[k] for k in {g.call for g in stages.gradients}]
-    terms = [term.seed for call in calls for term in call.terms if term.seed in item.wiring.nodes]
-    return [*batch, *(call.seed for call in calls), *terms, *draws]
+    return [*batch, *(seed for seed in seeds if seed in item.wiring.nodes), *draws]
 
 
 def find_varying(item: GraphItem, sources: Iterable[str], stages: Stages) -> frozenset[str]:

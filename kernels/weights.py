@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment
-from autodist.graph.item import EXAMPLES
+from autodist.graph.item import ALL_EXAMPLES, EXAMPLES
 from autodist.graph.propagation import Elements, Examples, Scalar, Total, Weight
 
 Named = Callable[[str, int], str]
@@ -23,22 +23,34 @@ class Parts:
         sizes: per local replica, the tensor with its number of examples (int64 scalar); None where there is no batch.
         named: name of a captured tensor in a local replica.
         spec_of: shape and dtype of a captured tensor.
+        is_global: whether every worker knows how many examples there are in all.
     """
 
     sizes: Sequence[str] | None
     named: Named
     spec_of: Callable[[str], tf.TensorSpec]
+    is_global: bool = False
 
     @property
     def given(self) -> dict[str, int | None]:
         """Inputs that the split step has beside the captured ones."""
-        return {EXAMPLES: None} if self.sizes is not None else {}
+        if self.sizes is None:
+            return {}
+        return dict.fromkeys((EXAMPLES, ALL_EXAMPLES)[: 1 + self.is_global])
 
     def size(self, f: Fragment, k: int, dtype: tf.DType) -> tf.Tensor:
         """Number of examples of local replica `k`; 1 where there is no batch."""
         if self.sizes is None:
             return tf.constant(1, dtype)
         return tf.cast(f.input(self.sizes[k], tf.int64, []), dtype)
+
+    def whole(self, f: Fragment, weight: Weight, replicas: int, dtype: tf.DType) -> tf.Tensor | None:
+        """The sum of a weight over all replicas of all workers, where each worker knows it by itself."""
+        if not isinstance(weight, Examples):
+            return None
+        if self.sizes is None:
+            return tf.constant(replicas, dtype)
+        return tf.cast(f.input(ALL_EXAMPLES, tf.int64, []), dtype) if self.is_global else None
 
     def is_used(self, f: Fragment, k: int) -> tf.Tensor:
         """Whether local replica `k` has examples."""

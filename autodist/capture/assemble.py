@@ -140,7 +140,7 @@ def assemble(
             and handle not in notes.overwritten and (tensors := _tensors(gradient))
             and all(t.partition(":")[0] in present for t in tensors)
         ]  # fmt: skip
-        if kept:
+        if kept or call.seed.op.name in present:
             gradients += kept
             terms = tuple(Term(s.tensor.name, s.seed.op.name, s.value.op.name, s.parts) for s in call.seams)
             made.append(GradientCall(tuple(t.name for t in call.targets), call.seed.op.name, terms))

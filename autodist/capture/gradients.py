@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.framework import ops  # the registry of gradients
 from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
+from tensorflow.python.ops.parallel_for import control_flow_ops  # what vectorized_map and jacobians are made by
 
 from autodist.capture.seams import SEED_NAME, Seam, take_apart
 
@@ -20,13 +21,14 @@ _CUSTOM = "CustomGradient-"
 
 @dataclass(frozen=True)
 class NotedCall:
-    """One call of `gradient` for variables.
+    """One call of `gradient`.
 
     Attributes:
         graph: in which the gradients were made.
         targets: what was differentiated.
         seed: a scalar, 1 unless it is replaced, to which the gradients are proportional.
-        pairs: handle of a variable, and its gradient (a tensor or IndexedSlices), where there is one.
+        pairs: handle of a variable, and its gradient (a tensor or IndexedSlices), where there is one; none, where what
+            was differentiated by are other tensors alone.
         without: handles of variables that the targets do not depend on.
         seams: where the targets can be taken apart; none for one alone that is no arithmetic on several values.
     """
@@ -89,11 +91,11 @@ class GradientNotes:
         with self._inside() as is_outermost:
             handles = [_handle_of(s) for s in tf.nest.flatten(sources)]
             flat = tf.nest.flatten(targets, expand_composites=False)
-            if not is_outermost or not self._looks_here() or all(h is None for h in handles) or not _floats(flat):
+            if not is_outermost or not self._looks_here() or not flat or not _floats(flat):
                 return plain(targets, weights)
             graph = tf.compat.v1.get_default_graph()
             tensors = [tf.convert_to_tensor(t) for t in flat]
-            seed = tf.raw_ops.PlaceholderWithDefault(input=tf.ones([], tensors[0].dtype), shape=[], name=SEED_NAME)
+            seed = _seed_of(tensors)
             given = [None] * len(flat) if weights is None else tf.nest.flatten(weights)
             ends = [s for s in (*tf.nest.flatten(sources), *tf.nest.flatten(stops)) if isinstance(s, tf.Tensor)]
             with recording or nullcontext():
@@ -117,6 +119,28 @@ class GradientNotes:
                 )
             )
             return tf.nest.pack_sequence_as(found, gradients)
+
+    def jacobian(self, target: Any, plain: Callable[[Any], Any], recording: Callable[[], Any]) -> Any:
+        """Calls `plain(target)` with the target multiplied by a seed, to which all that comes of it is proportional.
+
+        Args:
+            target: as given by the user.
+            plain: the function that differentiates, by one element of the target after the other.
+            recording: opens a context in which what is done to the target is recorded.
+        """
+        with self._inside() as is_outermost:
+            if not is_outermost or not self._looks_here() or not _floats([target]):
+                return plain(target)
+            whole = tf.convert_to_tensor(target)
+            seed = _seed_of([whole])
+            with recording():
+                weighted = whole * seed
+            self.calls.append(NotedCall(tf.compat.v1.get_default_graph(), (whole,), seed, (), ()))
+            return plain(weighted)
+
+
+def _seed_of(targets: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.raw_ops.PlaceholderWithDefault(input=tf.ones([], targets[0].dtype), shape=[], name=SEED_NAME)
 
 
 def _weigh(
@@ -167,14 +191,27 @@ def _floats(targets: list[Any]) -> bool:
 
 @contextmanager
 def noting_gradients(in_functions: bool = True) -> Iterator[GradientNotes]:
-    """Notes all gradients of variables that are made in graphs while the context is open.
+    """Notes all gradients that are made in graphs while the context is open.
 
     Args:
         in_functions: whether in those of functions, or else in plain graphs.
     """
     notes = GradientNotes(in_functions=in_functions)
     tape_gradient = tf.GradientTape.gradient
+    tape_jacobian = tf.GradientTape.jacobian
+    tape_batch_jacobian = tf.GradientTape.batch_jacobian
     graph_gradients = gradients_util._GradientsHelper
+    vectorize = control_flow_ops._pfor_impl
+
+    def vectorized(*args: Any, **kwargs: Any) -> Any:
+        with notes._inside():  # what is differentiated for one example by itself has no part of a batch
+            return vectorize(*args, **kwargs)
+
+    def jacobian(self: tf.GradientTape, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return notes.jacobian(target, lambda t: tape_jacobian(self, t, *args, **kwargs), self._ensure_recording)
+
+    def batch_jacobian(self: tf.GradientTape, target: Any, *args: Any, **kwargs: Any) -> Any:
+        return notes.jacobian(target, lambda t: tape_batch_jacobian(self, t, *args, **kwargs), self._ensure_recording)
 
     def gradient(
         self: tf.GradientTape,
@@ -195,12 +232,18 @@ def noting_gradients(in_functions: bool = True) -> Iterator[GradientNotes]:
         return notes.differentiate(ys, xs, grad_ys, plain, stops=stops)
 
     tf.GradientTape.gradient = gradient
+    tf.GradientTape.jacobian = jacobian
+    tf.GradientTape.batch_jacobian = batch_jacobian
     gradients_util._GradientsHelper = helper
+    control_flow_ops._pfor_impl = vectorized
     try:
         yield notes
     finally:
         tf.GradientTape.gradient = tape_gradient
+        tf.GradientTape.jacobian = tape_jacobian
+        tf.GradientTape.batch_jacobian = tape_batch_jacobian
         gradients_util._GradientsHelper = graph_gradients
+        control_flow_ops._pfor_impl = vectorize
 
 
 def forget_custom_gradients(definition: tf.compat.v1.GraphDef) -> None:

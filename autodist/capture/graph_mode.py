@@ -72,7 +72,7 @@ class CapturedGraph:
         """
         known = {v.handle for v in self.variables}
         added = [op.name for op in self.graph.get_operations() if op.type == "VarHandleOp" and op.name not in known]
-        added += [c.seed.op.name for c in calls[len(self.calls) :]]
+        added += [c.seed.op.name for c in calls[len(self.calls) :] if c.pairs]
         if added:
             raise CaptureError(
                 f"the graph was changed after its session was made: {added[0]} was added. Build all variables and "
@@ -101,7 +101,7 @@ class CapturedGraph:
         roots = [*map(node_of, outputs), *targets, *map(node_of, fed.values())]
         needed = editor.ancestors(roots)
         calls = [c for c in self.calls if _is_used(c, needed)]
-        roots += [node_of(t.name) for c in calls for t in c.targets] + [c.seed.op.name for c in calls]
+        roots += [node_of(t.name) for c in calls for t in noted_tensors(c)]
         editor.prune(roots)
         variables = [v for v in self.variables if v.handle in editor]
         notes = self._notes(calls, {node_of(new): name for name, new in fed.items()})
@@ -143,12 +143,19 @@ def handle_name(handle: Any) -> str | None:
     return handle.op.name if isinstance(handle, tf.Tensor) else None
 
 
+def noted_tensors(call: NotedCall) -> list[tf.Tensor]:
+    """What a call was given, and its seed."""
+    return [call.seed, *call.targets]
+
+
 def noted_nodes(gradient: tf.Tensor | tf.IndexedSlices) -> list[str]:
     """The nodes that make a gradient's values."""
     return [(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient).op.name]
 
 
 def _is_used(call: NotedCall, needed: set[str]) -> bool:
+    if not call.pairs:
+        return call.seed.op.name in needed
     made = [name for _, gradient in call.pairs for name in noted_nodes(gradient)]
     return call.seed.op.name in needed and not needed.isdisjoint(made)
 

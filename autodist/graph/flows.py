@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from autodist.graph.item import GraphItem
 from autodist.graph.propagation import Propagation, propagate
+from autodist.graph.seeds import declare_seeds
 
 
 def flows_of(item: GraphItem) -> Propagation:
-    """How the captured tensors depend on the batch."""
+    """How the captured tensors depend on the batch; of the seeds it is known what they are."""
     axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
-    return propagate(item.graph_def, axes, lambda name: item.spec_of(name).shape, nodes=item.wiring.nodes)
+    flows = propagate(item.graph_def, axes, lambda name: item.spec_of(name).shape, nodes=item.wiring.nodes)
+    declare_seeds(item, flows)
+    return flows

@@ -23,6 +23,9 @@ A worker without examples is fed one row all the same, and 0 here: ops need not 
 gives is left out.
 """
 
+ALL_EXAMPLES = "autodist/all_examples:0"
+"""The placeholder, in a replicated step, that is fed the number of examples of all workers, where each knows it."""
+
 
 _UNREAD = Wiring(tf.compat.v1.GraphDef())
 
@@ -61,6 +64,8 @@ class GraphItem:
         copies: suffixes of a variable's name in the session under which every worker has copies of it.
         jit_compile: whether the script asks XLA to compile all of the step. Where it asks for parts, the names of their
             nodes say so (`autodist.graph.jit_scope`).
+        is_global: whether every worker is given the same batch, of which it keeps its share, so that each knows how
+            many examples there are in all.
         replicated: captured nodes of which each replica has a copy of its own, once the step is replicated.
         wiring: how the nodes of `graph_def` hang together; `replace` hands it on for as long as the graph is the same.
     """
@@ -85,6 +90,7 @@ class GraphItem:
     landed: tuple[str, ...] = ()
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     jit_compile: bool = False
+    is_global: bool = False
     replicated: frozenset[str] = frozenset()
     wiring: Wiring = field(default=_UNREAD, compare=False, repr=False)
 

@@ -111,11 +111,13 @@ class GradientCall:
         seed: node that holds the weight, a PlaceholderWithDefault of 1; the gradients are proportional to it.
         terms: the values at which the targets can be taken apart, parts before what they are parts of; none where all
             that was differentiated has one weight, the seed's.
+        is_settled: whether `terms` are those that each have a weight of their own, and no others.
     """
 
     targets: tuple[str, ...]
     seed: str
     terms: tuple[Term, ...] = ()
+    is_settled: bool = False
 
 
 class JoinKind(enum.Enum):

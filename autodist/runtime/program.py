@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from autodist.graph.item import EXAMPLES, GraphItem
+from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import node_of
 from autodist.runtime.host import Host
 from autodist.runtime.memory import collect_and_trim, trim_heaps
@@ -44,6 +44,9 @@ class Program:
         self._counts_examples = node_of(EXAMPLES) in present
         if self._counts_examples:
             feeds.append(prefix + EXAMPLES)
+        self._counts_all = node_of(ALL_EXAMPLES) in present
+        if self._counts_all:
+            feeds.append(prefix + ALL_EXAMPLES)
         operations = [host.graph.get_operation_by_name(prefix + name) for name in item.targets]
         outputs = [host.graph.get_tensor_by_name(prefix + name) for name in item.outputs]
         collective = any(node.op.startswith("Collective") for node in item.graph_def.node)
@@ -61,6 +64,7 @@ class Program:
         examples: int,
         options: RunOptions | None = None,
         metadata: RunMetadata | None = None,
+        all_examples: int = 0,
     ) -> list[np.ndarray]:
         """One step.
 
@@ -69,6 +73,7 @@ class Program:
             examples: how many examples this worker has; 0 where `values` hold a row that does not count.
             options: of TensorFlow, for this run.
             metadata: filled with what TensorFlow tells of this run.
+            all_examples: how many examples all workers have, where the step was captured as one of global batches.
 
         Returns:
             The values of the step's outputs.
@@ -76,6 +81,8 @@ class Program:
         given = [value for value, used in zip(values, self._used, strict=True) if used]
         if self._counts_examples:
             given.append(np.int64(examples))
+        if self._counts_all:
+            given.append(np.int64(all_examples))
         if self._update is not None:
             self._updates.release(self._update)
         run = self._run

@@ -8,11 +8,13 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.graph.fragment import Fragment, Template, fragment
+from autodist.graph.fragment import Template, fragment
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Gradient, Join, JoinKind
-from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
+from autodist.graph.propagation import Examples, Mean, PerExample, Sum, Unknown, Weight
+from autodist.graph.seeds import Undecided, live_calls, seed_weight
 from autodist.kernels.joins.joiner import Joiner
+from autodist.kernels.joins.shares import Seeds, Shares
 from autodist.kernels.joins.terms import TermSeeds
 from autodist.kernels.sums import ordered_sum, rows_together
 from autodist.messages import ALIKE_EVERYWHERE
@@ -24,24 +26,25 @@ class GradientJoins:
     """Joins the gradients of one replicated graph, and whatever else an update asks of the compute part."""
 
     def __init__(self, joiner: Joiner) -> None:
-        self._joiner = joiner
-        self._divisors: dict[int, tuple[str, tf.DType] | None] = {}
+        self._joiner, self._shares = joiner, Shares(joiner)
+        self._seeds: dict[int, Seeds] = {}
 
     def weigh_losses(self) -> None:
-        """Seeds each gradient with the weight of its replica's part, so that the gradients need only be added.
+        """Seeds each gradient with its replica's share of the batch, so that the gradients need only be added.
 
-        The seed of a mean is the number of examples, and the sum over all replicas is divided by the sum of the seeds;
-        on a single worker that sum is known, and the seeds are divided instead. Where no one weight suits all of a
-        loss, each of its terms has a seed.
+        Where no one weight suits all of a loss, each of its terms has a seed. Gradients that nothing adds up, since
+        they are for no variable, have such seeds, too.
         """
-        calls = sorted({g.call for g in self._joiner.stages.gradients})
-        for k in calls:
+        joined = {g.call for g in self._joiner.stages.gradients}
+        for k in live_calls(self._joiner.item):
             if self._joiner.item.gradient_calls[k].terms:
                 TermSeeds(self._joiner, k).seed()
-                self._divisors[k] = None
-            else:
-                self._weigh(k, self._loss_kind(k))
-        self._tell_of_mixing(calls)
+                self._seeds[k] = self._ones(k)
+                continue
+            weight = self._loss_kind(k, k in joined)
+            if weight is not None or k in joined:
+                self._weigh(k, weight)
+        self._tell_of_mixing(sorted(joined))
 
     def _tell_of_mixing(self, calls: Sequence[int]) -> None:
         """Says where examples see only those of their own replica: the loss is not that of the whole batch there."""
@@ -55,44 +58,44 @@ class GradientJoins:
                 node, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
 
-    def _loss_kind(self, call: int) -> Weight | None:
+    def _loss_kind(self, call: int, is_joined: bool) -> Weight | None:
         """The weight of a mean, or None for a sum."""
-        targets = self._joiner.item.gradient_calls[call].targets
-        kinds = [self._joiner.flows.kind(t) for t in targets]
-        weights = {k.weight for k in kinds if isinstance(k, Mean)}
-        if all(isinstance(k, Sum | PerExample) for k in kinds):
+        noted, flows = self._joiner.item.gradient_calls[call], self._joiner.flows
+        weight = seed_weight(flows, noted, is_joined)
+        if not isinstance(weight, Undecided):
+            return weight
+        if not is_joined:
+            log.info(
+                "a gradient of %s that is for no variable is what each replica makes of its own examples: it is not "
+                "known how %s depends on the batch (%s).", weight.target, weight.target, weight.reason,
+                extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
             return None
-        if len(weights) == 1 and all(isinstance(k, Mean | Replicated) for k in kinds):
-            return weights.pop()
-        if all(isinstance(k, Replicated) for k in kinds):
-            return Examples()
-        for target, kind in zip(targets, kinds, strict=True):
-            reason = kind.reason if isinstance(kind, Unknown) else "its targets are means with different weights"
+        for target in noted.targets:
+            kind = flows.kind(target)
             log.warning(
                 "%s: it is not known how the loss depends on the batch (%s); it is taken for a mean over examples, and "
-                "batches that do not divide evenly are refused.", target, reason, extra=ALIKE_EVERYWHERE,
+                "batches that do not divide evenly are refused.", target,
+                kind.reason if isinstance(kind, Unknown) else weight.reason, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         self._joiner.require_even_parts()
         return Examples()
 
     def _weigh(self, call: int, weight: Weight | None) -> None:
+        seeds = self._ones(call) if weight is None else self._shares.of(call, weight)
         seed = self._joiner.item.gradient_calls[call].seed
-        dtype = self._joiner.item.spec_of(tensor(seed)).dtype
         readers = {k: self._readers(seed, k) for k in range(self._joiner.count)}
-        with fragment(self._joiner.editor, f"loss_weight/{call}") as f:
-            weights = [self._seed(f, weight, k, dtype) for k in range(self._joiner.count)]
-            total = ordered_sum(weights)
-            if weight is not None and self._joiner.context.workers == 1:
-                weights = [tf.math.divide_no_nan(w, total) for w in weights]
-        for k, made in enumerate(weights):
-            self._joiner.editor.rewire(self._joiner.parts.named(tensor(seed), k), f.name(made), readers[k])
-        alone = weight is None or self._joiner.context.workers == 1
-        self._divisors[call] = None if alone else (f.name(total), dtype)
+        for k, made in enumerate(seeds.by_replica):
+            self._joiner.editor.rewire(self._joiner.parts.named(tensor(seed), k), made, readers[k])
+        self._seeds[call] = seeds
 
-    def _seed(self, f: Fragment, weight: Weight | None, k: int, dtype: tf.DType) -> tf.Tensor:
-        if weight is None:
-            return tf.cast(self._joiner.parts.is_used(f, k), dtype)
-        return self._joiner.parts.weight(f, weight, k, dtype)
+    def _ones(self, call: int) -> Seeds:
+        """The seeds of a sum: 1 for each replica that has examples."""
+        dtype = self._joiner.item.spec_of(tensor(self._joiner.item.gradient_calls[call].seed)).dtype
+        with fragment(self._joiner.editor, f"loss_weight/{call}") as f:
+            ones = [tf.cast(self._joiner.parts.is_used(f, k), dtype) for k in range(self._joiner.count)]
+            total = ordered_sum(ones)
+        return Seeds(tuple(f.name(one) for one in ones), f.name(total), dtype)
 
     def _readers(self, seed: str, k: int) -> list[str]:
         return sorted(self._joiner.editor.consumers(node_of(self._joiner.parts.named(tensor(seed), k))))
@@ -110,37 +113,49 @@ class GradientJoins:
     def _join_gradient(self, position: int, gradient: Gradient) -> Join:
         specs = [self._joiner.item.spec_of(t) for t in gradient.tensors]
         named = [self._joiner.parts.named(t, k) for k in range(self._joiner.count) for t in gradient.tensors]
-        made = self._sum_of(tuple(spec.dtype for spec in specs), gradient).splice(
-            self._joiner.editor, f"gradient/{position}", named
+        seeds = self._seeds[gradient.call]
+        scale = [] if seeds.scale is None else [seeds.scale]
+        made = self._sum_of(tuple(spec.dtype for spec in specs), gradient, seeds).splice(
+            self._joiner.editor, f"gradient/{position}", [*scale, *seeds.counts, *named]
         )
         shape = tf.TensorShape(self._joiner.item.by_name[gradient.variable].shape)
-        divisor = self._divisors[gradient.call]
+        divides = seeds.divides or (
+            seeds.is_shared and self._shares.is_divided_by_own(gradient.call, gradient.variable)
+        )
         return Join(
             name=f"{gradient.variable}/{position}",
             kind=JoinKind.GRADIENT,
             local=tuple(made[: len(specs)]),
             result=tuple(made[len(specs) :]),
-            weight=divisor[0] if divisor else None,
+            weight=seeds.total if divides else None,
             level=self._joiner.stages.level[position],
             dtype=specs[-1].dtype,
             shape=specs[-1].shape if gradient.is_sparse else shape,
             variable=gradient.variable,
             index_dtype=specs[0].dtype if gradient.is_sparse else None,
-            weight_dtype=divisor[1] if divisor else None,
+            weight_dtype=seeds.dtype if divides else None,
             row_join=gradient.row_join,
             aligned=gradient.aligned,
         )
 
-    def _sum_of(self, dtypes: tuple[tf.DType, ...], gradient: Gradient) -> Template:
+    def _sum_of(self, dtypes: tuple[tf.DType, ...], gradient: Gradient, seeds: Seeds) -> Template:
         """Adds up the local replicas' tensors of a gradient: the sums, and what is to be read in their place."""
         row_join, aligned = gradient.row_join, gradient.aligned
+        scaled = [] if seeds.scale is None else [seeds.dtype]
+        given = [*scaled, *[tf.bool] * len(seeds.counts)]
 
         def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            by_tensor = [tensors[at :: len(dtypes)] for at in range(len(dtypes))]
-            local = [ordered_sum(by_tensor[0])] if len(dtypes) == 1 else rows_together(row_join, aligned, *by_tensor)
+            scale, counts, parts = tensors[: len(scaled)], tensors[len(scaled) : len(given)], [*tensors[len(given) :]]
+            for k, is_counted in enumerate(counts):
+                at = (k + 1) * len(dtypes) - 1
+                parts[at] = tf.where(is_counted, parts[at], tf.zeros([], dtypes[-1]))
+            by_tensor = [parts[at :: len(dtypes)] for at in range(len(dtypes))]
+            local = [ordered_sum(by_tensor[0])] if len(dtypes) == 1 else [*rows_together(row_join, aligned, *by_tensor)]
+            local[-1:] = [local[-1] * tf.cast(s, dtypes[-1]) for s in scale] or local[-1:]
             return [*local, *([tf.identity(t) for t in local] if self._joiner.context.workers > 1 else local)]
 
-        return self._joiner.template(("sum", dtypes, row_join, aligned), [*dtypes] * self._joiner.count, add)
+        key = ("sum", dtypes, row_join, aligned, *given)
+        return self._joiner.template(key, [*given, *[*dtypes] * self._joiner.count], add)
 
     def join_boundary(self) -> None:
         """Joins what an update asks of the compute part besides gradients: a loss that scales it, say."""

@@ -48,7 +48,9 @@ class TermSeeds:
     def seed(self) -> None:
         """Replaces the seeds, and the values where they are read."""
         sums = self._local_sums()
-        wholes = self._whole(sums) if sums else {}
+        known = self._known(sums)
+        sums = {key: value for key, value in sums.items() if key not in known}
+        wholes = known | (self._whole(sums) if sums else {})
         for term in self._terms:
             if term.seed in self._joiner.editor:
                 self._seed_term(term, wholes)
@@ -111,6 +113,19 @@ class TermSeeds:
         values = [self._joiner.parts.tensor(f, term.tensor, k) for k in range(self._joiner.count)]
         exact = [tf.cast(value, EXACT) for value in values]
         return self._joiner.weighted_sum(f, exact, kind.weight if isinstance(kind, Mean) else None)[0]
+
+    def _known(self, sums: Sums) -> Sums:
+        """The weights of the whole batch that every worker knows by itself."""
+        found: Sums = {}
+        replicas = len(self._joiner.context.replicas)
+        if self._joiner.context.workers == 1 or self._replicas < replicas:
+            return found
+        with fragment(self._joiner.editor, f"loss/{self._call}/known") as f:
+            for key in sums:
+                whole = None if isinstance(key, Term) else self._joiner.parts.whole(f, key, replicas, EXACT)
+                if whole is not None:
+                    found[key] = f.name(whole), tf.TensorShape([])
+        return found
 
     def _whole(self, sums: Sums) -> Sums:
         """The same over all workers; they travel as one."""

@@ -8,10 +8,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from autodist.graph.propagation.answers import kind_of
+from autodist.graph.propagation.answers import factor_of, kind_of
 from autodist.graph.propagation.bodies import Library, leave
 from autodist.graph.propagation.by_example import in_turn
-from autodist.graph.propagation.factors import EXAMPLES, Part, power, times
+from autodist.graph.propagation.factors import EXAMPLES, NONE, Part, power, times
 from autodist.graph.propagation.facts import (
     SAME,
     WITHOUT_A_NODE,
@@ -32,6 +32,7 @@ from autodist.graph.propagation.kinds import (
     Replicated,
     Sum,
     Unknown,
+    Weight,
 )
 from autodist.graph.propagation.site import Site, tensor_name
 from autodist.graph.propagation.table import NOT_FOLDED, TABLE, draws_numbers
@@ -63,6 +64,20 @@ class Propagation:
         if isinstance(kind, Unknown) and kind.reason in WITHOUT_A_NODE and node is not None:
             return Unknown(f"node '{node.name}' ({node.op}): {kind.reason}")
         return kind
+
+    def declare_share(self, tensor: str, weight: Weight | None) -> None:
+        """Says of a tensor that each replica has its share of the batch there: its weight over that of all replicas.
+
+        Args:
+            tensor: its name.
+            weight: of each replica; None: shares add up to the whole, and it is not said by which weight.
+
+        Raises:
+            ValueError: it is too late, since what is made of the tensor was asked for.
+        """
+        name = tensor_name(tensor)
+        factor = Part(name, NONE) if weight is None else factor_of(weight)
+        self._frame.declare(name, Form(factors=power(factor, 1)))
 
 
 def propagate(
@@ -129,7 +144,7 @@ class Frame:
     ) -> None:
         self._nodes = nodes
         self._library = library
-        self._shape_of, self._seeds = shape_of, seeds
+        self._shape_of, self._seeds = shape_of, dict(seeds)
         self._seeded = {name.partition(":")[0] for name in seeds}
         self._facts: dict[str, Fact | list[Fact]] = {}
         self._brought_back: dict[str, Fact] = {}
@@ -137,6 +152,14 @@ class Frame:
         self._same: dict[object, str] = {}
         self._constants = Constants(self.producer, self.shape)
         self.tag = tag
+
+    def declare(self, tensor: str, fact: Fact) -> None:
+        """Sets what is known of a tensor before anything is made of it."""
+        name = _node_of(tensor)
+        if name in self._facts:
+            raise ValueError(f"'{tensor}' cannot be declared any more: what depends on it is known already.")
+        self._seeds[tensor] = fact
+        self._seeded.add(name)
 
     def producer(self, tensor: str) -> tf.compat.v1.NodeDef | None:
         return self._nodes.get(tensor.partition(":")[0])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autodist.graph.propagation.factors import NONE, Count, Factor, Factors, additive_over, describe, power
+from autodist.graph.propagation.factors import NONE, Count, Factor, Factors, Part, additive_over, describe, power
 from autodist.graph.propagation.facts import Base, Fact, Form, Opaque, Reduction, Rows, Statistic, form_of
 from autodist.graph.propagation.kinds import (
     Kind,
@@ -72,3 +72,13 @@ def weight_of(factor: Factor) -> Weight | None:
     below = _weights(factor.without)
     inner = weight_of(below[0]) if below else None
     return Total(factor.tensor, inner) if inner else None
+
+
+def factor_of(weight: Weight) -> Factor:
+    """The factor that a weight is: what `weight_of` makes the weight of."""
+    match weight:
+        case Scalar(tensor):
+            return Part(tensor, NONE)
+        case Total(tensor, inner):
+            return Part(tensor, power(factor_of(inner), -1))
+    return Count(weight)

@@ -72,6 +72,10 @@ class Constants:
         if node.op == "Rank":
             rank = self._shape(node.input[0]).rank
             return None if rank is None else np.asarray(rank)
+        if node.op in ("Shape", "Size"):
+            shape = self._shape(node.input[0])
+            known = shape.as_list() if shape.is_fully_defined() else None
+            return None if known is None else np.asarray(known if node.op == "Shape" else shape.num_elements())
         if node.op in _UNIFORM:
             return self._uniform(node)
         fold = _fold_of(node)

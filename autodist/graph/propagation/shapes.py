@@ -147,7 +147,7 @@ def stitch(site: Site) -> Fact:
     found: dict[int, tuple[Form, int | None]] = {}
     for places, entry in zip(indices, dims, strict=True):
         assert places is not None and entry is not None
-        if entry.is_scalar or len(places) != len(entry.forms):
+        if len(places) != len(entry.forms):
             return site.opaque("it puts together more than single integers")
         for place, form, value in zip(places, entry.forms, entry.values, strict=True):
             assert place is not None

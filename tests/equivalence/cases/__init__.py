@@ -1,6 +1,7 @@
 """Training programs: each trains something and returns all that it has trained. They run alone and under AutoDist."""
 
 from tests.equivalence.cases import (
+    cotangents,
     fit_extras,
     graph_data,
     graph_extras,
@@ -21,6 +22,7 @@ __all__ = [
     "Program",
     "Results",
     "Trainer",
+    "cotangents",
     "fit_extras",
     "graph_data",
     "graph_extras",

@@ -8,14 +8,14 @@ variable or a queue is known to TensorFlow by its worker and its `shared_name`; 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction, capture_function
-from autodist.graph.item import EXAMPLES, GraphItem
+from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.placement import Cut, shard_name
 from autodist.kernels import Context, rewrite
@@ -29,7 +29,10 @@ Batch = Sequence[np.ndarray]
 
 
 def capture(
-    step: Callable[..., object], *examples: np.ndarray | tf.TensorSpec, jit_compile: bool = False
+    step: Callable[..., object],
+    *examples: np.ndarray | tf.TensorSpec,
+    jit_compile: bool = False,
+    is_global: bool = False,
 ) -> CapturedFunction:
     """A step whose arguments of rank 1 and more are split along their first axis."""
     specs, axes = [], []
@@ -37,7 +40,8 @@ def capture(
         shape = list(example.shape)
         axes.append(0 if shape else None)
         specs.append(tf.TensorSpec([None, *shape[1:]] if shape else [], example.dtype))
-    return capture_function(step, tuple(specs), axes, jit_compile=jit_compile)
+    captured = capture_function(step, tuple(specs), axes, jit_compile=jit_compile)
+    return replace(captured, item=replace(captured.item, is_global=is_global))
 
 
 def plan(
@@ -182,6 +186,8 @@ class Session:
         }
         if node_of(EXAMPLES) in present:
             fed[f"worker_{worker}/{EXAMPLES}"] = share.size
+        if node_of(ALL_EXAMPLES) in present:
+            fed[f"worker_{worker}/{ALL_EXAMPLES}"] = count
         return fed
 
     def _handles(self, worker: int) -> dict[str, tf.Tensor]:

@@ -1,0 +1,273 @@
+"""Linearity: what of a graph is proportional to some of its tensors, such as the seeds of its gradients."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.graph.linear_ops import SHAPES, ZEROS, linear_operands
+from autodist.graph.names import is_control, tensor
+from autodist.graph.propagation.bodies import Body, Library
+from autodist.graph.wiring import Wiring
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
+_LOOPS = ("While", "StatelessWhile")
+_BACK = ("NextIteration", "RefNextIteration")
+_SMALL = 64
+"""Constants with more elements are not searched for something else than zeros, unless one value stands for all."""
+
+
+class Grade(enum.Enum):
+    """How a tensor depends on the tensors that were asked about."""
+
+    ZERO = "zeros, whatever these are"
+    FREE = "not at all"
+    LINEAR = "proportional to them"
+    BENT = "in another way, or in one that is not known"
+
+
+@dataclass(frozen=True)
+class Linearity:
+    """What a walk has found.
+
+    Attributes:
+        grades: by tensor; of tensors that are not here, nothing depends on what was asked about.
+        bends: the nodes that make of what is proportional something that is not, in the order of the graph, each with
+            the proportional tensors that it reads.
+        halves: the nodes that read something proportional and are of float16.
+    """
+
+    grades: Mapping[str, Grade]
+    bends: Mapping[str, tuple[str, ...]]
+    halves: frozenset[str]
+
+    def of(self, name: str) -> Grade:
+        return self.grades.get(tensor(name), Grade.FREE)
+
+    def depends(self, name: str) -> bool:
+        return self.of(name) in (Grade.LINEAR, Grade.BENT)
+
+
+def find_linearity(
+    wiring: Wiring, seeds: Collection[str], without: Collection[str] = (), cut: Collection[str] = ()
+) -> Linearity:
+    """Follows tensors through a graph.
+
+    Args:
+        wiring: of the graph.
+        seeds: the tensors that are asked about.
+        without: nodes that are not looked at.
+        cut: tensors that are not followed further.
+    """
+    walk = _Walk(Library(wiring.graph_def.library))
+    grades = walk.follow(wiring, {tensor(s): Grade.LINEAR for s in seeds}, frozenset(without), frozenset(cut))
+    return Linearity(grades, walk.bends, frozenset(walk.halves))
+
+
+def is_bent(node: tf.compat.v1.NodeDef, grades: Sequence[Grade]) -> bool:
+    """Whether an op is not proportional to those of its inputs that depend on something, if these were proportional."""
+    return _grade_by_table(node.op, [Grade.LINEAR if g is Grade.BENT else g for g in grades]) is Grade.BENT
+
+
+@dataclass
+class _Walk:
+    library: Library
+    bends: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    halves: set[str] = field(default_factory=set)
+    _quiet: int = 0
+    _bodies: dict[str, tuple[Body, Wiring]] = field(default_factory=dict)
+
+    def follow(
+        self,
+        wiring: Wiring,
+        given: Mapping[str, Grade],
+        without: frozenset[str] = frozenset(),
+        cut: frozenset[str] = frozenset(),
+        called: str | None = None,
+    ) -> dict[str, Grade]:
+        """The grades of all tensors of a graph.
+
+        Args:
+            wiring: of the graph.
+            given: grades that are known.
+            without: nodes that are not looked at.
+            cut: tensors that are not followed further.
+            called: the node of the outermost graph that calls this one; None in that graph itself.
+        """
+        back = {f"{node.name}:0": Grade.ZERO for node in wiring.of_op(*_BACK)}
+        self._quiet += bool(back)
+        while True:
+            grades = self._pass(wiring, {**given, **back}, without, cut, called)
+            brought = {n: _either([back[n], self._brought(wiring, grades, n)]) for n in back}
+            if brought == back:
+                break
+            back = brought
+        if back:
+            self._quiet -= 1
+            grades = self._pass(wiring, {**given, **back}, without, cut, called)
+        return grades
+
+    def _brought(self, wiring: Wiring, grades: Mapping[str, Grade], name: str) -> Grade:
+        source = wiring.nodes[name.partition(":")[0]].input[0]
+        return grades.get(tensor(source), Grade.FREE)
+
+    def _pass(
+        self,
+        wiring: Wiring,
+        given: Mapping[str, Grade],
+        without: frozenset[str],
+        cut: frozenset[str],
+        called: str | None,
+    ) -> dict[str, Grade]:
+        grades: dict[str, Grade] = dict(given)
+        for name in wiring.order:
+            if f"{name}:0" in given or name in without:
+                continue
+            node = wiring.nodes[name]
+            inputs = [tensor(i) for i in node.input if not is_control(i)]
+            taken = [Grade.FREE if i in cut else grades.get(i, Grade.FREE) for i in inputs]
+            made = self._grades_of(node, taken, called or name)
+            carried = tuple(i for i, grade in zip(inputs, taken, strict=True) if grade is Grade.LINEAR)
+            if carried and Grade.BENT in made and Grade.BENT not in taken:
+                self._note(called or name, carried if called is None else ())
+            if carried and not self._quiet and _is_half(node):
+                self.halves.add(called or name)
+            for k, grade in enumerate(made):
+                if grade is not Grade.FREE:
+                    grades[f"{name}:{k}"] = grade
+        return grades
+
+    def _note(self, name: str, carried: tuple[str, ...]) -> None:
+        if not self._quiet:
+            self.bends[name] = tuple(dict.fromkeys((*self.bends.get(name, ()), *carried)))
+
+    def _grades_of(self, node: tf.compat.v1.NodeDef, taken: Sequence[Grade], called: str) -> list[Grade]:
+        """The grades of a node's outputs; the last holds for all behind it that are asked for."""
+        count = _outputs_of(node)
+        if node.op in SHAPES:
+            return [Grade.FREE] * count
+        if node.op in ZEROS or (node.op in ("Const", "Fill") and _is_zero(node, taken)):
+            return [Grade.ZERO] * count
+        if node.op == "IdentityN":
+            return list(taken)
+        if node.op == "Cast":
+            made = tf.as_dtype(node.attr["DstT"].type)
+            return [taken[0] if made.is_floating or made.is_complex else _unknown(taken)] * count
+        if node.op in _LOOPS:
+            return self._loop(node, taken, called)
+        if node.op in _BRANCHES:
+            names = _branches_of(node)
+            return self._branches(names, taken, called)
+        if node.op in _CALLS:
+            return self._call(node.attr["f"].func.name, taken, called)
+        if self.library.has(node.op):
+            return self._call(node.op, taken, called)
+        return [_grade_by_table(node.op, taken)] * count
+
+    # -- functions -------------------------------------------------------------------------------------------------
+
+    def _call(self, function: str, taken: Sequence[Grade], called: str) -> list[Grade]:
+        if not self.library.has(function):
+            return [_unknown(taken)]
+        body, wiring = self._body(function, len(taken))
+        grades = self.follow(wiring, dict(zip(body.arguments, taken, strict=True)), called=called)
+        return [grades.get(name, Grade.FREE) for name in body.outputs]
+
+    def _body(self, function: str, arguments: int) -> tuple[Body, Wiring]:
+        if function not in self._bodies:
+            body = self.library.body(function, [tf.TensorShape(None)] * arguments, [None] * arguments)
+            self._bodies[function] = body, Wiring(body.graph_def)
+        return self._bodies[function]
+
+    def _branches(self, names: Sequence[str], taken: Sequence[Grade], called: str) -> list[Grade]:
+        if taken[0] in (Grade.LINEAR, Grade.BENT):
+            return [Grade.BENT] * self._count(names[0])
+        made = [self._call(name, taken[1:], called) for name in names]
+        return [_either(some) for some in zip(*made, strict=True)]
+
+    def _count(self, function: str) -> int:
+        return len(self._body(function, 0)[0].outputs) if function in self._bodies else 1
+
+    def _loop(self, node: tf.compat.v1.NodeDef, taken: Sequence[Grade], called: str) -> list[Grade]:
+        state = list(taken)
+        body, condition = node.attr["body"].func.name, node.attr["cond"].func.name
+        self._quiet += 1
+        while True:
+            after = self._call(body, state, called)
+            joined = [_either(pair) for pair in zip(state, after, strict=True)]
+            if joined == state:
+                break
+            state = joined
+        self._quiet -= 1
+        self._call(body, state, called)  # once more, to note what bends
+        if any(grade in (Grade.LINEAR, Grade.BENT) for grade in self._call(condition, state, called)):
+            return [Grade.BENT] * len(state)
+        return state
+
+
+def _grade_by_table(op: str, taken: Sequence[Grade]) -> Grade:
+    rule = linear_operands(op, len(taken))
+    if rule is None:
+        return _unknown(taken)
+    at, apart = rule
+    others = [grade for k, grade in enumerate(taken) if k not in at]
+    if _unknown(others) is Grade.BENT:
+        return Grade.BENT
+    own = [taken[k] for k in at]
+    if not apart:
+        return _either(own)
+    if Grade.ZERO in own:
+        return Grade.ZERO
+    if Grade.BENT in own or own.count(Grade.LINEAR) > 1:
+        return Grade.BENT
+    return Grade.LINEAR if Grade.LINEAR in own else Grade.FREE
+
+
+def _unknown(taken: Iterable[Grade]) -> Grade:
+    """What an op makes of which nothing is said."""
+    return Grade.BENT if any(grade in (Grade.LINEAR, Grade.BENT) for grade in taken) else Grade.FREE
+
+
+def _either(grades: Iterable[Grade]) -> Grade:
+    """Of a sum, or of one of several: zeros fit all."""
+    found = set(grades) - {Grade.ZERO}
+    if not found:
+        return Grade.ZERO
+    return found.pop() if len(found) == 1 else Grade.BENT
+
+
+def _branches_of(node: tf.compat.v1.NodeDef) -> list[str]:
+    if "branches" in node.attr:
+        return [branch.name for branch in node.attr["branches"].list.func]
+    return [node.attr[name].func.name for name in ("then_branch", "else_branch")]
+
+
+def _is_zero(node: tf.compat.v1.NodeDef, taken: Sequence[Grade]) -> bool:
+    if node.op == "Fill":
+        return taken[1] is Grade.ZERO
+    value = node.attr["value"].tensor
+    if not tf.as_dtype(value.dtype).is_floating and not tf.as_dtype(value.dtype).is_complex:
+        return False
+    if tf.TensorShape(value.tensor_shape).num_elements() == 0:
+        return True
+    stored = len(value.tensor_content) // tf.as_dtype(value.dtype).size
+    return stored <= _SMALL and not np.any(tf.make_ndarray(value))
+
+
+def _is_half(node: tf.compat.v1.NodeDef) -> bool:
+    half = tf.float16.as_datatype_enum
+    return any(value.type == half or half in value.list.type for value in node.attr.values())
+
+
+def _outputs_of(node: tf.compat.v1.NodeDef) -> int:
+    """How many outputs a node may have; more than there are does no harm."""
+    if node.op in ("Unpack", "Split", "SplitV"):
+        return int(node.attr["num" if node.op == "Unpack" else "num_split"].i)
+    if node.op == "DynamicPartition":
+        return int(node.attr["num_partitions"].i)
+    return 8

@@ -1,0 +1,101 @@
+"""Seeds: by how much each replica's part counts in a gradient, found from what was differentiated.
+
+Within a step every cotangent equals one device's. So the seed of a gradient of a mean is, on each replica, its share of
+the whole batch, w / Σ w; that of a sum, or of rows, is 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from autodist.graph.item import GraphItem
+from autodist.graph.loss_terms import find_terms
+from autodist.graph.names import node_of
+from autodist.graph.parts import GradientCall, Term
+from autodist.graph.propagation import Examples, Mean, PerExample, Propagation, Replicated, Sum, Unknown, Weight
+from autodist.graph.walks import reach
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """It is not known how what was differentiated depends on the batch.
+
+    Attributes:
+        target: what was differentiated.
+        reason: in words that a user can read.
+    """
+
+    target: str
+    reason: str
+
+
+def seed_weight(flows: Propagation, call: GradientCall, is_joined: bool) -> Weight | Undecided | None:
+    """The weight of which a seed is each replica's share; None where it is 1 on all.
+
+    Args:
+        flows: how tensors depend on the batch; the seeds of earlier calls are declared.
+        call: of `gradient`, all of which has one weight.
+        is_joined: whether its gradients are added up over the replicas.
+    """
+    kinds = [flows.kind(target) for target in call.targets]
+    weights = {kind.weight for kind in kinds if isinstance(kind, Mean)}
+    if all(isinstance(kind, Sum | PerExample) for kind in kinds):
+        return None
+    if all(isinstance(kind, Replicated) for kind in kinds):
+        return Examples() if is_joined else None  # what is alike on all is differentiated alike
+    if len(weights) == 1 and all(isinstance(kind, Mean | Replicated) for kind in kinds):
+        return weights.pop()
+    unknown = [(t, k.reason) for t, k in zip(call.targets, kinds, strict=True) if isinstance(k, Unknown)]
+    return Undecided(*(unknown or [(call.targets[0], "its targets are means with different weights")])[0])
+
+
+def live_calls(item: GraphItem) -> list[int]:
+    """Positions of the calls of `gradient` on which something depends that runs."""
+    roots = [*map(node_of, item.outputs), *item.targets]
+    needed = reach(roots, item.wiring.sources.__getitem__)
+    return [k for k, call in enumerate(item.gradient_calls) if not needed.isdisjoint(_seeds_of(call, call.terms))]
+
+
+def varying_seeds(item: GraphItem, flows: Propagation) -> list[str]:
+    """The seeds that replicas have different values for, once the terms are settled."""
+    joined = _joined(item)
+    found = []
+    for k in live_calls(item):
+        call = item.gradient_calls[k]
+        weight = None if call.terms else seed_weight(flows, call, k in joined)
+        if k in joined or call.terms or not (weight is None or isinstance(weight, Undecided)):
+            found += _seeds_of(call, call.terms)
+    return found
+
+
+def declare_seeds(item: GraphItem, flows: Propagation) -> None:
+    """Says of the seeds what they are, in the order in which the gradients were made."""
+    joined = _joined(item)
+    for position, call in enumerate(item.gradient_calls):
+        terms = call.terms if call.is_settled else find_terms(item, flows, call)
+        for term in terms:
+            _declare_term(flows, term)
+        if terms:
+            continue
+        weight = seed_weight(flows, call, position in joined)
+        if isinstance(weight, Undecided):
+            weight = Examples() if position in joined else None  # for which it is taken
+        if weight is not None:
+            flows.declare_share(call.seed, weight)
+
+
+def _declare_term(flows: Propagation, term: Term) -> None:
+    kind = flows.kind(term.tensor)
+    if isinstance(kind, Mean | Unknown):
+        flows.declare_share(term.seed, kind.weight if isinstance(kind, Mean) else Examples())
+    elif isinstance(kind, Replicated):
+        flows.declare_share(term.seed, None)
+
+
+def _joined(item: GraphItem) -> set[int]:
+    return {gradient.call for gradient in item.gradients}
+
+
+def _seeds_of(call: GradientCall, terms: Sequence[Term]) -> list[str]:
+    return [call.seed, *(term.seed for term in terms)]

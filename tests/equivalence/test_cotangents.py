@@ -1,0 +1,68 @@
+"""Steps that look at cotangents: what one device trains, since every cotangent is one device's."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.equivalence.harness import Cluster, Trainings, largest_difference
+
+log = logging.getLogger(__name__)
+
+MOST = 1e-9
+
+HALF = 1e-3
+"""Sums of float16 that are rounded in another order: their last bit is 1e-3 of them, a step moves weights by less."""
+
+STEPS = (
+    "step_cotangents_clip_per_example",
+    "step_cotangents_clip_under_a_mask",
+    "step_cotangents_clip_gradient_of_weights",
+    "step_cotangents_adversarial",
+    "step_cotangents_gradient_penalty",
+    "step_cotangents_virtual_adversarial",
+    "step_cotangents_two_groups",
+    "step_cotangents_looked_at",
+    "fit_clipped_cotangents",
+    "graph_fetched_cotangents",
+)
+
+FEW = ("step_cotangents_clip_per_example", "step_cotangents_adversarial", "step_cotangents_two_groups")
+
+BY_CLUSTER = {
+    Cluster("shuffle"): STEPS,
+    Cluster("shuffle", workers=1): STEPS,
+    Cluster("ring", replicas=1): FEW,
+    Cluster("ps_load_balancing"): FEW,
+    Cluster("partitioned_ps", replicas=1): FEW,
+}
+
+
+def _case(cluster: Cluster, program: str) -> Any:
+    marks = [pytest.mark.trains(cluster, program), pytest.mark.trains(None, program)]
+    return pytest.param(cluster, program, id=f"{cluster.strategy}-{cluster.shape}-{program}", marks=marks)
+
+
+pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("cluster, program", [_case(c, p) for c, programs in BY_CLUSTER.items() for p in programs])
+def test_many_devices_train_what_one_does(cluster: Cluster, program: str, trainings: Trainings) -> None:
+    difference, name = largest_difference(trainings.alone(program).joined, trainings.on(cluster, program).joined)
+    log.info("%s-%s-%s: %.1e (%s)", cluster.strategy, cluster.shape, program, difference, name)
+    assert difference <= MOST, name
+
+
+@pytest.mark.parametrize(
+    "cluster, program",
+    [_case(Cluster("shuffle", workers, replicas), "fit_half_precision") for workers, replicas in ((1, 2), (2, 1))],
+)
+def test_half_precision_overflows_where_one_device_does(cluster: Cluster, program: str, trainings: Trainings) -> None:
+    expected, found = trainings.alone(program).shared, trainings.on(cluster, program).shared
+    np.testing.assert_array_equal(found["scale"], expected["scale"])
+    difference, name = largest_difference(expected, found)
+    log.info("%s-%s: %.1e (%s)", cluster.shape, program, difference, name)
+    assert difference <= HALF, name
