@@ -40,6 +40,7 @@ from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Tracked, VariableTracker
 from autodist.start_up import StartUp
 from autodist.strategies import BuildsStrategy, ask_builder, check_strategy, graph_config, resolve_specs, strategy_table
+from autodist.written_values import WrittenValues
 
 log = logging.getLogger("autodist")
 
@@ -252,7 +253,10 @@ class Run:
         config = session_config(self.spec.workers, self.index, self._fuses_convolutions)
         self._host = Host(self._peers.join(config), config)
         self._messages = Messages(self._host, self.index, self.workers)
-        self._pieces = Pieces(self._host, self._messages, self.index, self.workers, self._home)
+        self._pieces = Pieces(self._host, self.index, self.workers, self._home)
+        self.written_values = WrittenValues(
+            self._host, self._pieces, self.tracker, self.index, self.workers, self.guard, self.pull
+        )
 
     def _home(self, worker: int, dtype: tf.DType) -> str:
         """The device on which a worker keeps a variable."""
@@ -270,6 +274,7 @@ class Run:
         if self._host is None:
             return
         if not self._peers.have_joined or (self._peers.is_idle and self._updates.is_idle and not self._ends_badly):
+            self.written_values.close()
             self._host.close()
         else:
             self._host.abandon()
@@ -389,14 +394,6 @@ class Run:
             with self._turn:
                 self.land()
                 self.guard(self._pieces.pull, [t for t in self.tracker if t.is_behind])
-
-    def push(self, variables: Sequence[Tracked]) -> None:
-        """Tells the session what the script wrote."""
-        self.tracker.look_at_aliased()
-        ahead = [t for t in variables if t.is_ahead]
-        if ahead:
-            self.land()
-            self.guard(self._pieces.push, ahead)
 
     def land(self) -> None:
         """Waits until all is written that this worker's steps have asked for: updates may come some steps later."""

@@ -17,6 +17,7 @@ from autodist.proto import strategy_pb2
 from autodist.run import Run
 from autodist.runtime.program import Program
 from autodist.runtime.variables import Tracked
+from autodist.written_values import keeps_pace
 
 
 def prepare(run: Run, item: GraphItem, sources: Mapping[str, tf.Variable]) -> RunningStep:
@@ -58,6 +59,7 @@ class RunningStep:
 
     def __post_init__(self) -> None:
         self._written = [self.variables[self.item.by_handle[h].name] for h in sorted(written_handles(self.item))]
+        self._keeps_pace = keeps_pace(self.strategy)
 
     def __call__(self, values: Sequence[Any], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """Runs one step on this worker's part of a batch; see `Program.run`."""
@@ -66,8 +68,12 @@ class RunningStep:
         assert self._program is not None, "it is there once the step was rewritten"
         if not self.item.gradients:
             self.run.land()  # what only evaluates sees all that the steps before it have asked for
-        self.run.push(tuple(self.variables.values()))
-        outputs = self.run.guard(functools.partial(self._program.run, values, examples, all_examples=all_examples))
+        written_values = self.run.written_values
+        while True:
+            turn = written_values.before_step(self.variables.values(), self.run.land, self._keeps_pace)
+            outputs = self.run.guard(functools.partial(self._program.run, values, examples, all_examples=all_examples))
+            if not written_values.after_step(turn, self._written):
+                break
         for tracked in self._written:
             tracked.fall_behind()
         self.run.tracker.refresh_aliased()

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from autodist.graph.placement import EVERY_WORKER, Placement, Shard
 from autodist.runtime.host import Host
-from autodist.runtime.messages import Messages
 from autodist.runtime.variables import Tracked
 
 _Key = tuple[str, Placement]
@@ -39,36 +38,25 @@ class Pieces:
 
     Args:
         host: where it runs.
-        messages: by which the chief tells the others that values have arrived.
         worker: index of this worker.
         workers: how many there are.
         home: the device on which a worker keeps a variable of a dtype.
     """
 
-    def __init__(
-        self, host: Host, messages: Messages, worker: int, workers: int, home: Callable[[int, tf.DType], str]
-    ) -> None:
-        self._host, self._messages = host, messages
+    def __init__(self, host: Host, worker: int, workers: int, home: Callable[[int, tf.DType], str]) -> None:
+        self._host = host
         self._worker, self._workers, self._home = worker, workers, home
         self._reads: dict[_Key, tf.Tensor] = {}
         self._writes: dict[_Key, tuple[tf.Tensor, list[tf.Operation]]] = {}
 
     def push(self, variables: Sequence[Tracked]) -> None:
-        """Gives every piece of the variables the value that the chief's script has; all workers call it alike."""
-        if not variables:
-            return
-        self._messages.meet()
-        if self._worker == 0:
-            for some in _in_groups(variables):
-                made = [self._write(t) for t in some]
-                values = {given: np.asarray(t.read()) for t, (given, _) in zip(some, made, strict=True)}
-                self._host.session.run([op for _, ops in made for op in ops], values)
-                for tracked in some:
-                    tracked.hand_over(is_same=True)
-        else:  # before the chief's values arrive, so that they may lie where this worker's own ones did
-            for tracked in variables:
-                tracked.hand_over(is_same=False)
-        self._messages.exchange(b"pushed")
+        """On the chief, gives every piece of the variables the value that its script has; nobody is in a step."""
+        for some in _in_groups(variables):
+            made = [self._write(t) for t in some]
+            values = {given: np.asarray(t.read()) for t, (given, _) in zip(some, made, strict=True)}
+            self._host.session.run([op for _, ops in made for op in ops], values)
+            for tracked in some:
+                tracked.hand_over(is_same=True)
 
     def pull(self, variables: Sequence[Tracked]) -> None:
         """Gives the script's objects the values that the session has."""

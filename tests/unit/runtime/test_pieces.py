@@ -11,7 +11,6 @@ import tensorflow as tf
 
 from autodist.graph.placement import EVERY_WORKER, Cut, Placement
 from autodist.runtime.host import Host
-from autodist.runtime.messages import Messages
 from autodist.runtime.pieces import Pieces
 from autodist.runtime.variables import LARGE, Tracked
 
@@ -45,7 +44,7 @@ class Chief:
 @pytest.fixture
 def chief() -> Iterator[Chief]:
     host = Host("", tf.compat.v1.ConfigProto())
-    yield Chief(host, Pieces(host, Messages(host, 0, 1), 0, 2, lambda worker, dtype: ""))
+    yield Chief(host, Pieces(host, 0, 2, lambda worker, dtype: ""))
     host.close()
 
 
@@ -100,25 +99,3 @@ def test_what_the_session_writes_does_not_reach_what_the_script_has_read(chief: 
         np.testing.assert_array_equal(value, np.ones(value.shape))
     for one in (large, small):
         np.testing.assert_array_equal(chief.value(one.shared_name, one.source.shape), np.full(one.source.shape, 2.0))
-
-
-def test_another_worker_has_room_for_large_values_when_they_arrive():
-    one = Tracked(tf.Variable(tf.ones([LARGE // 8], tf.float64)), "large")
-    seen = []
-
-    class FromTheChief(Messages):
-        def __init__(self) -> None:
-            """Needs no host: nothing is sent."""
-
-        def meet(self) -> None:
-            seen.append(one.read().shape)
-
-        def exchange(self, content: bytes | None = None) -> bytes:
-            seen.append(one.read().shape)
-            return b""
-
-    host = Host("", tf.compat.v1.ConfigProto())
-    Pieces(host, FromTheChief(), 1, 2, lambda worker, dtype: "").push([one])
-    host.close()
-    assert seen == [[LARGE // 8], [0]]
-    assert one.is_behind and not one.is_ahead

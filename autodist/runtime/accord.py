@@ -1,0 +1,274 @@
+"""Accord: before each step, whether the chief has values for all workers that its script wrote since the last one.
+
+Scripts write variables on every worker alike, or on one alone: `if ad.is_chief: checkpoint.restore(…)`. Nothing is sent
+for a step before which nothing was written. Where something was, a worker says that it is ready and stands still till
+the chief has given its values to all. A worker that knows of nothing has gone into the step by then, with old values,
+and waits there for the chief: then all make that step, for nothing, the chief gives out what the variables were before
+it, with what its script wrote, and all make it again.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+from autodist.errors import ClusterError
+
+PATIENCE = 1.0
+"""Seconds to wait for the others, which mostly write what this worker wrote, before they are asked."""
+
+
+class Kind(enum.StrEnum):
+    """What a letter says."""
+
+    READY = "ready"  # to the chief: I stand still before the step
+    ASKED = "asked"  # from the chief: I have values for the step; do you come?
+    COMING = "coming"  # to the chief: I shall be ready, since I have not begun the step
+    WITHIN = "within"  # to the chief: I am in the step
+    BEYOND = "beyond"  # to the chief: I have made the step
+    VOID = "void"  # from the chief: make the step, and then again
+    VOIDED = "voided"  # to the chief: I know
+    PUSHED = "pushed"  # from the chief: all have my values
+    WAITING = "waiting"  # to the chief: I have waited for long; have you begun the step?
+    BEGUN = "begun"  # from the chief: I have, and had no values
+    LEFT = "left"  # to the chief: I make no more steps
+
+
+@dataclass(frozen=True)
+class Letter:
+    """What one worker tells another.
+
+    Attributes:
+        kind: what it says.
+        step: of which step: how many steps a worker has begun, with that one.
+        worker: who says it.
+        names: of variables.
+        again: whether the step has been made for nothing before.
+    """
+
+    kind: Kind
+    step: int
+    worker: int
+    names: tuple[str, ...] = ()
+    again: bool = False
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, message: bytes) -> Letter:
+        content = json.loads(message)
+        return cls(Kind(content["kind"]), content["step"], content["worker"], tuple(content["names"]), content["again"])
+
+
+_NEVER = 1 << 62
+"""The step that no worker reaches."""
+
+
+class Turn(enum.Enum):
+    """What a worker does next."""
+
+    STEP = "step"
+    VOID = "void"  # the step, which all make again
+    PUSH = "push"  # on the chief: all others stand still
+
+
+class Accord:
+    """One worker's side.
+
+    Args:
+        worker: its index.
+        workers: how many there are.
+        send: brings a letter to some workers.
+    """
+
+    def __init__(self, worker: int, workers: int, send: Callable[[Sequence[int], Letter], None]) -> None:
+        self._worker, self._others, self._send = worker, [w for w in range(workers) if w != worker], send
+        self._changed = threading.Condition()
+        self._step = 0
+        self._is_within = False
+        self._stands_still = False
+        self._wanted: int | None = None
+        self._void: int | None = None
+        self._again = False
+        self._begun = 0
+        self._pushed: list[Letter] = []
+        self._heard: dict[int, Letter] = {}
+        self._waiting: dict[int, int] = {}
+        self._left: set[int] = set()
+
+    def begins(self, has_written: bool) -> bool:
+        """Begins the next step if this worker knows of nothing that comes before it.
+
+        Args:
+            has_written: whether the script has written a variable of the step.
+        """
+        with self._changed:
+            if has_written or self._wanted is not None:
+                return False
+            self._begin()
+        return True
+
+    @property
+    def owes_answers(self) -> bool:
+        """On the chief: whether others wait in vain for values."""
+        return bool(self._waiting)
+
+    def agree(self, keeps_pace: bool) -> tuple[Turn, frozenset[str]]:
+        """Waits, before a step that does not just begin, till it is clear what comes first.
+
+        Args:
+            keeps_pace: whether nobody can end a step that another has not begun.
+
+        Returns:
+            What to do, and on another worker than the chief, which variables the chief has given values.
+
+        Raises:
+            ClusterError: on the chief: a worker has made the step without what the chief's script wrote.
+        """
+        return (self._gather(keeps_pace), frozenset()) if self._worker == 0 else self._follow()
+
+    def pushed(self, names: Sequence[str]) -> None:
+        """On the chief: all have the values of these variables; the step begins."""
+        with self._changed:
+            self._begin()
+            letter = Letter(Kind.PUSHED, self._step, 0, tuple(names))
+        self._send(self._others, letter)
+
+    def ended(self) -> bool:
+        """Notes that the step has ended, and says whether it has to be made again."""
+        with self._changed:
+            self._is_within = False
+            if self._void != self._step:
+                return False
+            self._void, self._wanted, self._again = None, self._step, True
+            self._step -= 1
+            return True
+
+    def leave(self) -> None:
+        """This worker makes no more steps: nobody is to wait for what it would say."""
+        if self._worker == 0:
+            self._send(self._others, Letter(Kind.BEGUN, _NEVER, 0))
+        else:
+            self._send([0], Letter(Kind.LEFT, self._step, self._worker))
+
+    def receive(self, letter: Letter) -> None:
+        """Takes in what another worker says; in another thread than the step's."""
+        answer = None
+        with self._changed:
+            match letter.kind:
+                case Kind.ASKED:
+                    answer = self._answer(letter.step)
+                case Kind.VOID if self._step < letter.step or self._is_within_step(letter.step):
+                    self._void, answer = letter.step, Kind.VOIDED
+                case Kind.VOID:
+                    answer = Kind.BEYOND
+                case Kind.PUSHED:
+                    self._pushed.append(letter)
+                case Kind.BEGUN:
+                    self._begun = max(self._begun, letter.step)
+                case Kind.WAITING:
+                    self._waiting[letter.worker] = letter.step
+                case Kind.LEFT:
+                    self._left.add(letter.worker)
+                case _:
+                    self._heard[letter.worker] = letter
+            self._changed.notify_all()
+            again = self._again
+        if answer is not None:
+            self._send([0], Letter(answer, letter.step, self._worker, again=again))
+        if letter.kind == Kind.WAITING:
+            self.answer_waiting()
+
+    def _is_within_step(self, step: int) -> bool:
+        return self._is_within and self._step == step
+
+    def _begin(self) -> None:
+        self._step += 1
+        self._is_within = True
+
+    def _answer(self, step: int) -> Kind:
+        """Whether this worker comes to a step before which the chief has values to give."""
+        if self._stands_still:
+            return Kind.READY
+        self._wanted = step
+        if self._step < step:
+            return Kind.COMING
+        return Kind.WITHIN if self._is_within_step(step) else Kind.BEYOND
+
+    def answer_waiting(self) -> None:
+        """Tells those that wait for the chief's values in vain."""
+        with self._changed:
+            told = {other: step for other, step in self._waiting.items() if step <= self._step}
+            for other in told:
+                del self._waiting[other]
+        for other, step in told.items():
+            self._send([other], Letter(Kind.BEGUN, step, 0))
+
+    # -- on the chief ----------------------------------------------------------------------------------------------
+
+    def _gather(self, keeps_pace: bool) -> Turn:
+        step = self._step + 1
+        with self._changed:
+            self._changed.wait_for(lambda: not self._yet_to_say(step, Kind.READY), PATIENCE)
+            late = self._yet_to_say(step, Kind.READY)
+        if late:
+            self._send(late, Letter(Kind.ASKED, step, 0))
+        ahead = (Kind.WITHIN, Kind.BEYOND) if keeps_pace else ()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._yet_to_say(step, Kind.READY, Kind.COMING, *ahead))
+            if not self._that_said(step, *ahead):
+                self._changed.wait_for(lambda: not self._yet_to_say(step, Kind.READY))
+                self._heard.clear()
+                self._again = False
+                return Turn.PUSH
+        self._require_within(step)
+        self._send(self._others, Letter(Kind.VOID, step, 0))
+        with self._changed:
+            self._changed.wait_for(lambda: not self._yet_to_say(step, Kind.VOIDED, Kind.BEYOND))
+        self._require_within(step)
+        with self._changed:
+            self._heard.clear()
+            self._again = True
+        return Turn.VOID
+
+    def _require_within(self, step: int) -> None:
+        beyond = self._that_said(step, Kind.BEYOND)
+        if beyond:
+            raise ClusterError(
+                f"the chief's script wrote variables before a step that worker {min(beyond)} has made without them. "
+                "Write them on every worker alike, not under `if ad.is_chief`; the chief's value is what all get."
+            )
+
+    def _that_said(self, step: int, *kinds: Kind) -> list[int]:
+        said = {w: one for w, one in self._heard.items() if one.step == step and one.kind in kinds}
+        return [w for w, one in said.items() if one.kind != Kind.READY or one.again == self._again]
+
+    def _yet_to_say(self, step: int, *kinds: Kind) -> list[int]:
+        said = self._that_said(step, *kinds)
+        return [w for w in self._others if w not in said and w not in self._left]
+
+    # -- on the others ---------------------------------------------------------------------------------------------
+
+    def _follow(self) -> tuple[Turn, frozenset[str]]:
+        with self._changed:
+            step = self._step + 1 if self._wanted is None else self._wanted
+            self._stands_still = True
+        self._send([0], Letter(Kind.READY, step, self._worker, again=self._again))
+        with self._changed:
+            is_clear = self._changed.wait_for(lambda: self._is_clear(step), PATIENCE)
+        if not is_clear:
+            self._send([0], Letter(Kind.WAITING, step, self._worker))
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_clear(step))
+            self._stands_still, self._wanted, self._again = False, None, False
+            names = frozenset(name for letter in self._pushed for name in letter.names)
+            self._pushed.clear()
+            self._begin()
+            return (Turn.STEP if self._void is None else Turn.VOID), names
+
+    def _is_clear(self, step: int) -> bool:
+        return self._void is not None or self._begun >= step or any(p.step >= step for p in self._pushed)

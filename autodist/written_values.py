@@ -1,0 +1,137 @@
+"""WrittenValues: what scripts write to variables between steps reaches all workers, as the chief's script wrote it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from autodist.proto import strategy_pb2
+from autodist.runtime.accord import Accord, Letter, Turn
+from autodist.runtime.host import Host
+from autodist.runtime.mailbox import Mailbox
+from autodist.runtime.pieces import Pieces
+from autodist.runtime.variables import Tracked, VariableTracker
+
+log = logging.getLogger("autodist")
+
+NAMED = 5
+"""Variables that a warning names."""
+
+
+class WrittenValues:
+    """Sees to it, around each step, that all workers start from the same values.
+
+    Args:
+        host: of this worker.
+        pieces: where the values are.
+        tracker: of the script's variables.
+        worker: index of this worker.
+        workers: how many there are.
+        guard: calls what may wait for other workers.
+        catch_up: brings the script's objects up to date.
+    """
+
+    def __init__(
+        self,
+        host: Host,
+        pieces: Pieces,
+        tracker: VariableTracker,
+        worker: int,
+        workers: int,
+        guard: Callable[..., Any],
+        catch_up: Callable[[], None],
+    ) -> None:
+        self._pieces, self._tracker, self._is_chief = pieces, tracker, worker == 0
+        self._guard, self._catch_up = guard, catch_up
+        self._accord: Accord | None = None
+        self._told: set[str] = set()
+        if workers > 1:
+            self._mailbox = Mailbox(host, worker, workers)
+            self._accord = Accord(worker, workers, lambda to, letter: self._mailbox.send(to, letter.encode()))
+            take = self._accord.receive
+            self._mailbox.start(lambda message: take(Letter.decode(message)))
+
+    def before_step(self, variables: Iterable[Tracked], land: Callable[[], None], keeps_pace: bool) -> Turn:
+        """Gives all workers what was written; says whether the step counts.
+
+        Args:
+            variables: of the step.
+            land: waits until all is written that earlier steps have asked for.
+            keeps_pace: whether nobody can end the step that another has not begun.
+        """
+        self._tracker.look_at_aliased()
+        ahead = [t for t in variables if t.is_ahead]
+        if self._accord is None:
+            if ahead:
+                land()
+                self._guard(self._pieces.push, ahead)
+            return Turn.STEP
+        if self._accord.begins(bool(ahead)):
+            if self._accord.owes_answers:
+                self._guard(self._accord.answer_waiting)
+            return Turn.STEP
+        land()
+        return self._meet(self._accord, ahead, keeps_pace)
+
+    def _meet(self, accord: Accord, ahead: Sequence[Tracked], keeps_pace: bool) -> Turn:
+        if not self._is_chief:  # now, so that the chief's values may lie where this worker's own ones did
+            for tracked in ahead:
+                tracked.hand_over(is_same=False)
+        turn, names = self._guard(accord.agree, keeps_pace)
+        if turn is Turn.PUSH:
+            self._guard(self._pieces.push, ahead)
+            self._guard(accord.pushed, [t.shared_name for t in ahead])
+            return Turn.STEP
+        if self._is_chief:
+            self._catch_up()  # with what the variables are before the step
+            return turn
+        for tracked in self._tracker:
+            if tracked.shared_name in names:
+                tracked.hand_over(is_same=False)
+        if turn is Turn.STEP:
+            self._tell([t for t in ahead if t.shared_name not in names])
+        return turn
+
+    def after_step(self, turn: Turn, written: Iterable[Tracked]) -> bool:
+        """Whether the step is to be made again, with the chief's values.
+
+        Args:
+            turn: what `before_step` said.
+            written: the variables that the step has written.
+        """
+        if self._accord is None:
+            return False
+        if turn is Turn.VOID and self._is_chief:
+            for tracked in written:
+                tracked.is_ahead = True
+            return True
+        return self._accord.ended()
+
+    def close(self) -> None:
+        """This worker's script makes no more steps, and takes no more messages."""
+        if self._accord is not None:
+            self._guard(self._accord.leave)
+            self._mailbox.close()
+
+    def _tell(self, alone: Sequence[Tracked]) -> None:
+        new = [t.source.name.removesuffix(":0") for t in alone if t.shared_name not in self._told]
+        self._told |= {t.shared_name for t in alone}
+        if new:
+            rest = f" and {len(new) - NAMED} more" if len(new) > NAMED else ""
+            log.warning(
+                "between steps the script has written %s%s on this worker and not on the chief. All train on "
+                "the chief's values, so what was written here is dropped. Write on every worker, or on the chief.",
+                ", ".join(new[:NAMED]), rest,
+            )  # fmt: skip
+
+
+def keeps_pace(strategy: strategy_pb2.Strategy) -> bool:
+    """Whether no worker can end a step under a strategy that another has not begun; that of an evaluation is empty."""
+    uses = [use for node in strategy.nodes for use in (node.shards or [node])]
+    return not uses or any(
+        use.WhichOneof("synchronizer") != "parameter_server"
+        or not use.parameter_server.asynchronous
+        or use.parameter_server.staleness > 0
+        for use in uses
+    )

@@ -1,0 +1,57 @@
+"""What one worker's script alone writes between steps: the chief's values reach all, and nobody hangs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cluster.trainings import Training
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+TRAIN = """
+with ad.scope():
+    kernel, other = tf.Variable(np.zeros(3), name="kernel"), tf.Variable(1.0, name="other")
+    step = training(kernel)
+    checkpoint = tf.train.Checkpoint(kernel=kernel)
+
+def train():  # each makes the kernel 0.5 less
+    return float(step(np.full([2 + me, 3], 1.0)))
+path = checkpoint.write(f"{os.path.dirname(__file__)}/saved{me}")
+losses = [train(), train()]
+"""
+
+CHIEF = """
+if ad.is_chief:
+    checkpoint.read(path)
+losses += [train(), train()]
+keep(kernel=kernel.numpy(), losses=losses)
+"""
+
+OTHER = """
+if not ad.is_chief:
+    kernel[1].assign(7.0)
+losses += [train(), train()]
+keep(kernel=kernel.numpy(), losses=losses)
+"""
+
+
+@pytest.mark.parametrize("builder", ["AllReduce", "PartitionedPS"])
+@pytest.mark.parametrize(
+    "writes, kernel, losses", [(CHIEF, -1.0, [0.0, -1.5, 0.0, -1.5]), (OTHER, -2.0, [0.0, -1.5, -3.0, -4.5])]
+)
+def test_all_workers_go_on_from_the_chiefs_values(
+    tmp_path: Path, builder: str, writes: str, kernel: float, losses: list[float]
+):
+    nodes = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]
+    options = {"min_partition_bytes": 1} if builder == "PartitionedPS" else {}
+    with Training(tmp_path, TRAIN + writes, {"nodes": nodes, "strategy": {"builder": builder, **options}}) as run:
+        assert run.wait(120) == 0, run.stderr
+        for worker in range(2):
+            np.testing.assert_allclose(run.kept(worker)["kernel"], np.full(3, kernel), atol=1e-12)
+            np.testing.assert_allclose(run.kept(worker)["losses"], losses, atol=1e-12)
+        told = "has written kernel on this worker and not on the chief"
+        assert (run.stderr + run.stdout).count(told) == (1 if writes == OTHER else 0), run.stderr
+        run.assert_gone()
