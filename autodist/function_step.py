@@ -188,7 +188,9 @@ class DistributedFunction:
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
         require_any_length(captured.item, self._dealt(_count(leaves), names))
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
-        return _Traced(captured, prepare(self._run, captured.item, sources))
+        own = self._own_part(leaves, _count(leaves))[0]
+        shapes = {name: np.shape(value) for name, value in zip(captured.inputs, own, strict=True)}
+        return _Traced(captured, prepare(self._run, captured.item, sources, shapes))
 
     def _tell_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Iterable[tuple[str, Any]]) -> None:
         """Lets the chief see whether the workers feed a training step what is meant."""

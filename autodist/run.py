@@ -21,6 +21,7 @@ from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, ClusterError
 from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.devices import home_of
+from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.item import GraphItem
 from autodist.graph.placement import Placement
 from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Kernel, rewrite
@@ -134,13 +135,20 @@ class Run:
                 self.pull()
             tracked.placement, tracked.is_ahead = placement, True
 
-    def plan(self, item: GraphItem, names: Mapping[str, str], rehearses: bool = True) -> strategy_pb2.Strategy:
+    def plan(
+        self,
+        item: GraphItem,
+        names: Mapping[str, str],
+        rehearses: bool = True,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> strategy_pb2.Strategy:
         """The strategy for a step, the chief's on every worker; the first plan starts the other workers.
 
         Args:
             item: the step.
             names: under which the session knows each variable.
             rehearses: whether the item is what will run, so that the chief may rewrite it before it starts the others.
+            shapes: of the step's inputs, in this worker's part of the first batch, where it is known.
 
         Raises:
             StrategyError: the strategy asks for what cannot be done; before any process is started.
@@ -156,7 +164,7 @@ class Run:
         self._decided.update({names[node.variable]: node for node in strategy.nodes})
         if self.strategy is None and strategy.nodes:
             self.strategy = strategy
-            self._show(strategy, item)
+            self._show(strategy, item, shapes or {})
         return strategy
 
     def program(
@@ -198,13 +206,14 @@ class Run:
         """Rewrites the first step before any process is started, so that what a kernel refuses is told by then."""
         self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names, True, KERNELS))
 
-    def _show(self, strategy: strategy_pb2.Strategy, item: GraphItem) -> None:
+    def _show(self, strategy: strategy_pb2.Strategy, item: GraphItem, shapes: Mapping[str, Sequence[int]]) -> None:
         if self.index == 0 and log.isEnabledFor(logging.INFO):
             # A file of its own: what captures flushes standard output too, and ends the process if nobody reads that.
             text, width = io.StringIO(), self.start_up.columns or TABLE_WIDTH
             console = rich.console.Console(file=text, width=width, force_jupyter=False)
             names = [w.name for w in self.spec.workers]
-            console.print(strategy_table(strategy, item, names, width, self._held_bytes(item)))
+            held, rows = self._held_bytes(item), gradient_rows(item, shapes)
+            console.print(strategy_table(strategy, item, names, width, held, rows))
             log.info("the strategy:\n%s", text.getvalue())
 
     def _held_bytes(self, item: GraphItem) -> list[int] | None:

@@ -20,13 +20,19 @@ from autodist.runtime.variables import Tracked
 from autodist.written_values import keeps_pace
 
 
-def prepare(run: Run, item: GraphItem, sources: Mapping[str, tf.Variable]) -> RunningStep:
+def prepare(
+    run: Run,
+    item: GraphItem,
+    sources: Mapping[str, tf.Variable],
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> RunningStep:
     """Plans, rewrites and imports a captured step; the first one starts the other workers.
 
     Args:
         run: in which it is to run.
         item: the step.
         sources: the script's variable, by name.
+        shapes: of the inputs, in this worker's part of the first batch.
 
     Raises:
         StrategyError: the strategy asks for what cannot be done; before any process is started.
@@ -34,7 +40,7 @@ def prepare(run: Run, item: GraphItem, sources: Mapping[str, tf.Variable]) -> Ru
     """
     tracked = {v.name: run.tracker.track(sources[v.name], v.name) for v in item.variables}
     names = {name: one.shared_name for name, one in tracked.items()}
-    step = RunningStep(run, item, run.plan(_as_settled(item, tracked), names), tracked)
+    step = RunningStep(run, item, run.plan(_as_settled(item, tracked), names, shapes=shapes), tracked)
     step.rewrite()
     return step
 

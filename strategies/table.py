@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 from rich.text import Text
@@ -36,6 +36,7 @@ def strategy_table(
     worker_names: Sequence[str] | None = None,
     width: int | None = None,
     held: Sequence[int] | None = None,
+    rows: Mapping[str, int] | None = None,
 ) -> Table:
     """How each variable is kept and synchronised, where, and what it costs; a last row for the whole step.
 
@@ -46,6 +47,8 @@ def strategy_table(
         width: columns of the terminal; None: enough.
         held: bytes of all variables that each worker holds, optimizer slots included; without them those of the
             variables that have a gradient are told.
+        rows: that a worker's part of the first batch touches, by sparse variable, where they are known; then the table
+            says what a step of that batch costs.
     """
     config = strategy.graph_config
     workers = worker_count(config)
@@ -59,14 +62,18 @@ def strategy_table(
     is_narrow = width is not None and width < NARROW
     table = Table(title=Text(title), show_footer=True, caption=Text(caption), show_lines=is_narrow)
     costs = [traffic(variables[node.variable], node, config) for node in resolved.nodes]
-    total = _total(tuple(variables.values()), [cost.step for cost in costs], workers, names)
-    rows = [_row(variables[node.variable], node, cost, names) for node, cost in zip(resolved.nodes, costs, strict=True)]
+    touched = [(rows or {}).get(node.variable, 0) for node in resolved.nodes]
+    total = _total(tuple(variables.values()), costs, touched, names)
+    lines = [
+        _row(variables[node.variable], node, cost, count, names)
+        for node, cost, count in zip(resolved.nodes, costs, touched, strict=True)
+    ]
     if is_narrow:
-        rows, total = [_narrow(row) for row in rows], _narrow(total)
+        lines, total = [_narrow(line) for line in lines], _narrow(total)
     for column, footer in zip(NARROW_COLUMNS if is_narrow else COLUMNS, total, strict=True):
         table.add_column(column, Text(footer), justify="right" if column in NUMBERS else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
+    for line in lines:
+        table.add_row(*map(Text, line))
     return table
 
 
@@ -107,12 +114,13 @@ def _row(
     variable: SyncedVariable,
     node: strategy_pb2.VariableNode,
     cost: Traffic,
+    touched: int,
     names: Sequence[str],
 ) -> tuple[str, ...]:
     shape = " × ".join(str(length) for length in variable.shape) or "scalar"
     kind = "sparse" if variable.is_sparse else "dense"
     size = readable_bytes(variable.byte_size)
-    return variable.name, shape, size, kind, _synchronizers(node), _where(node, names), _cost(cost, node)
+    return variable.name, shape, size, kind, _synchronizers(node), _where(node, names), _cost(cost, node, touched)
 
 
 def _synchronizers(node: strategy_pb2.VariableNode) -> str:
@@ -166,11 +174,14 @@ def _holder(part: Synchronized) -> int:
     return part.parameter_server.owner if part.HasField("parameter_server") else -1
 
 
-def _cost(cost: Traffic, node: strategy_pb2.VariableNode) -> str:
-    """What a worker sends in a step, and for a row."""
+def _cost(cost: Traffic, node: strategy_pb2.VariableNode, touched: int) -> str:
+    """What a worker sends in a step, and for the rows that the first batch touches, or for a row."""
     owner = node.parameter_server.owner if node.HasField("parameter_server") else None
     parts = [_spread(cost.step, owner, "")] if any(cost.step) or not any(cost.row) else []
-    parts += [_spread(cost.row, owner, " a row")] if any(cost.row) else []
+    if any(cost.row) and touched:
+        parts.append(_spread([count * touched for count in cost.row], owner, f" for {_count(touched, 'row')}"))
+    elif any(cost.row):
+        parts.append(_spread(cost.row, owner, " a row"))
     return " + ".join(parts)
 
 
@@ -188,14 +199,16 @@ def _spread(sent: Sequence[int], owner: int | None, unit: str) -> str:
 
 
 def _total(
-    variables: Sequence[SyncedVariable], steps: Sequence[Sequence[int]], workers: int, names: Sequence[str]
+    variables: Sequence[SyncedVariable], costs: Sequence[Traffic], touched: Sequence[int], names: Sequence[str]
 ) -> tuple[str, ...]:
     """The last row: all variables together, and the worker that sends most."""
     size = readable_bytes(sum(variable.byte_size for variable in variables))
-    sent = [sum(step[worker] for step in steps) for worker in range(workers)]
+    workers = range(len(names))
+    known = list(zip(costs, touched, strict=True))
+    sent = [sum(cost.step[w] + cost.row[w] * count for cost, count in known) for w in workers]
     most = max(range(len(sent)), key=lambda worker: sent[worker])
     where = ALL_WORKERS if len(set(sent)) == 1 else f"most at {names[most]}"
-    rows = " + rows" if len(sent) > 1 and any(variable.is_sparse for variable in variables) else ""
+    rows = " + rows" if any(any(cost.row) and not count for cost, count in known) else ""
     return _count(len(variables), "variable"), "", size, "", "", where, f"{readable_bytes(sent[most])}{rows}"
 
 

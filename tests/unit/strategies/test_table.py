@@ -215,3 +215,15 @@ def test_what_is_known_of_the_whole_state_is_told_instead(language_model, cluste
     assert (
         str(strategy_table(strategy, language_model, held=[1000, 5]).caption) == "held: worker 0 1.00 kB, worker 1 5 B"
     )
+
+
+def test_the_rows_of_the_first_batch_are_told_with_what_they_cost(step, cluster):
+    planned = step({"table": (1000, 8), "other": (1000, 8)}, sparse=["table", "other"])
+    strategy = AllReduce().build(planned, cluster(workers=2))
+    table = strategy_table(strategy, planned, rows={"table": 50})
+    assert cells(table, 0)[-1] == "2.00 kB for 50 rows"  # of 8 float32 and an index each
+    assert cells(table, 1)[-1] == "40 B a row"
+    assert [str(column.footer) for column in table.columns][-1] == "2.00 kB + rows"
+    both = strategy_table(strategy, planned, rows={"table": 50, "other": 1})
+    assert cells(both, 1)[-1] == "40 B for 1 row"
+    assert [str(column.footer) for column in both.columns][-1] == "2.04 kB"

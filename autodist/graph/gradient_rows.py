@@ -1,0 +1,48 @@
+"""How many rows the sparse gradients of a step have, for inputs of given lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.item import GraphItem
+from autodist.graph.names import node_of
+
+
+def gradient_rows(item: GraphItem, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """Rows of the gradients of each sparse variable; those whose number depends on the data are left out.
+
+    Args:
+        item: the captured step.
+        shapes: of its inputs, by name.
+    """
+    indices: dict[str, list[str]] = {}
+    for gradient in item.gradients:
+        if gradient.is_sparse:
+            indices.setdefault(gradient.variable, []).append(gradient.tensors[0])
+    if not indices:
+        return {}
+    definition = _with_shapes(item, [name for names in indices.values() for name in names], shapes)
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(definition, name="")
+    found = {}
+    for variable, names in indices.items():
+        lengths = [graph.get_tensor_by_name(name).shape for name in names]
+        if all(shape.rank == 1 and shape[0] is not None for shape in lengths):
+            found[variable] = sum(int(shape[0]) for shape in lengths)
+    return found
+
+
+def _with_shapes(item: GraphItem, wanted: Sequence[str], shapes: Mapping[str, Sequence[int]]) -> tf.compat.v1.GraphDef:
+    """What makes some tensors, from inputs of these shapes; TensorFlow infers the rest when it imports that."""
+    editor = GraphEditor(item.graph_def, item.wiring)
+    editor.prune(wanted)
+    for name, shape in shapes.items():
+        if name in item.inputs and node_of(name) in editor and editor[node_of(name)].op == "Placeholder":
+            editor[node_of(name)].attr["shape"].shape.CopyFrom(tf.TensorShape(shape).as_proto())
+    definition = editor.to_graph_def()
+    for node in definition.node:  # shapes that were inferred when the batch was still open
+        node.attr.pop("_output_shapes", None)
+    return definition
