@@ -63,6 +63,10 @@ class UnevenBatchError(AutoDistError, ValueError):
     """A batch cannot be split over the replicas without changing what is trained."""
 
 
+class EmptyBatchError(UnevenBatchError):
+    """A batch has no examples on any worker; raised on all that take part in the step."""
+
+
 class ReductionError(AutoDistError, ValueError):
     """Values cannot be reduced over the workers as asked; raised on all workers alike."""
 

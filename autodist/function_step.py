@@ -15,11 +15,11 @@ import tensorflow as tf
 from autodist.batch_axis import axis_within, require_axis, require_mapping
 from autodist.capture.batch_length import Dealt, require_any_length
 from autodist.capture.function import CapturedFunction, capture_function
-from autodist.errors import CaptureError, UnevenBatchError
+from autodist.errors import CaptureError, EmptyBatchError
 from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
 from autodist.running_step import RunningStep, prepare
-from autodist.runtime.batches import count_examples, share_of, take, with_a_row
+from autodist.runtime.batches import count_examples, require_examples, share_of, take, with_a_row
 from autodist.runtime.first_batches import Meant
 
 _PLAIN = (bool, int, float, str, bytes)
@@ -114,7 +114,7 @@ class DistributedFunction:
         Raises:
             CaptureError: the step cannot be captured, or does not take the part of the batch that a replica gets, or
                 an argument cannot be split.
-            UnevenBatchError: arguments disagree in their number of examples.
+            UnevenBatchError: arguments disagree in their number of examples, or no worker has any.
             WorkerFailedError: another worker ended badly.
             ClusterError: this worker failed in an earlier step.
         """
@@ -123,7 +123,7 @@ class DistributedFunction:
         leaves = [Leaf(p, v, self._axis(p, v)) for p, v in flat if _is_array(v)]
         constants = tuple((p, None if _is_array(v) else _constant(v)) for p, v in flat)
         key = (constants, tuple((str(leaf.spec), leaf.axis) for leaf in leaves))
-        with self._run.missed_step.noted():
+        with self._run.missed_step.noted(but=EmptyBatchError):
             if key in self._traced:
                 results = self._run_step(self._traced[key], leaves)
             else:
@@ -217,12 +217,13 @@ class DistributedFunction:
         )
 
     def _own_part(self, leaves: Sequence[Leaf], examples: int) -> tuple[list[Any], int]:
+        is_split = any(x.axis is not None for x in leaves)
+        if is_split and (self._is_global or self._run.workers == 1):
+            require_examples(examples > 0)
         if not self._is_global:
             if examples == 0:
                 return [_numpy(x.value) if x.axis is None else with_a_row(x.value, x.axis) for x in leaves], 0
             return [_numpy(x.value) for x in leaves], examples
-        if examples == 0 and any(x.axis is not None for x in leaves):
-            raise UnevenBatchError("a global batch has no examples at all; leave such batches out of the dataset.")
         share = share_of(examples, [r.worker.index for r in self._run.spec.replicas], self._run.index)
         return [_numpy(x.value) if x.axis is None else take(x.value, x.axis, share) for x in leaves], share.size
 

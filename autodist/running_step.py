@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autodist.errors import EmptyBatchError
 from autodist.graph.find_stages import written_handles
 from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.placement import Placement
@@ -77,12 +78,18 @@ class RunningStep:
         written_values = self.run.written_values
         while True:
             turn = written_values.before_step(self.variables.values(), self.run.land, self._keeps_pace)
-            outputs = self.run.guard(functools.partial(self._program.run, values, examples, all_examples=all_examples))
+            run, empty = functools.partial(self._program.run, values, examples, all_examples=all_examples), None
+            try:
+                outputs = self.run.guard(run)
+            except EmptyBatchError as error:  # told once the step is over
+                outputs, empty = [], error
             if not written_values.after_step(turn, self._written):
                 break
         for tracked in self._written:
             tracked.fall_behind()
         self.run.tracker.refresh_aliased()
+        if empty is not None:
+            raise empty
         return outputs
 
     def rewrite(self) -> None:

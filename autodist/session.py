@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from types import TracebackType
@@ -21,17 +22,23 @@ from autodist.capture.batch_length import require_any_length
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, concerns_iterators_alone, share_iterators
-from autodist.errors import CaptureError
+from autodist.errors import CaptureError, EmptyBatchError
+from autodist.graph.find_stages import written_handles
+from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem, place_variables
+from autodist.graph.propagation import PerExample, Replicated
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel, find_placements, only_sets
+from autodist.messages import ALIKE_EVERYWHERE
 from autodist.proto import strategy_pb2
 from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
-from autodist.runtime.batches import with_a_row
+from autodist.runtime.batches import require_examples, with_a_row
 from autodist.runtime.program import Program, RunMetadata, RunOptions
 from autodist.session_batches import SessionBatches
 from autodist.session_feeds import SessionFeeds, examples_of
 from autodist.session_requests import FEED_DENSE, check_options, require_dense
+
+log = logging.getLogger("autodist")
 
 _COUNT = itertools.count()
 """Sessions of this process; all workers make theirs in the same order."""
@@ -50,6 +57,8 @@ class _Fetched:
         trains: whether it applies gradients.
         looks: whether it is run to see, or save, what the training has made: it trains nothing and takes no batch.
         is_global: whether every worker is given the same batch.
+        is_alone: whether no other worker has a part in it, since it trains nothing and writes nothing.
+        gives_rows: whether all that is fetched has a row for each example, or does not ask for examples.
     """
 
     program: Program | None
@@ -58,6 +67,8 @@ class _Fetched:
     trains: bool
     looks: bool
     is_global: bool
+    is_alone: bool
+    gives_rows: Callable[[], bool]
 
 
 class DistributedSession(SessionInterface):
@@ -133,7 +144,7 @@ class DistributedSession(SessionInterface):
         Raises:
             CaptureError: variables or gradients were added after the session was made, or an input cannot be split, or
                 `options` name nodes of the script's graph.
-            UnevenBatchError: inputs disagree in their number of examples.
+            UnevenBatchError: inputs disagree in their number of examples, or there are none where one is needed.
             WorkerFailedError: another worker ended badly.
             ClusterError: this worker failed in an earlier run.
         """
@@ -148,13 +159,13 @@ class DistributedSession(SessionInterface):
         with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
             arrays |= self._batches.next_for(elements, arrays)
         is_new = key not in self._fetched
-        with self._run.missed_step.noted(), quiet_tensorflow(when=is_new):
+        with self._run.missed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=is_new):
             if is_new:
                 self._fetched[key] = self._prepare(elements, arrays)
             fetched = self._fetched[key]
             if fetched.trains:
                 self._tell_first_batch(arrays, fetched.axes)
-            own = dict(zip(arrays, self._feeds.own_part(arrays, fetched.axes), strict=True))
+            own = dict(zip(arrays, self._feeds.own_part(arrays, fetched.axes, fetched.is_alone), strict=True))
             whole = examples_of(arrays, fetched.axes) if fetched.is_global else 0
             values = iter(self._run_fetched(fetched, own, whole, options, run_metadata))
         self._run.first_batches.look()
@@ -183,6 +194,8 @@ class DistributedSession(SessionInterface):
         if fetched.program is None:
             return []
         examples = examples_of(own, fetched.axes)
+        if any(axis is not None for axis in fetched.axes) and (fetched.is_alone or self._run.workers == 1):
+            require_examples(examples > 0 or (fetched.is_alone and fetched.gives_rows()))
         values = [
             a if axis is None else with_a_row(a, axis) for a, axis in zip(own.values(), fetched.axes, strict=True)
         ]
@@ -216,10 +229,28 @@ class DistributedSession(SessionInterface):
         sets = only_sets(item)
         kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if concerns_iterators_alone(item) else KERNELS
         looks = not item.gradients and all(axis is None for axis in axes)
+        is_alone = not item.gradients and not written_handles(item)
+        if not (is_alone or item.gradients or sets):
+            self._tell_of_own_share(item, dict(zip(arrays, axes, strict=True)))
         return _Fetched(
-            self._program(item, kernels) if outputs or targets else None,
-            axes, sets, bool(item.gradients), looks, item.is_global,
+            self._program(item, kernels) if outputs or targets else None, axes, sets, bool(item.gradients), looks,
+            item.is_global, is_alone, functools.partial(_gives_rows, item),
         )  # fmt: skip
+
+    def _tell_of_own_share(self, item: GraphItem, axes: Mapping[tf.Tensor, int | None]) -> None:
+        """Names what a run that keeps state, but trains nothing, fetches of this worker's share of a global batch."""
+        if self._run.workers == 1 or not any(
+            self._feeds.is_shared_out(t) for t, axis in axes.items() if axis is not None
+        ):
+            return
+        flows = flows_of(item)
+        own = [name for name in item.outputs if not isinstance(flows.kind(name), Replicated)]
+        if own:
+            log.warning(
+                "%s is fetched in a run that also writes variables, in which each worker has its share of the batch: "
+                "it is that of this worker's share alone. Fetch it in a run of its own, or what the variables hold.",
+                ", ".join(own), extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
 
     def _program(self, item: GraphItem, kernels: Sequence[Kernel]) -> Program:
         shared = share_iterators(item, self._prefix)
@@ -278,6 +309,12 @@ class DistributedSession(SessionInterface):
         if self._default is not None:
             self._default.__exit__(kind, error, trace)
             self._default = None
+
+
+def _gives_rows(item: GraphItem) -> bool:
+    """Whether what a run returns of no examples is no rows, or asks for none."""
+    flows = flows_of(item)
+    return all(isinstance(flows.kind(name), PerExample | Replicated) for name in item.outputs)
 
 
 def _value_of(

@@ -18,7 +18,7 @@ from autodist.graph.names import node_of
 from autodist.graph.walks import reach
 from autodist.kernels import only_sets
 from autodist.resources import ResourceSpec
-from autodist.runtime.batches import count_examples, rows_of, share_of
+from autodist.runtime.batches import count_examples, require_examples, rows_of, share_of
 from autodist.runtime.first_batches import Meant
 
 _PASSING = ("Identity", "Cast", "EnsureShape", "Reshape", "NoOp")
@@ -83,39 +83,43 @@ class SessionFeeds:
     def are_global(self, arrays: Arrays, axes: Sequence[int | None]) -> bool:
         """Whether all that is split is the same on every worker, so that each knows how many examples there are."""
         split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
-        return bool(split) and all(map(self._is_global, split))
+        return bool(split) and all(map(self.is_shared_out, split))
 
     def dealt(self, arrays: Arrays, axes: Sequence[int | None]) -> Dealt:
         """How the examples of a run are dealt out."""
         split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
         return Dealt(examples_of(arrays, axes), self._shares(split, self._replicas), len(self.spec.replicas))
 
-    def own_part(self, arrays: Arrays, axes: Sequence[int | None]) -> list[np.ndarray]:
+    def own_part(self, arrays: Arrays, axes: Sequence[int | None], is_alone: bool = False) -> list[np.ndarray]:
         """This worker's rows of what every worker gets whole, and all of what is its own.
 
         Args:
             arrays: what is fed and what iterators gave.
             axes: along which each is split.
+            is_alone: whether no other worker has a part in the run: of global batches each then computes the whole.
 
         Raises:
-            UnevenBatchError: two arrays disagree in their number of examples.
+            UnevenBatchError: two arrays disagree in their number of examples, or there are none.
         """
         split = dict(zip(arrays, axes, strict=True))
-        cut = {t: axis for t, axis in split.items() if axis is not None and self._is_global(t)}
+        if is_alone and all(axis is None or self.is_shared_out(t) for t, axis in split.items()):
+            return list(arrays.values())
+        cut = {t: axis for t, axis in split.items() if axis is not None and self.is_shared_out(t)}
         examples = count_examples([(t.name, arrays[t], axis) for t, axis in cut.items()])
+        require_examples(examples > 0 or not cut)
         share = share_of(examples, [r.worker.index for r in self.spec.replicas], self.worker)
         return [rows_of(a, cut[t], share) if t in cut else a for t, a in arrays.items()]
 
     def meanings(self, arrays: Arrays, axes: Sequence[int | None]) -> list[Meant]:
         """What each array is to the workers."""
-        split = [Meant.GLOBAL if self._is_global(t) else Meant.OWN for t in arrays]
+        split = [Meant.GLOBAL if self.is_shared_out(t) else Meant.OWN for t in arrays]
         return [Meant.WHOLE if axis is None else meant for meant, axis in zip(split, axes, strict=True)]
 
     def _shares(self, split: Iterable[tf.Tensor], replicas: int) -> int:
         """Into how many parts a batch goes, on a worker that has so many replicas."""
-        return len(self.spec.replicas) if any(map(self._is_global, split)) else replicas
+        return len(self.spec.replicas) if any(map(self.is_shared_out, split)) else replicas
 
-    def _is_global(self, tensor: tf.Tensor) -> bool:
+    def is_shared_out(self, tensor: tf.Tensor) -> bool:
         """Whether every worker gets the same batch: what a graph's own iterator gives, unless the YAML says more."""
         return tensor.op.type in GETS if self.spec.batch is None else self.spec.batch == "global"
 

@@ -28,6 +28,10 @@ _DOINGS = {
 }
 
 
+_watching: list[TrainsAlone] = []
+"""Who watches: the last that was made, so that a notebook in which a cell is run again is told once."""
+
+
 class TrainsAlone:
     """Watches a script whose AutoDist has several replicas.
 
@@ -47,7 +51,11 @@ class TrainsAlone:
     def __init__(self, spec: ResourceSpec, is_chief: bool, is_in_scope: Callable[[object], bool]) -> None:
         self._spec, self._is_chief, self._is_in_scope = spec, is_chief, is_in_scope
         self.divides_data = False
+        while _watching:
+            _watching.pop().stop()
         self._training = LocalTraining(self._on_step) if len(spec.replicas) > 1 else None
+        if self._training is not None:
+            _watching.append(self)
 
     def stop(self) -> None:
         """Nothing is to be said any more: a distributed step has trained."""

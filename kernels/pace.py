@@ -17,7 +17,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.parts import Join, JoinKind
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.joins import EVEN_PARTS
+from autodist.kernels.joins import EVEN_PARTS, SOME_EXAMPLES
 from autodist.kernels.keepers import find_keepers, require_one_keeper_a_write, require_unmixed, runs_freely
 from autodist.kernels.results import Results
 
@@ -56,6 +56,8 @@ def _keep_state(item: GraphItem, context: Context) -> GraphItem:
     for join in own:
         if join.name == EVEN_PARTS:
             _check_local_parts_alone(results, join, context)
+        elif join.name == SOME_EXAMPLES:
+            _take_for_given(results, join)
         elif not context.computes:
             _have_nothing(results, join, item.outputs)
     return results.applied_to(item, own)
@@ -90,6 +92,12 @@ def _check_local_parts_alone(results: Results, join: Join, context: Context) -> 
         moments = f.input(join.result[0], join.dtype, join.shape) * tf.constant([count, count * here], join.dtype)
     readers = [name for name in results.editor.consumers(join.result[0].partition(":")[0]) if name not in f.made]
     results.replace(join.result[0], f.name(moments), readers)
+
+
+def _take_for_given(results: Results, join: Join) -> None:
+    """A worker that waits for no other does not know whether others have examples."""
+    with fragment(results.editor, f"{join.name}/local") as f:
+        results.replace(join.result[0], f.name(tf.ones(join.shape, join.dtype)))
 
 
 def _have_nothing(results: Results, join: Join, outputs: Sequence[str]) -> None:

@@ -77,12 +77,14 @@ class _Replication:
         whole = WholeState(joiner, changes, statistics)
         StateJoins(joiner, whole).join_state(changes)
         outputs = OutputJoins(joiner, whole, statistics).join_outputs()
+        some_examples = joiner.some_examples()
         written = {w for w in self.stages.state_writes if w in varying}
         targets = [*self._targets(clones, written), *(c.write for c in changes), *joiner.checks]
         return replace(
             self.item,
             graph_def=self.editor.to_graph_def(),
-            outputs=tuple(outputs),
+            outputs=(*outputs, *([some_examples] if some_examples else ())),
+            counts_examples=some_examples is not None,
             targets=tuple(dict.fromkeys(targets)),
             inputs={**self.item.inputs, **parts.given},
             joins=tuple(joiner.joins),

@@ -67,6 +67,7 @@ class GraphItem:
         is_global: whether every worker is given the same batch, of which it keeps its share, so that each knows how
             many examples there are in all.
         replicated: captured nodes of which each replica has a copy of its own, once the step is replicated.
+        counts_examples: whether the last of `outputs` is none of the script's, but above 0 if any worker has examples.
         wiring: how the nodes of `graph_def` hang together; `replace` hands it on for as long as the graph is the same.
     """
 
@@ -92,6 +93,7 @@ class GraphItem:
     jit_compile: bool = False
     is_global: bool = False
     replicated: frozenset[str] = frozenset()
+    counts_examples: bool = False
     wiring: Wiring = field(default=_UNREAD, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autodist.errors import UnevenBatchError
+from autodist.errors import EmptyBatchError, UnevenBatchError
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,16 @@ def count_examples(split: Sequence[tuple[str, Any, int]]) -> int:
             "is not one row an example, say so with batch_axis (None: every replica gets the whole)."
         )
     return counts[0][1] if counts else 0
+
+
+def require_examples(are_there: bool) -> None:
+    """Passes if a batch has examples.
+
+    Raises:
+        EmptyBatchError: it has none, so that there is nothing to take a mean of.
+    """
+    if not are_there:
+        raise EmptyBatchError("a global batch has no examples at all; leave such batches out of the dataset.")
 
 
 def rows_of(value: Any, axis: int, share: Share) -> np.ndarray:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import node_of
+from autodist.runtime.batches import require_examples
 from autodist.runtime.host import Host
 from autodist.runtime.memory import collect_and_trim, trim_heaps
 from autodist.runtime.timeline import trace_file
@@ -55,6 +56,7 @@ class Program:
         self._make_run_with_options = lambda: host.callable_with_options(outputs, operations, feeds, collective)
         self._updates = updates
         self._gives_back = bool(item.gradients)
+        self._tells_of_examples = item.counts_examples
         self._update = _callable_of(host, prefix, item.served)
         self.land = _callable_of(host, prefix, item.landed)
 
@@ -77,6 +79,9 @@ class Program:
 
         Returns:
             The values of the step's outputs.
+
+        Raises:
+            EmptyBatchError: no worker has examples; on all workers.
         """
         given = [value for value, used in zip(values, self._used, strict=True) if used]
         if self._counts_examples:
@@ -88,7 +93,11 @@ class Program:
         run = self._run
         if options is not None or metadata is not None:
             run = functools.partial(self._run_with_options, options=options, run_metadata=metadata)
-        return self._first_run(run, given) if self._gives_back else run(*given)
+        outputs = self._first_run(run, given) if self._gives_back else run(*given)
+        if self._tells_of_examples:
+            *outputs, some_examples = outputs
+            require_examples(bool(some_examples > 0))
+        return outputs
 
     @functools.cached_property
     def _run_with_options(self) -> Callable[..., Any]:

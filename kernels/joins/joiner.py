@@ -12,7 +12,7 @@ from autodist.graph.fragment import Fragment, Template, fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.parts import Join, JoinKind, Merge
-from autodist.graph.propagation import Joined, Mean, Propagation, Reduced, ReducedBy, Weight
+from autodist.graph.propagation import Examples, Joined, Mean, Propagation, Reduced, ReducedBy, Weight
 from autodist.graph.stages import Stages
 from autodist.kernels.base import Context
 from autodist.kernels.sums import merged, nothing_like, ordered_sum
@@ -20,6 +20,16 @@ from autodist.kernels.weights import Parts
 
 EVEN_PARTS = "even_parts"
 """Name of the join that checks whether all replicas have equal parts: the number of examples, and of its squares."""
+
+
+SOME_EXAMPLES = "some_examples"
+"""Name of the join that tells whether any worker has examples."""
+
+
+def _takes_along(join: Join) -> bool:
+    """Whether a number may share the bucket of a join: its own type, not so short that counts are lost in it."""
+    is_plain = join.kind is JoinKind.STATE and join.merge is Merge.ADD and not join.depth and not join.is_sparse
+    return is_plain and join.dtype in (tf.float32, tf.float64)
 
 
 _MERGES = {ReducedBy.MAX: Merge.MAX, ReducedBy.MIN: Merge.MIN, ReducedBy.PRODUCT: Merge.PRODUCT}
@@ -204,6 +214,24 @@ class Joiner:
             )
         )  # fmt: skip
         return f.name(result)
+
+    def some_examples(self) -> str | None:
+        """A tensor that is above 0 where any worker has examples; None where no other worker has a part in the step.
+
+        It travels with a sum or a mean over examples that is joined anyway, if there is one.
+        """
+        if self.parts.sizes is None or not self.joins or self.item.is_global:  # of a global batch all know it before
+            return None
+        by_examples = {self._weights[key][1] for key in self._weights if isinstance(key[0], Examples)}
+        beside = next((j for j in self.joins if _takes_along(j) and j.weight in {None, *by_examples}), None)
+        dtype = beside.dtype if beside is not None else tf.float32
+        with fragment(self.editor, SOME_EXAMPLES) as f:
+            local = ordered_sum([self.parts.size(f, k, dtype) for k in range(self.count)])
+            weight = beside.weight if beside is not None else None
+            total = None if weight is None else f.input(weight, dtype, [])
+            result = tf.identity(local) if total is None else tf.math.divide_no_nan(local, total)
+        level = beside.level if beside is not None else 1
+        return self.noted(f, SOME_EXAMPLES, JoinKind.STATE, local, total, result, level)
 
     def require_even_parts(self) -> None:
         """Stops a step whose replicas have different numbers of examples."""

@@ -37,6 +37,7 @@ ALL_REDUCE = (
     "graph-embedding-adam-clipped",
     "graph_alternating_optimizers",
     "graph_decay_and_averages",
+    "graph_evaluated_iterator",
     "graph_feedable_iterator",
     "graph_few_examples",
     "graph_initializable_iterator",

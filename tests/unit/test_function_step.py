@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec, function_step
-from autodist.errors import CaptureError
+from autodist.errors import CaptureError, EmptyBatchError
 
 
 @pytest.mark.parametrize("asked, found", [({}, False), ({"jit_compile": True}, True), ({"jit_compile": None}, False)])
@@ -15,7 +15,7 @@ def test_the_captured_step_says_whether_xla_is_asked_for(monkeypatch, asked, fou
     class SeenError(Exception):
         pass
 
-    def prepare(run, item, sources):
+    def prepare(run, item, sources, shapes):
         raise SeenError(item.jit_compile)
 
     monkeypatch.setattr(function_step, "prepare", prepare)
@@ -98,3 +98,20 @@ def test_functions_that_train_and_evaluate_take_turns():
         assert int(seen) == 7 * (step + 1)
         train(x[:5])
         expected = expected - 0.2 * x[:5].T @ (x[:5] @ expected) / 5
+
+
+def test_a_batch_without_examples_is_refused():
+    ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]}))
+    with ad.scope():
+        weight = tf.Variable(np.ones((2, 1)))
+
+        @ad.function
+        def train(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(x @ weight))
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+            return loss
+
+    with pytest.raises(EmptyBatchError, match="no examples at all"):
+        train(np.ones((0, 2)))
+    assert float(train(np.ones((1, 2)))) == 4.0

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
-from autodist.errors import CaptureError
+from autodist.errors import CaptureError, EmptyBatchError
 
 v1 = tf.compat.v1
 
@@ -194,3 +194,13 @@ def test_what_is_sparse_is_neither_fed_nor_fetched():
             session.run(loss, {words: v1.SparseTensorValue([[0, 0]], [3], [2, 5])})
         with pytest.raises(CaptureError, match="cannot be fetched.*tf.sparse.to_dense"):
             session.run(words)
+
+
+def test_a_batch_without_examples_is_refused_where_something_asks_for_examples(trained):
+    session, loss, train, feeds = trained
+    x = next(iter(feeds))
+    for fetch in (train, loss, [loss, x]):
+        with pytest.raises(EmptyBatchError, match="no examples at all"):
+            session.run(fetch, {x: np.zeros((0, 3))})
+    assert session.run(x * 2.0, {x: np.zeros((0, 3))}).shape == (0, 3)
+    assert session.run(loss, feeds) > 0

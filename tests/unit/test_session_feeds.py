@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.errors import UnevenBatchError
+from autodist.errors import EmptyBatchError, UnevenBatchError
 from autodist.resources import ResourceSpec
 from autodist.session_feeds import SessionFeeds
 
@@ -62,3 +62,13 @@ def test_a_global_batch_is_dealt_out_among_all_replicas(tensors):
     assert feeds(1, "global").dealt({x: ROWS}, [0]).shares == 3
     assert feeds(1).dealt({got: ROWS}, [0]).shares == 3
     assert feeds(1).dealt({got: ROWS}, [None]).shares == 1
+
+
+def test_a_run_that_no_other_worker_has_a_part_in_takes_the_whole_of_a_global_batch(tensors):
+    (rows,) = feeds(1, "global").own_part({tensors[0]: ROWS}, [0], is_alone=True)
+    np.testing.assert_array_equal(rows, ROWS)
+
+
+def test_a_global_batch_without_examples_is_refused(tensors):
+    with pytest.raises(EmptyBatchError, match="no examples at all"):
+        feeds(0, "global").own_part({tensors[0]: ROWS[:0]}, [0])

@@ -212,3 +212,12 @@ def test_a_plain_session_is_refused_where_it_would_train_on_a_part_of_the_data(
     (text,) = warnings(said)
     assert "ad.create_distributed_session()" in text
     assert ("a part of them was not seen" in text) == divides_data
+
+
+def test_of_several_the_last_that_was_made_says_so(said: pytest.LogCaptureFixture) -> None:
+    spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]})
+    made = [AutoDist(resource_spec=spec) for _ in range(3)]  # as a notebook's cell that is run again
+    compiled().fit(X, Y, verbose=0)
+    for one in made:
+        end(one)
+    assert [r.levelno for r in records(said)] == [logging.INFO, logging.WARNING]

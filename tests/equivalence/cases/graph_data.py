@@ -71,6 +71,24 @@ def graph_initializable_iterator(ad: Trainer) -> Results:
 
 
 @program
+def graph_evaluated_iterator(ad: Trainer) -> Results:
+    """What is fetched without a training step is of the whole batch that the iterator gives."""
+    examples = _examples()
+    with tf.Graph().as_default(), ad.scope():
+        iterator = v1.data.make_initializable_iterator(tf.data.Dataset.from_tensor_slices(examples).batch(17))
+        x, y = iterator.get_next()
+        train = _train_operation(x, y)
+        spread = [tf.reduce_mean(x), tf.reduce_max(x), tf.math.reduce_std(x), tf.reduce_sum(tf.cast(y, tf.float64))]
+        with ad.create_distributed_session() as session:
+            start = [v1.global_variables_initializer(), iterator.initializer]
+            session.run(start)
+            found = [session.run(spread), session.run(spread)]
+            session.run(train)
+            values = session.run({v.op.name: v for v in v1.global_variables()})
+            return dict(values) | {"found": np.array(found)}
+
+
+@program
 def graph_feedable_iterator(ad: Trainer) -> Results:
     """Two one-shot iterators in turn, chosen by their handles; runs of other fetches go on where the last one ended."""
     x, y = _examples()

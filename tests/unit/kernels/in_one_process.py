@@ -169,7 +169,7 @@ class Session:
         feeds, fetches, targets = {}, [], []
         for worker, item in enumerate(self.items):
             feeds.update(self._feeds(worker, item, batch))
-            fetches.append([f"worker_{worker}/{name}" for name in item.outputs])
+            fetches.append([f"worker_{worker}/{name}" for name in returned_by(item)])
             run = (*item.targets, *item.served)
             targets += [self.graph.get_operation_by_name(f"worker_{worker}/{name}") for name in run]
         options = tf.compat.v1.RunOptions(timeout_in_ms=limit_ms)
@@ -213,6 +213,11 @@ class Session:
         if task_of_device(node.device) != worker:
             return None
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype)
+
+
+def returned_by(item: GraphItem) -> list[str]:
+    """The outputs that are the script's."""
+    return list(item.outputs[:-1] if item.counts_examples else item.outputs)
 
 
 def in_shards(values: Values, cuts: Mapping[str, Cut]) -> Values:

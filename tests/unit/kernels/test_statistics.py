@@ -9,7 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import JoinKind
 from autodist.kernels import Context, rewrite
+from autodist.kernels.all_reduce import ReduceByShuffle
+from autodist.kernels.buckets import make_buckets
+from autodist.kernels.pipeline import KERNELS
 from tests.unit.kernels.in_one_process import (
     EXAMPLES,
     Session,
@@ -19,8 +24,12 @@ from tests.unit.kernels.in_one_process import (
     in_one_session,
     one_device,
     plan,
+    returned_by,
+    rewritten,
     train,
 )
+
+FIRST_REDUCTION = next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, ReduceByShuffle))
 
 every_shape = pytest.mark.parametrize("shape", [(1, 2), (2, 1), (2, 2), (3, 1)], ids=lambda s: f"{s[0]}x{s[1]}")
 
@@ -181,7 +190,7 @@ def fetched_by(worker: int, values: Values, shape: tuple[int, int], x: np.ndarra
         tf.import_graph_def(in_one_session(item.graph_def), name="")
         weight = graph.get_tensor_by_name(f"{item.by_name['weight'].handle}:0")
         session.run(tf.raw_ops.AssignVariableOp(resource=weight, value=value))
-        return session.run(list(item.outputs), {next(iter(captured.item.inputs)): x, EXAMPLES: len(x)})
+        return session.run(returned_by(item), {next(iter(captured.item.inputs)): x, EXAMPLES: len(x)})
 
 
 @pytest.mark.parametrize("shape", [(2, 1), (2, 2), (2, 3)], ids=lambda s: f"{s[0]}x{s[1]}")
@@ -225,3 +234,28 @@ def test_joins_that_wait_for_one_another_do_not_share_a_bucket() -> None:
     session = Session(captured, plan(captured.item, 2, 1))
     found = session.train([(x,)], limit_ms=30_000).outputs[0][0]
     np.testing.assert_allclose(found[0], x.var(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (3, 1)], ids=lambda s: f"{s[0]}x{s[1]}")
+@pytest.mark.parametrize("values", [lambda x, errors: tf.reduce_mean(errors), lambda x, errors: tf.reduce_sum(errors)])
+def test_it_is_told_whether_any_worker_has_examples_beside_what_is_joined_anyway(
+    values: Values, shape: tuple[int, int]
+) -> None:
+    captured = capture(step_that(values), *batches(4)[0])
+    session = Session(captured, plan(captured.item, *shape))
+    kept = [
+        name for item in rewritten(captured, session.strategy, KERNELS[:FIRST_REDUCTION]) for name in bucketed(item)
+    ]
+    assert len(set(kept)) == 1, "the number shares the output's bucket"
+    names = [f"worker_{w}/{item.outputs[-1]}" for w, item in enumerate(session.items)]
+    assert all(item.counts_examples for item in session.items)
+    some = session.fetch_once(batches(1)[0], names)
+    none = Session(captured, session.strategy).fetch_once(batches(0)[0], names)
+    assert all(value > 0 for value in some)
+    assert none == [0.0] * shape[0]
+
+
+def bucketed(item: GraphItem) -> list[int]:
+    """For each bucket of what is no gradient, how many joins share it."""
+    own = [join for join in item.joins if join.kind is JoinKind.STATE]
+    return [len(bucket.joins) // len(own) for bucket in make_buckets(own, lambda join: None)]
