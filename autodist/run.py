@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import secrets
@@ -13,7 +12,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import rich.console
 import tensorflow as tf
 
 from autodist.cluster.member import Member
@@ -21,7 +19,6 @@ from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, ClusterError
 from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.devices import home_of
-from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.item import GraphItem
 from autodist.graph.placement import Placement
 from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Kernel, rewrite
@@ -40,13 +37,11 @@ from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Tracked, VariableTracker
 from autodist.start_up import StartUp
-from autodist.strategies import BuildsStrategy, ask_builder, check_strategy, graph_config, resolve_specs, strategy_table
+from autodist.strategies import BuildsStrategy, ask_builder, check_strategy, graph_config, resolve_specs
+from autodist.told_strategy import tell_strategy
 from autodist.written_values import WrittenValues
 
 log = logging.getLogger("autodist")
-
-TABLE_WIDTH = 150
-"""Columns of the strategy's table where the log goes to no terminal."""
 
 _INTERRUPTED = "the chief was interrupted"
 
@@ -164,7 +159,10 @@ class Run:
         self._decided.update({names[node.variable]: node for node in strategy.nodes})
         if self.strategy is None and strategy.nodes:
             self.strategy = strategy
-            self._show(strategy, item, shapes or {})
+            if self.index == 0:
+                rewritten = self._rehearsed and self._rehearsed[1]
+                names_of_workers = [w.name for w in self.spec.workers]
+                tell_strategy(strategy, item, rewritten, names_of_workers, self.start_up.columns, shapes or {})
         return strategy
 
     def program(
@@ -205,28 +203,6 @@ class Run:
     def _rehearse(self, item: GraphItem, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
         """Rewrites the first step before any process is started, so that what a kernel refuses is told by then."""
         self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names, True, KERNELS))
-
-    def _show(self, strategy: strategy_pb2.Strategy, item: GraphItem, shapes: Mapping[str, Sequence[int]]) -> None:
-        if self.index == 0 and log.isEnabledFor(logging.INFO):
-            # A file of its own: what captures flushes standard output too, and ends the process if nobody reads that.
-            text, width = io.StringIO(), self.start_up.columns or TABLE_WIDTH
-            console = rich.console.Console(file=text, width=width, force_jupyter=False)
-            names = [w.name for w in self.spec.workers]
-            held, rows = self._held_bytes(item), gradient_rows(item, shapes)
-            console.print(strategy_table(strategy, item, names, width, held, rows))
-            log.info("the strategy:\n%s", text.getvalue())
-
-    def _held_bytes(self, item: GraphItem) -> list[int] | None:
-        """Bytes of variables that each worker holds; None where the step is not rewritten yet."""
-        rehearsed = self._rehearsed and self._rehearsed[1]
-        if self.workers > 1 and rehearsed is None:
-            return None
-        variables, owners = (item.variables, {}) if rehearsed is None else (rehearsed.variables, rehearsed.owners)
-        held = [0] * self.workers
-        for variable in variables:
-            for worker in range(self.workers) if variable.name not in owners else [owners[variable.name]]:
-                held[worker] += variable.byte_size
-        return held
 
     def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         if not item.gradients:

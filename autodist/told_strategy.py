@@ -1,0 +1,59 @@
+"""The strategy of a run's first training step, as the chief's log shows it."""
+
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Mapping, Sequence
+
+import rich.console
+
+from autodist.graph.gradient_rows import gradient_rows
+from autodist.graph.item import GraphItem
+from autodist.proto import strategy_pb2
+from autodist.strategies import strategy_table
+
+log = logging.getLogger("autodist")
+
+WIDTH = 150
+"""Columns of the table where the log goes to no terminal."""
+
+
+def tell_strategy(
+    strategy: strategy_pb2.Strategy,
+    item: GraphItem,
+    rewritten: GraphItem | None,
+    workers: Sequence[str],
+    columns: int | None,
+    shapes: Mapping[str, Sequence[int]],
+) -> None:
+    """Shows the strategy as a table.
+
+    Args:
+        strategy: the plan for the step.
+        item: the step as it was captured.
+        rewritten: the same, rewritten, where it is by now; of one worker it is not needed.
+        workers: their names.
+        columns: of the terminal; None: there is none.
+        shapes: of the step's inputs, in the chief's part of the first batch, where it is known.
+    """
+    if not log.isEnabledFor(logging.INFO):
+        return
+    # A file of its own: what captures flushes standard output too, and ends the process if nobody reads that.
+    text, width = io.StringIO(), columns or WIDTH
+    console = rich.console.Console(file=text, width=width, force_jupyter=False)
+    held, rows = _held_bytes(item, rewritten, len(workers)), gradient_rows(item, shapes)
+    console.print(strategy_table(strategy, item, workers, width, held, rows))
+    log.info("the strategy:\n%s", text.getvalue())
+
+
+def _held_bytes(item: GraphItem, rewritten: GraphItem | None, workers: int) -> list[int] | None:
+    """Bytes of variables that each worker holds; None where the step is not rewritten yet."""
+    if workers > 1 and rewritten is None:
+        return None
+    variables, owners = (item.variables, {}) if rewritten is None else (rewritten.variables, rewritten.owners)
+    held = [0] * workers
+    for variable in variables:
+        for worker in range(workers) if variable.name not in owners else [owners[variable.name]]:
+            held[worker] += variable.byte_size
+    return held
