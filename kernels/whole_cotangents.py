@@ -10,6 +10,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.errors import RewriteError
+from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.linearity import Grade, Linearity, find_linearity, is_bent
@@ -46,8 +47,10 @@ class WholeCotangents(Kernel):
         if context.is_alone or not item.gradients:
             return item
         item = replace(item, gradients=tuple(_before_cast(item, gradient) for gradient in item.gradients))
-        made = [t for gradient in item.gradients for t in gradient.tensors]
-        seen = find_linearity(item.wiring, [call.seed for call in item.gradient_calls], cut=made)
+        # Up to what runs once, and no less: the gradient of one weight may lead on to that of another, as in batch
+        # normalisation the shift's does.
+        seeds = [call.seed for call in item.gradient_calls]
+        seen = find_linearity(item.wiring, seeds, without=find_stages(item).once)
         bent = [g for g in item.gradients if seen.of(g.tensors[-1]) is Grade.BENT]
         if not bent:
             return item

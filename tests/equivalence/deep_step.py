@@ -10,7 +10,7 @@ import tensorflow as tf
 from autodist import AutoDist
 from autodist.runtime.timeline import TRACED_RUN
 
-LAYERS, WIDTH, BATCH = 8, 512, 512
+LAYERS, WIDTH, BATCH = 8, 512, 1024
 
 TRACES = 3
 """Of each worker, each of a step of its own."""
@@ -34,7 +34,7 @@ def main(cluster: str) -> None:
             for layer, gradient in zip(layers, tape.gradient(loss, layers), strict=True):
                 layer.assign_sub(0.1 * gradient)
 
-        traced = [ad.function(step) for _ in range(TRACES)]
+        traced = [ad.function(step, batch="global") for _ in range(TRACES)]
 
     batch = rng.normal(size=(BATCH, WIDTH)).astype("float32")
     for run in traced:

@@ -38,6 +38,7 @@ def batches():
         steps.plain, steps.clip_per_example, steps.clip_in_mean_and_sum, steps.clip_gradient_of_weights,
         steps.adversarial, steps.gradient_penalty, steps.virtual_adversarial, steps.in_two_calls,
         steps.through_a_mean, steps.two_groups, steps.looked_at, steps.by_vectorized_map,
+        steps.through_another_gradient,
     ],
     ids=lambda make: make.__name__,
 )  # fmt: skip

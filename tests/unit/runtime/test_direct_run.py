@@ -67,6 +67,11 @@ def test_operations_run_without_being_returned(session: Any) -> None:
     assert session.run(v) == 2
 
 
+def test_a_run_of_nothing_gives_nothing(session: Any) -> None:
+    given = _given(tf.float32, [])
+    assert _run(session, [], [given], 1.0) == []
+
+
 def test_a_value_of_another_shape_is_refused_also_after_one_that_fits(session: Any) -> None:
     given = _given(tf.float32, [None, 2])
     run = DirectRun(session, [tf.reduce_sum(given)], [], [given], tf.compat.v1.RunOptions())
