@@ -53,19 +53,16 @@ class Linearity:
         return self.of(name) in (Grade.LINEAR, Grade.BENT)
 
 
-def find_linearity(
-    wiring: Wiring, seeds: Collection[str], without: Collection[str] = (), cut: Collection[str] = ()
-) -> Linearity:
+def find_linearity(wiring: Wiring, seeds: Collection[str], without: Collection[str] = ()) -> Linearity:
     """Follows tensors through a graph.
 
     Args:
         wiring: of the graph.
         seeds: the tensors that are asked about.
         without: nodes that are not looked at.
-        cut: tensors that are not followed further.
     """
     walk = _Walk(Library(wiring.graph_def.library))
-    grades = walk.follow(wiring, {tensor(s): Grade.LINEAR for s in seeds}, frozenset(without), frozenset(cut))
+    grades = walk.follow(wiring, {tensor(s): Grade.LINEAR for s in seeds}, frozenset(without))
     return Linearity(grades, walk.bends, frozenset(walk.halves))
 
 
@@ -87,7 +84,6 @@ class _Walk:
         wiring: Wiring,
         given: Mapping[str, Grade],
         without: frozenset[str] = frozenset(),
-        cut: frozenset[str] = frozenset(),
         called: str | None = None,
     ) -> dict[str, Grade]:
         """The grades of all tensors of a graph.
@@ -96,20 +92,19 @@ class _Walk:
             wiring: of the graph.
             given: grades that are known.
             without: nodes that are not looked at.
-            cut: tensors that are not followed further.
             called: the node of the outermost graph that calls this one; None in that graph itself.
         """
         back = {f"{node.name}:0": Grade.ZERO for node in wiring.of_op(*_BACK)}
         self._quiet += bool(back)
         while True:
-            grades = self._pass(wiring, {**given, **back}, without, cut, called)
+            grades = self._pass(wiring, {**given, **back}, without, called)
             brought = {n: _either([back[n], self._brought(wiring, grades, n)]) for n in back}
             if brought == back:
                 break
             back = brought
         if back:
             self._quiet -= 1
-            grades = self._pass(wiring, {**given, **back}, without, cut, called)
+            grades = self._pass(wiring, {**given, **back}, without, called)
         return grades
 
     def _brought(self, wiring: Wiring, grades: Mapping[str, Grade], name: str) -> Grade:
@@ -121,7 +116,6 @@ class _Walk:
         wiring: Wiring,
         given: Mapping[str, Grade],
         without: frozenset[str],
-        cut: frozenset[str],
         called: str | None,
     ) -> dict[str, Grade]:
         grades: dict[str, Grade] = dict(given)
@@ -130,7 +124,7 @@ class _Walk:
                 continue
             node = wiring.nodes[name]
             inputs = [tensor(i) for i in node.input if not is_control(i)]
-            taken = [Grade.FREE if i in cut else grades.get(i, Grade.FREE) for i in inputs]
+            taken = [grades.get(i, Grade.FREE) for i in inputs]
             made = self._grades_of(node, taken, called or name)
             carried = tuple(i for i, grade in zip(inputs, taken, strict=True) if grade is Grade.LINEAR)
             if carried and Grade.BENT in made and Grade.BENT not in taken:

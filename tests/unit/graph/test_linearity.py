@@ -71,10 +71,6 @@ def test_what_only_has_its_shape_does_not_depend_on_it():
     assert graded(lambda s: tf.cast(tf.size(s * ROWS), tf.float32) + tf.reduce_sum(tf.ones_like(s * ROWS)))[1] == []
 
 
-def test_what_is_cut_is_not_followed():
-    assert graded(lambda s: tf.sqrt(tf.identity(s, "here")), cut=["here:0"]) == (Grade.FREE, [])
-
-
 def test_half_precision_is_seen_where_it_is_reached():
     with tf.Graph().as_default() as graph:
         seed = tf.raw_ops.PlaceholderWithDefault(input=tf.ones([]), shape=[], name="seed")

@@ -204,20 +204,6 @@ def by_vectorized_map() -> Step:
     return step
 
 
-def through_another_gradient() -> Step:
-    """The gradient of the shift is part of the way to that of the scale, as in batch normalisation."""
-    scale, shift = (tf.Variable(np.linspace(0.5, 1.0, 3), name=name) for name in ("scale", "shift"))
-
-    def step(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(tf.tanh(x * scale + (shift - 0.3 * scale)) - 1.0))
-        for variable, gradient in zip((scale, shift), tape.gradient(loss, (scale, shift)), strict=True):
-            variable.assign_sub(0.1 * gradient)
-        return loss
-
-    return step
-
-
 def plain() -> Step:
     return _trained(_mean_error)
 

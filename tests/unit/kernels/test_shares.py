@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,6 +17,7 @@ from autodist.graph.parts import JoinKind
 from autodist.kernels import Context, rewrite
 from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.replicate import Replicate
+from autodist.kernels.whole_cotangents import WholeCotangents
 from tests.unit.kernels import cotangent_steps as steps
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 
@@ -38,7 +40,6 @@ def batches():
         steps.plain, steps.clip_per_example, steps.clip_in_mean_and_sum, steps.clip_gradient_of_weights,
         steps.adversarial, steps.gradient_penalty, steps.virtual_adversarial, steps.in_two_calls,
         steps.through_a_mean, steps.two_groups, steps.looked_at, steps.by_vectorized_map,
-        steps.through_another_gradient,
     ],
     ids=lambda make: make.__name__,
 )  # fmt: skip
@@ -49,6 +50,24 @@ def test_what_looks_at_cotangents_trains_as_on_one_device(make, shape, is_global
         found = train(captured, plan(captured.item, *shape), batches())
     assert_same(found, one_device(captured, step, batches()), rtol=1e-9)
     assert "not known" not in caplog.text
+
+
+def test_gradients_that_lead_on_to_others_are_joined_as_they_are():
+    """In batch normalisation that of the shift is part of the way to that of the layer before it."""
+    layers = [keras.layers.Dense(4, dtype="float64"), keras.layers.BatchNormalization(dtype="float64")]
+    model = keras.Sequential([keras.Input((3,), dtype="float64"), *layers])
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, training=True) - 1.0))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return loss
+
+    item = capture(step, *batches()[0]).item
+    assert WholeCotangents().apply(item, Context(plan(item, 1, 2), 0)).gradients == item.gradients
 
 
 @every_shape
