@@ -218,20 +218,22 @@ class Joiner:
     def some_examples(self) -> str | None:
         """A tensor that is above 0 where any worker has examples; None where no other worker has a part in the step.
 
-        It travels with a sum or a mean over examples that is joined anyway, if there is one.
+        It travels with a sum or a mean over examples that is joined anyway; None, too, where there is none.
         """
         if self.parts.sizes is None or not self.joins or self.item.is_global:  # of a global batch all know it before
             return None
         by_examples = {self._weights[key][1] for key in self._weights if isinstance(key[0], Examples)}
         beside = next((j for j in self.joins if _takes_along(j) and j.weight in {None, *by_examples}), None)
-        dtype = beside.dtype if beside is not None else tf.float32
+        if (
+            beside is None
+        ):  # nothing is returned that would tell of it, and a message of its own costs more than the check
+            return None
+        dtype = beside.dtype
         with fragment(self.editor, SOME_EXAMPLES) as f:
             local = ordered_sum([self.parts.size(f, k, dtype) for k in range(self.count)])
-            weight = beside.weight if beside is not None else None
-            total = None if weight is None else f.input(weight, dtype, [])
+            total = None if beside.weight is None else f.input(beside.weight, dtype, [])
             result = tf.identity(local) if total is None else tf.math.divide_no_nan(local, total)
-        level = beside.level if beside is not None else 1
-        return self.noted(f, SOME_EXAMPLES, JoinKind.STATE, local, total, result, level)
+        return self.noted(f, SOME_EXAMPLES, JoinKind.STATE, local, total, result, beside.level)
 
     def require_even_parts(self) -> None:
         """Stops a step whose replicas have different numbers of examples."""

@@ -11,6 +11,9 @@ from tests.unit.kernels.in_one_process import Session, capture, plan
 from tests.unit.kernels.table_steps import WIDTH, table_step
 from tests.unit.kernels.traffic import bytes_sent
 
+BESIDE = 280
+"""Bytes of what else a worker sends: its part of the loss and its number of examples, each in 64 bytes or more."""
+
 ROWS = 10_000
 ROW = 8 * WIDTH
 TABLE = ROWS * ROW
@@ -41,7 +44,7 @@ def test_bytes_are_in_proportion_to_the_ids(owners, optimizer):
     few, many = (total(different_ids(n), owners, OPTIMIZERS[optimizer]) for n in (8, 80))
     assert many < TABLE / 10
     constant = many - 10 * few  # what does not depend on the ids: losses, learning rates, tokens
-    assert abs(constant) < 10 * 200
+    assert abs(constant) < 10 * BESIDE
 
 
 def test_a_worker_without_the_table_fetches_rows_and_sends_rows():
@@ -49,13 +52,13 @@ def test_a_worker_without_the_table_fetches_rows_and_sends_rows():
     found = total(different_ids(20), PLANS["by server"])
     asked = 20
     rows = asked * (ID + ROW + ID + ROW)
-    assert rows <= found < rows + 200
+    assert rows <= found < rows + BESIDE
 
 
 def test_each_worker_gets_the_rows_of_the_other_by_all_reduce():
     found = total(different_ids(20), PLANS["by all-reduce"])
     rows = 2 * 20 * (ID + ROW)
-    assert rows <= found < rows + 200
+    assert rows <= found < rows + BESIDE
 
 
 @pytest.mark.parametrize("owners", PLANS.values(), ids=PLANS)
@@ -104,4 +107,4 @@ def test_a_dense_variable_travels_whole():
     whole = 100 * 7 * 8
     largest = sorted(found.values(), reverse=True)[:2]  # the gradient goes, the value comes
     assert largest[1] == whole and whole <= largest[0] < whole + 100  # a bucket is padded
-    assert 2 * whole <= sum(found.values()) < 2 * whole + 200
+    assert 2 * whole <= sum(found.values()) < 2 * whole + 2 * BESIDE
