@@ -224,9 +224,7 @@ class Joiner:
             return None
         by_examples = {self._weights[key][1] for key in self._weights if isinstance(key[0], Examples)}
         beside = next((j for j in self.joins if _takes_along(j) and j.weight in {None, *by_examples}), None)
-        if (
-            beside is None
-        ):  # nothing is returned that would tell of it, and a message of its own costs more than the check
+        if beside is None:  # a message of its own would cost more than the check is worth
             return None
         dtype = beside.dtype
         with fragment(self.editor, SOME_EXAMPLES) as f:

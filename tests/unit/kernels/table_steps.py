@@ -18,7 +18,7 @@ Gather = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def table_step(
-    optimizer: keras.optimizers.Optimizer, gather: Gather = tf.gather, rows: int = ROWS
+    optimizer: keras.optimizers.Optimizer, gather: Gather = tf.gather, rows: int = ROWS, is_global: bool = False
 ) -> tuple[CapturedFunction, Callable[..., object]]:
     """A step of ids (int32, n × 2) that trains a table by an optimizer; captured, and as it is."""
     table = keras.Variable(np.random.default_rng(0).normal(size=(rows, WIDTH)), dtype="float64", name="table")
@@ -31,7 +31,7 @@ def table_step(
         optimizer.apply_gradients([(tape.gradient(loss, table.value), table)])
         return loss
 
-    return capture(step, np.zeros((4, 2), np.int32)), step
+    return capture(step, np.zeros((4, 2), np.int32), is_global=is_global), step
 
 
 def repeated_ids(count: int, size: int, rows: int = 6, seed: int = 0) -> list[tuple[np.ndarray]]:

@@ -11,9 +11,6 @@ from tests.unit.kernels.in_one_process import Session, capture, plan
 from tests.unit.kernels.table_steps import WIDTH, table_step
 from tests.unit.kernels.traffic import bytes_sent
 
-BESIDE = 280
-"""Bytes of what else a worker sends: its part of the loss and its number of examples, each in 64 bytes or more."""
-
 ROWS = 10_000
 ROW = 8 * WIDTH
 TABLE = ROWS * ROW
@@ -28,8 +25,8 @@ def different_ids(count):
     return np.random.default_rng(0).permutation(ROWS)[: 2 * count].reshape(count, 2).astype(np.int32)
 
 
-def sent(ids, owners, optimizer=OPTIMIZERS["sgd"], gather=tf.gather):
-    captured, _ = table_step(optimizer(), gather, ROWS)
+def sent(ids, owners, optimizer=OPTIMIZERS["sgd"], gather=tf.gather, is_global=True):
+    captured, _ = table_step(optimizer(), gather, ROWS, is_global)
     session = Session(captured, plan(captured.item, 2, 1, owners))
     return bytes_sent(session, (ids,))
 
@@ -44,7 +41,16 @@ def test_bytes_are_in_proportion_to_the_ids(owners, optimizer):
     few, many = (total(different_ids(n), owners, OPTIMIZERS[optimizer]) for n in (8, 80))
     assert many < TABLE / 10
     constant = many - 10 * few  # what does not depend on the ids: losses, learning rates, tokens
-    assert abs(constant) < 10 * BESIDE
+    assert abs(constant) < 10 * 200
+
+
+@pytest.mark.parametrize("owners", PLANS.values(), ids=PLANS)
+def test_how_many_examples_each_fed_costs_no_message_of_its_own(owners):
+    """Of a global batch all workers know it; what each feeds by itself is counted beside the loss."""
+    known = sent(different_ids(8), owners)
+    counted = sent(different_ids(8), owners, is_global=False)
+    assert len(counted) == len(known)
+    assert all(after - before <= 64 for before, after in zip(sorted(known.values()), sorted(counted.values())))
 
 
 def test_a_worker_without_the_table_fetches_rows_and_sends_rows():
@@ -52,13 +58,13 @@ def test_a_worker_without_the_table_fetches_rows_and_sends_rows():
     found = total(different_ids(20), PLANS["by server"])
     asked = 20
     rows = asked * (ID + ROW + ID + ROW)
-    assert rows <= found < rows + BESIDE
+    assert rows <= found < rows + 200
 
 
 def test_each_worker_gets_the_rows_of_the_other_by_all_reduce():
     found = total(different_ids(20), PLANS["by all-reduce"])
     rows = 2 * 20 * (ID + ROW)
-    assert rows <= found < rows + BESIDE
+    assert rows <= found < rows + 200
 
 
 @pytest.mark.parametrize("owners", PLANS.values(), ids=PLANS)
@@ -102,9 +108,9 @@ def test_a_dense_variable_travels_whole():
         kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
         return loss
 
-    captured = capture(step, np.zeros((4, 100)))
+    captured = capture(step, np.zeros((4, 100)), is_global=True)
     found = bytes_sent(Session(captured, plan(captured.item, 2, 1, {"kernel": 1})), (np.ones((4, 100)),))
     whole = 100 * 7 * 8
     largest = sorted(found.values(), reverse=True)[:2]  # the gradient goes, the value comes
     assert largest[1] == whole and whole <= largest[0] < whole + 100  # a bucket is padded
-    assert 2 * whole <= sum(found.values()) < 2 * whole + 2 * BESIDE
+    assert 2 * whole <= sum(found.values()) < 2 * whole + 200
