@@ -10,6 +10,8 @@ What goes and what comes in its place:
     with ad.scope():                         if True:
     with graph.as_default(), ad.scope():     with graph.as_default():
     @ad.function                             @tf.function
+    @ad.function(batch="global")             @tf.function
+    ad.function(step, batch_axis={"x": 1})   tf.function(step)
     ad.create_distributed_session()          tf.compat.v1.Session()
     ad.is_chief                              True
     ad.worker_index                          0
@@ -41,6 +43,8 @@ VALUES = {
 CALLS = {"create_distributed_session": "tf.compat.v1.Session()"}
 FIRST_ARGUMENT = {"reduce", "distribute_dataset"}
 DROPPED = {"pull"}
+OF_MANY_DEVICES = {"batch", "batch_axis"}
+"""What `ad.function` takes beside what `tf.function` takes."""
 
 
 class LeftOverError(ValueError):
@@ -78,10 +82,10 @@ class Source:
         for line in self.data.splitlines(keepends=True):
             self._line_starts.append(self._line_starts[-1] + len(line))
 
-    def start(self, node: ast.expr | ast.stmt) -> int:
+    def start(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
         return self._line_starts[node.lineno - 1] + node.col_offset
 
-    def stop(self, node: ast.expr | ast.stmt) -> int:
+    def stop(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
         assert node.end_lineno is not None and node.end_col_offset is not None, "parsed nodes have an end"
         return self._line_starts[node.end_lineno - 1] + node.end_col_offset
 
@@ -123,10 +127,12 @@ class AutoDistLines(ast.NodeVisitor):
             self.edits.append(self.source.nothing(node))
 
     def visit_Assign(self, node: ast.Assign) -> None:
-        if _makes_autodist(node.value):
-            self.edits.append(self.source.nothing(node))
-        else:
+        if not _makes_autodist(node.value):
             self.generic_visit(node)
+        elif all(isinstance(target, ast.Name) for target in node.targets):
+            self.edits.append(self.source.nothing(node))
+        else:  # an attribute, say, whose uses are not known as AutoDist's
+            raise LeftOverError(node.lineno, ast.unparse(node))
 
     def visit_With(self, node: ast.With) -> None:
         scopes = [item for item in node.items if self._method(item.context_expr) == "scope"]
@@ -152,6 +158,8 @@ class AutoDistLines(ast.NodeVisitor):
             self._replace(node, CALLS[method].encode())
         elif method in FIRST_ARGUMENT and node.args:
             self._keep_only(node.args[0], node)
+        elif method == "function":
+            self._plain_function(node)
         else:
             self.generic_visit(node)
 
@@ -177,6 +185,25 @@ class AutoDistLines(ast.NodeVisitor):
         self.edits.append(Edit(self.source.start(call), self.source.start(argument), left))
         self.edits.append(Edit(self.source.stop(argument), self.source.stop(call), right))
         self.visit(argument)
+
+    def _plain_function(self, call: ast.Call) -> None:
+        """`tf.function` with what both take; without parentheses, where nothing is left in them."""
+        given: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+        goes = [isinstance(one, ast.keyword) and one.arg in OF_MANY_DEVICES for one in given]
+        if all(goes):
+            self._replace(call, VALUES["function"].encode())
+            return
+        first_kept = goes.index(False)
+        for at, one in enumerate(given):
+            if not goes[at]:
+                if isinstance(one, ast.keyword) and one.arg == "step":
+                    self.edits.append(Edit(self.source.start(one), self.source.start(one.value), b"func="))
+                self.visit(one)
+            elif at < first_kept:
+                self.edits.append(Edit(self.source.start(one), self.source.start(given[at + 1])))
+            else:
+                self.edits.append(Edit(self.source.stop(given[at - 1]), self.source.stop(one)))
+        self.visit(call.func)
 
     def _without_scope(self, items: list[ast.withitem]) -> Edit:
         """The scope, and one comma beside it, out of a `with` of several items."""

@@ -78,6 +78,22 @@ def test_contexts_of_others_are_left() -> None:
     [
         ("@ad.function\ndef f(): ...\n", "@tf.function\ndef f(): ...\n"),
         ("f = ad.function(f)\n", "f = tf.function(f)\n"),
+        ('@ad.function(batch="global")\ndef f(): ...\n', "@tf.function\ndef f(): ...\n"),
+        ("@ad.function()\ndef f(): ...\n", "@tf.function\ndef f(): ...\n"),
+        (
+            "@ad.function(batch='global', jit_compile=True)\ndef f(): ...\n",
+            "@tf.function(jit_compile=True)\ndef f(): ...\n",
+        ),
+        (
+            "@ad.function(\n    jit_compile=ad.is_chief,  # here\n    batch='global',\n)\ndef f(): ...\n",
+            "@tf.function(\n    jit_compile=True,\n)\ndef f(): ...\n",
+        ),
+        ("f = ad.function(g, batch='global', batch_axis={'x': n(1)})\n", "f = tf.function(g)\n"),
+        (
+            "f = ad.function(batch_axis={}, step=g, batch='global', jit_compile=b)\n",
+            "f = tf.function(func=g, jit_compile=b)\n",
+        ),
+        ("f = ad.function(batch='global')(f)\n", "f = tf.function(f)\n"),
         ("sess = ad.create_distributed_session()\n", "sess = tf.compat.v1.Session()\n"),
         ("if ad.is_chief: pass\n", "if True: pass\n"),
         ("part = x[ad.worker_index :: ad.num_workers]\n", "part = x[0 :: 1]\n"),
@@ -114,6 +130,7 @@ def test_the_object_may_have_another_name_and_be_used_above() -> None:
         "train(ad)\n",
         "with ad.scope() as scope:\n    pass\n",
         "other = [AutoDist()]\n",
+        "self.ad = AutoDist()\n",
         "import autodist, os\n",
         "x = ad.reduce(ad.strategy, 'mean')\n",
     ],
