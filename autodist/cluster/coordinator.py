@@ -33,6 +33,9 @@ _TELLS_AFTER = 5.0
 # Endings that one cause has come in within the first; a cut link may show later than what it causes, as an echo.
 _COLLECT, _COLLECT_ECHOES = 1.0, 3.0
 
+# Seconds in which an output has to take something, where others wait for it; a terminal may be halted.
+_SHOWN_LIMIT = 5.0
+
 # In seconds, beyond what a script has to end by itself.
 _STOP_LIMIT = 3.0
 
@@ -287,7 +290,10 @@ class Coordinator:
             if not self._endings or self._phase is _Phase.RELEASED:
                 return
             self._collect()
-            self._cause = choose_cause(self._endings).error()
+            cause = choose_cause(self._endings).error()
+        self._output.drain(_SHOWN_LIMIT)  # the cause is told below what the worker has printed
+        with self._changed:
+            self._cause = cause
             self._changed.notify_all()
         self._tell_all(Stop())
         self._on_failure(self._cause)
@@ -318,7 +324,7 @@ class Coordinator:
             )  # fmt: skip
             self._stop_all()
         else:
-            self._close()
+            self._close(shown_limit=self._spec.end_timeout)
         if self._endings:
             raise choose_cause(self._endings).error()
 
@@ -351,8 +357,8 @@ class Coordinator:
         self._tell_all(Stop())
         self._close()
 
-    def _close(self) -> None:
-        """Waits until all agents have ended, for some seconds, and ends what is left on this machine."""
+    def _close(self, shown_limit: float = _SHOWN_LIMIT) -> None:
+        """Waits until all agents have ended, for some seconds, ends what is left on this machine, and shows all."""
         stopwatch, limit = Stopwatch(), self._spec.stop_timeout + _STOP_LIMIT
         for link in self._links:
             while not link.wait(LOOK_INTERVAL) and stopwatch.read() < limit:
@@ -360,3 +366,4 @@ class Coordinator:
             link.close()
         if self._held is not None:
             self._held.release()
+        self._output.drain(shown_limit)

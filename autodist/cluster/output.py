@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import io
 import logging
 import os
@@ -14,30 +16,61 @@ from rich.file_proxy import FileProxy
 
 _log = logging.getLogger("autodist.cluster")
 
+MOST_WAITING = 100_000
+"""Lines that wait for an output that takes none, a terminal that was halted, say; what comes then is lost."""
+
 
 class Output:
     """Writes whole lines, each with the name of its worker before it.
 
     A line goes to the file descriptor in one piece, past Python's buffer: a line that the chief's script is in the
-    middle of printing stays in that buffer and is not torn.
+    middle of printing stays in that buffer and is not torn. A thread of its own writes, so that what else workers say
+    is heard while nobody reads what they print.
 
     Attributes:
-        lines: how many were written so far.
+        lines: how many came so far.
     """
 
     def __init__(self) -> None:
-        self._writing = threading.Lock()
+        self._changed = threading.Condition()
+        self._waiting: collections.deque[tuple[str, str]] = collections.deque()
+        self._writer: threading.Thread | None = None
         self._lost: set[str] = set()
+        self._written = self._left_out = 0
         self.lines = 0
 
     def line(self, stream: str, name: str, text: str) -> None:
-        """Writes one line to "stdout" or "stderr"; what cannot be written is lost, which is said once a stream.
+        """Has one line written to "stdout" or "stderr"; what cannot be written is lost, which is said once a stream.
 
         The run goes on, as the chief's script does, until it prints something itself.
         """
-        whole = f"[{name}] {text}\n"
-        with self._writing:
+        with self._changed:
             self.lines += 1
+            if len(self._waiting) >= MOST_WAITING:
+                self._left_out += 1
+                return
+            self._waiting.append((stream, f"[{name}] {text}\n"))
+            if self._writer is None:
+                self._writer = threading.Thread(target=self._write_all, name="autodist-output", daemon=True)
+                self._writer.start()
+            self._changed.notify_all()
+
+    def drain(self, limit: float) -> bool:
+        """Waits until all is written that came, or none has been for `limit` seconds; says whether it is."""
+        with self._changed:
+            while self._waiting:
+                if not self._changed.wait_for(functools.partial(self._is_beyond, self._written), limit):
+                    return False
+            return True
+
+    def _is_beyond(self, written: int) -> bool:
+        return self._written > written
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting)
+                stream, whole = self._waiting[0]
             try:
                 _write(getattr(sys, stream), whole)
             except (OSError, ValueError) as error:  # ValueError: the stream was closed
@@ -46,6 +79,14 @@ class Output:
                     _log.warning(
                         "the chief's %s takes no more (%s): lines of the other workers are lost", stream, error
                     )
+            with self._changed:
+                self._waiting.popleft()
+                self._written += 1
+                left_out = 0 if self._waiting else self._left_out
+                self._left_out -= left_out
+                self._changed.notify_all()
+            if left_out:
+                _log.warning("%d lines of other workers were left out here: nobody took what came before", left_out)
 
 
 def _write(target: TextIO | None, text: str) -> None:
