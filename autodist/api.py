@@ -20,7 +20,7 @@ from autodist.capture.keras_models import KerasModels
 from autodist.capture.local_training import put_back
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError, ResourceSpecError
-from autodist.function_step import DistributedFunction
+from autodist.function_step import DistributedFunction, Tracing
 from autodist.messages import log_to_the_terminal
 from autodist.quiet import quiet_tensorflow
 from autodist.resources import ResourceSpec
@@ -67,7 +67,7 @@ class AutoDist:
         keras_steps_are_global = self._run.spec.batch != "per_worker"
         self._keras = KerasModels(
             lambda step, jit_compile: DistributedFunction(
-                step, self._run, is_global=keras_steps_are_global, jit_compile=jit_compile
+                step, self._run, is_global=keras_steps_are_global, tracing=Tracing(jit_compile)
             ),
             Fits(self.is_chief, self._run.share) if self._run.workers > 1 else None,
         )
@@ -151,8 +151,11 @@ class AutoDist:
         batch_axis: Mapping[str, int | None] | None = None,
         batch: str | None = None,
         jit_compile: bool | None = None,
+        input_signature: Any = None,
+        reduce_retracing: bool = False,
+        autograph: bool = True,
     ) -> Any:
-        """Decorator of a training step, in place of `tf.function`.
+        """Decorator of a training step, or of a method that is one, in place of `tf.function`.
 
         Args:
             step: the step; it computes gradients and applies them.
@@ -162,13 +165,19 @@ class AutoDist:
                 same batch, of which each keeps its share.
             jit_compile: whether XLA compiles the step, as for `tf.function`; what it cannot compile runs without it and
                 is named in the log.
+            input_signature: as for `tf.function`: shapes and dtypes of all arguments, for which it is traced once.
+            reduce_retracing: likewise: whether shapes that differ, along other axes than the batch's, are traced once
+                more as one.
+            autograph: likewise: whether Python's control flow is converted.
         """
         if batch not in (None, "per_worker", "global"):
             raise ValueError(f"batch is {batch!r}; it may be 'global' or 'per_worker'.")
         is_global = (batch or self._run.spec.batch) == "global"
 
+        tracing = Tracing(bool(jit_compile), input_signature, reduce_retracing, autograph)
+
         def decorate(function: Callable[..., Any]) -> DistributedFunction:
-            return DistributedFunction(function, self._run, batch_axis, is_global, jit_compile=bool(jit_compile))
+            return DistributedFunction(function, self._run, batch_axis, is_global, tracing)
 
         return decorate if step is None else decorate(step)
 

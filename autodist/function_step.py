@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,16 +12,21 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.autograph.impl.api import autograph_artifact  # what AutoGraph calls as it is
+from tensorflow.python.eager.polymorphic_function import function_type_utils  # by which tf.function takes arguments
 
 from autodist.batch_axis import axis_within, require_axis, require_mapping
+from autodist.bound_functions import BoundFunction, BoundFunctions
 from autodist.capture.batch_length import Dealt, require_any_length
 from autodist.capture.function import CapturedFunction, capture_function
+from autodist.capture.nested_step import call_in_function
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
 from autodist.running_step import RunningStep, prepare
 from autodist.runtime.batches import count_examples, require_examples, share_of, take, with_a_row
 from autodist.runtime.first_batches import Meant
+from autodist.traces import TracedFor, Traces, constant_key
 
 _PLAIN = (bool, int, float, str, bytes)
 _COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
@@ -29,6 +35,9 @@ _DENSE = {
     "RaggedTensor": "its to_tensor",
     "IndexedSlices": "tf.convert_to_tensor",
 }
+
+Constants = Sequence[tuple[str, Any]]
+"""By parameter, the leaves of the arguments; None in the place of arrays."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +48,45 @@ class Leaf:
         parameter: name of the parameter that it came in.
         value: the array.
         axis: along which it is split; None: every replica gets the whole.
+        declared: its shape and dtype, as the script says; None: those of the value.
     """
 
     parameter: str
     value: Any
     axis: int | None
+    declared: tf.TensorSpec | None = None
 
     @property
     def spec(self) -> tf.TensorSpec:
         """Its shape, open along the batch axis, and its dtype."""
-        shape = [None if a == self.axis else n for a, n in enumerate(np.shape(self.value))]
-        return tf.TensorSpec(shape, self.value.dtype)
+        shape: Sequence[int | None] = np.shape(self.value)
+        if self.declared is not None:
+            known = self.declared.shape
+            shape = [None] * len(shape) if known.rank is None else known.as_list()
+        return tf.TensorSpec([None if a == self.axis else n for a, n in enumerate(shape)], self.value.dtype)
+
+
+@dataclass(frozen=True)
+class Tracing:
+    """How a step is traced; as for `tf.function`.
+
+    Attributes:
+        jit_compile: whether XLA is to compile the step.
+        input_signature: shapes and dtypes of all arguments, for which it is traced once; None: those that come.
+        reduce_retracing: whether shapes that differ are traced once more as one.
+        autograph: whether Python's control flow is converted.
+    """
+
+    jit_compile: bool = False
+    input_signature: Any = None
+    reduce_retracing: bool = False
+    autograph: bool = True
+
+    def plain(self, function: Callable[..., Any]) -> Any:
+        """The `tf.function` that is traced so."""
+        return tf.function(
+            function, self.input_signature, self.autograph, self.jit_compile or None, self.reduce_retracing
+        )
 
 
 @dataclass(frozen=True)
@@ -58,13 +95,14 @@ class _Traced:
     running: RunningStep
 
 
+@autograph_artifact
 class DistributedFunction:
     """A captured step; calling it runs the step on this worker's replicas and combines with the other workers.
 
     Arrays and tensors of rank 1 and more are split over the local replicas along their first axis; scalars go whole to
     every replica; sparse and ragged tensors are taken where `batch_axis` says that every replica gets the whole; all
     else is part of the step, as for `tf.function`. On a worker without replicas what is passed is not used, and what
-    its replicas would return is nothing: no rows.
+    its replicas would return is nothing: no rows. Called while a step is captured, it is part of that step.
 
     Args:
         function: the step.
@@ -73,7 +111,7 @@ class DistributedFunction:
             replica gets the whole.
         is_global: whether every worker passes the same global batch, of which each keeps its share; otherwise what is
             passed is this worker's own part.
-        jit_compile: whether XLA is to compile the step.
+        tracing: how it is traced.
     """
 
     def __init__(
@@ -82,16 +120,19 @@ class DistributedFunction:
         run: Run,
         batch_axis: Mapping[str, int | None] | None = None,
         is_global: bool = False,
-        jit_compile: bool = False,
+        tracing: Tracing = Tracing(),
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._run = function, run
         self._name = getattr(function, "__name__", type(function).__name__)
         named = require_mapping(batch_axis, "parameters")
         self._is_global = is_global
-        self._jit_compile = jit_compile
-        self._traced: dict[Any, _Traced] = {}
+        self._tracing, self._plain = tracing, tracing.plain(function)
+        self._traced: Traces[_Traced] = Traces(tracing.reduce_retracing)
         self._signature = inspect.signature(function)
+        self._of_instances = BoundFunctions(
+            lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing)
+        )
         unknown = set(named) - set(self._signature.parameters)
         if unknown:
             raise CaptureError(
@@ -100,10 +141,24 @@ class DistributedFunction:
             )
         self._batch_axis = {name: require_axis(axis, f"{name} of {self._name}") for name, axis in named.items()}
 
+    @functools.cached_property
+    def _declared(self) -> Mapping[str, Any] | None:
+        """The signature by parameter; of a method, whose first one it does not name, asked for of bound ones alone."""
+        signature = self._tracing.input_signature
+        return None if signature is None else self._signature.bind(*signature).arguments
+
     @property
     def traces(self) -> int:
         """How many of its calls had to trace it so far."""
         return len(self._traced)
+
+    def __get__(
+        self, instance: object, owner: type | None = None
+    ) -> DistributedFunction | BoundFunction[DistributedFunction]:
+        """The step of an instance, where the function is a method."""
+        if instance is None or not hasattr(type(self._function), "__get__"):
+            return self
+        return self._of_instances.of(self._function, instance, owner)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Runs one step.
@@ -113,32 +168,60 @@ class DistributedFunction:
 
         Raises:
             CaptureError: the step cannot be captured, or does not take the part of the batch that a replica gets, or
-                an argument cannot be split.
+                an argument cannot be split, or it trains within a `tf.function`.
+            TypeError: TensorFlow's: arguments do not fit the signature.
             UnevenBatchError: arguments disagree in their number of examples, or no worker has any.
             WorkerFailedError: another worker ended badly.
             ClusterError: this worker failed in an earlier step.
         """
-        arguments = dict(self._signature.bind(*args, **kwargs).arguments)
+        if tf.inside_function():
+            return call_in_function(self._plain, self._name, args, kwargs)
+        arguments = self._bound(args, kwargs)
         flat = [(p, v) for p, value in arguments.items() for v in self._flatten(p, value)]
-        leaves = [Leaf(p, v, self._axis(p, v)) for p, v in flat if _is_array(v)]
-        constants = tuple((p, None if _is_array(v) else _constant(v)) for p, v in flat)
-        key = (constants, tuple((str(leaf.spec), leaf.axis) for leaf in leaves))
+        leaves = self._leaves(flat)
+        constants = tuple((p, None if _is_array(v) else constant_key(v)) for p, v in flat)
+        asked = TracedFor(constants, tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves))
         with self._run.missed_step.noted(but=EmptyBatchError):
-            if key in self._traced:
-                results = self._run_step(self._traced[key], leaves)
+            traced = self._traced.get(asked)
+            if traced is not None:
+                results = self._run_step(traced, leaves)
             else:
-                results = self._first_call(key, arguments, leaves)
+                results = self._first_call(asked, arguments, leaves, constants)
         self._run.first_batches.look()
         return results
 
-    def _first_call(self, key: Any, arguments: Mapping[str, Any], leaves: Sequence[Leaf]) -> Any:
+    def _first_call(
+        self, asked: TracedFor, arguments: Mapping[str, Any], leaves: Sequence[Leaf], constants: Constants
+    ) -> Any:
         with quiet_tensorflow():
-            self._traced[key] = self._trace(arguments, leaves)
-            self._tell_first_batch(self._traced[key], leaves, key[0])
+            made_for = self._traced.to_be_made(asked)
+            traced = self._trace(arguments, leaves, made_for.specs)
+            self._traced.add(made_for, traced)
+            self._tell_first_batch(traced, leaves, constants)
             with self._run.start_up.doing("making the first step"):
-                results = self._run_step(self._traced[key], leaves)
+                results = self._run_step(traced, leaves)
         self._run.start_up.ends()
         return results
+
+    def _bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
+        """The arguments by parameter; as the signature has them, where there is one."""
+        if self._declared is None:
+            return dict(self._signature.bind(*args, **kwargs).arguments)
+        plain = self._plain
+        bound = function_type_utils.bind_function_inputs(args, kwargs, plain.function_type, plain._default_values)
+        return dict(bound.arguments)
+
+    def _leaves(self, flat: Sequence[tuple[str, Any]]) -> list[Leaf]:
+        """The arrays among what is passed."""
+        declared: Iterable[tf.TensorSpec | None] = itertools.repeat(None)
+        if self._declared is not None:
+            declared = (
+                spec
+                for p, nest in self._declared.items()
+                for spec in tf.nest.flatten(nest, expand_composites=self._is_whole(p))
+            )
+        paired = zip(flat, declared, strict=False)
+        return [Leaf(p, v, self._axis(p, v), spec) for (p, v), spec in paired if _is_array(v)]
 
     def _flatten(self, parameter: str, value: Any) -> list[Any]:
         """The leaves of an argument; of a sparse or ragged tensor that every replica gets whole, what it is made of.
@@ -168,7 +251,7 @@ class DistributedFunction:
             return None if axis is None else axis_within(axis, np.ndim(value), f"{parameter} of {self._name}")
         return 0 if np.ndim(value) else None
 
-    def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf]) -> _Traced:
+    def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf], specs: tuple[tf.TensorSpec, ...]) -> _Traced:
         def step(*tensors: tf.Tensor) -> Any:
             remaining = iter(tensors)
             bound = self._signature.bind_partial()
@@ -179,10 +262,12 @@ class DistributedFunction:
             return self._function(*bound.args, **bound.kwargs)
 
         axes = [leaf.axis for leaf in leaves]
-        specs = tuple(leaf.spec for leaf in leaves)
         name = self._name
         with _explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
-            captured = capture_function(step, specs, axes, jit_compile=self._jit_compile, may_evaluate=True)
+            captured = capture_function(
+                step, specs, axes,
+                jit_compile=self._tracing.jit_compile, may_evaluate=True, autograph=self._tracing.autograph,
+            )  # fmt: skip
         self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.item.variables))
         captured = replace(captured, item=replace(captured.item, is_global=self._is_global))
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
@@ -192,7 +277,7 @@ class DistributedFunction:
         shapes = {name: np.shape(value) for name, value in zip(captured.inputs, own, strict=True)}
         return _Traced(captured, prepare(self._run, captured.item, sources, shapes))
 
-    def _tell_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Iterable[tuple[str, Any]]) -> None:
+    def _tell_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:
         """Lets the chief see whether the workers feed a training step what is meant."""
         if not traced.captured.item.gradients:
             return
@@ -253,12 +338,3 @@ def _is_array(value: Any) -> bool:
 
 def _numpy(value: Any) -> Any:
     return value.numpy() if isinstance(value, tf.Tensor) else value
-
-
-def _constant(value: Any) -> Any:
-    """What stands for a Python value in the key of a trace."""
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return value

@@ -56,6 +56,7 @@ def capture_function(
     needs_gradients: bool = True,
     jit_compile: bool = False,
     may_evaluate: bool = False,
+    autograph: bool = True,
 ) -> CapturedFunction:
     """Traces `function(*arguments)`.
 
@@ -66,25 +67,25 @@ def capture_function(
         needs_gradients: whether a step without gradients is an error.
         jit_compile: whether the script asks XLA to compile the step, so that loops are built as XLA wants them.
         may_evaluate: whether a step passes that makes no gradient and writes no trainable variable, either.
+        autograph: whether Python's control flow is converted, as for `tf.function`.
 
     Raises:
         CaptureError: no gradient of a variable is made in the step, or it is made in a loop; or the step uses something
             that lives outside of it and cannot be brought along.
     """
     demands = Demands(needs_gradients, may_evaluate)
-    captured, notes = _capture(function, arguments, tuple(batch_axes), demands, jit_compile)
+    trace = functools.partial(_trace, function, arguments, jit_compile, autograph)
+    captured, notes = _capture(trace, tuple(batch_axes), demands, jit_compile)
     warn_of_variables_without_gradient(captured.item, notes)
     return captured
 
 
 def _capture(
-    function: Callable[..., Any],
-    arguments: Any,
+    trace: Callable[[], tuple[Any, GradientNotes]],
     batch_axes: Sequence[int | None],
     demands: Demands,
     jit_compile: bool,
 ) -> tuple[CapturedFunction, GraphNotes]:
-    trace = functools.partial(_trace, function, arguments, jit_compile)
     with fusing_batch_norms() as norms, noting_overwrites() as overwritten:
         concrete, noted = trace()
     if norms.are_differentiated_twice:
@@ -122,7 +123,9 @@ def _without_graph(leaf: Any) -> Any:
     return tf.TensorSpec(leaf.shape, leaf.dtype) if isinstance(leaf, tf.Tensor) else leaf
 
 
-def _trace(function: Callable[..., Any], arguments: Any, jit_compile: bool) -> tuple[Any, GradientNotes]:
+def _trace(
+    function: Callable[..., Any], arguments: Any, jit_compile: bool, autograph: bool
+) -> tuple[Any, GradientNotes]:
     """The concrete function, and the gradients that were made in it."""
     with (
         noting_gradients() as noted,
@@ -131,7 +134,7 @@ def _trace(function: Callable[..., Any], arguments: Any, jit_compile: bool) -> t
         distributing(),
         OptionalXlaContext(jit_compile),
     ):
-        return tf.function(function).get_concrete_function(*arguments), noted
+        return tf.function(function, autograph=autograph).get_concrete_function(*arguments), noted
 
 
 def _noted_tensors(call: NotedCall) -> list[str]:

@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager.polymorphic_function import function_type_utils  # by which tf.function takes arguments
 
 from autodist.graph.jit_scope import JIT_SCOPE
 
@@ -28,6 +29,9 @@ def inlining_functions() -> Iterator[None]:
         body = self.python_function
         if getattr(self, "_autograph", True):
             body = tf.__internal__.autograph.tf_convert(body, status)
+        if self.input_signature is not None:  # by which numbers become tensors
+            bound = function_type_utils.bind_function_inputs(args, kwargs, self.function_type, self._default_values)
+            args, kwargs = bound.args, bound.kwargs
         with tf.name_scope(JIT_SCOPE) if getattr(self, "_jit_compile", None) else nullcontext():
             return body(*args, **kwargs)
 

@@ -156,6 +156,11 @@ def distributing() -> Iterator[None]:
         _is_distributing.reset(token)
 
 
+def is_distributing() -> bool:
+    """Whether a step that is distributed is being captured."""
+    return _is_distributing.get()
+
+
 # -- the step and its line -------------------------------------------------------------------------------------------
 
 
