@@ -36,7 +36,14 @@ from autodist.runtime.batches import require_examples, with_a_row
 from autodist.runtime.program import Program, RunMetadata, RunOptions
 from autodist.session_batches import SessionBatches
 from autodist.session_feeds import SessionFeeds, examples_of
-from autodist.session_requests import FEED_DENSE, check_options, require_dense
+from autodist.session_requests import (
+    ABSENT,
+    FEED_DENSE,
+    check_options,
+    expanded,
+    refuse_partial_runs,
+    require_dense,
+)
 
 log = logging.getLogger("autodist")
 
@@ -116,6 +123,11 @@ class DistributedSession(SessionInterface):
         return self._captured.graph
 
     @property
+    def graph_def(self) -> tf.compat.v1.GraphDef:
+        """That graph as a protocol buffer, as the script has built it."""
+        return self.graph.as_graph_def()
+
+    @property
     def sess_str(self) -> str:
         """The server that it runs on; empty where this worker is alone."""
         return str(self._run.host.session.sess_str)
@@ -151,7 +163,8 @@ class DistributedSession(SessionInterface):
         if self.graph.version != self._version:
             self._captured.require_same_training(self._notes.calls)
             self._version = self.graph.version
-        elements = [self._element(f) for f in tf.nest.flatten(fetches)]
+        structure = expanded(fetches)
+        elements = [self._element(f) for f in tf.nest.flatten(structure) if f is not ABSENT]
         feeds = {self._tensor(key): value for key, value in (feed_dict or {}).items()}
         arrays = {t: np.asarray(value, t.dtype.as_numpy_dtype) for t, value in feeds.items()}
         key = (tuple(e.name for e in elements), tuple(t.name for t in arrays))
@@ -171,8 +184,39 @@ class DistributedSession(SessionInterface):
         self._run.first_batches.look()
         if is_new and not (fetched.sets or fetched.looks):
             self._run.start_up.ends()
-        results = [_value_of(e, own, values) for e in elements]
-        return tf.nest.pack_sequence_as(fetches, results) if tf.nest.is_nested(fetches) else results[0]
+        results = iter([_value_of(e, own, values) for e in elements])
+        return tf.nest.map_structure(lambda f: None if f is ABSENT else next(results), structure)
+
+    def make_callable(
+        self, fetches: Any, feed_list: Sequence[Any] | None = None, accept_options: bool = False
+    ) -> Callable[..., Any]:
+        """What runs `fetches`, given a value for each of `feed_list`, as `tf.compat.v1.Session.make_callable` does.
+
+        Args:
+            fetches: as for `run`.
+            feed_list: what is fed, in the order of the values.
+            accept_options: whether it takes `options` and `run_metadata` too.
+
+        Raises:
+            TypeError, CaptureError: `fetches` or `feed_list` cannot be run or fed.
+        """
+        if not isinstance(feed_list, list | tuple | None):
+            raise TypeError(f"feed_list is {feed_list!r}; it must be a list or a tuple.")
+        for fetch in tf.nest.flatten(expanded(fetches)):
+            if fetch is not ABSENT:
+                self._element(fetch)
+        keys = [self._tensor(key) for key in feed_list or ()]
+
+        def call(*values: Any, **told: Any) -> Any:
+            if len(values) != len(keys):
+                raise TypeError(f"{len(keys)} values are fed in each run, and {len(values)} were given.")
+            if told and not accept_options:
+                raise TypeError(f"{', '.join(told)}: make_callable(accept_options=True) makes what takes it.")
+            return self.run(fetches, dict(zip(keys, values, strict=True)), **told)
+
+        return call
+
+    partial_run_setup = partial_run = refuse_partial_runs
 
     def _tell_first_batch(self, arrays: Mapping[tf.Tensor, np.ndarray], axes: Sequence[int | None]) -> None:
         """Lets the chief see, with the first run that trains, whether the workers feed what is meant."""

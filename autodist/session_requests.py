@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
+from tensorflow.python.framework.indexed_slices import IndexedSlicesValue  # what TensorFlow gives for one
 
 from autodist.errors import CaptureError
 from autodist.runtime.program import RunMetadata, RunOptions
@@ -13,6 +14,9 @@ FEED_DENSE = (
     "Feed a dense placeholder and make it sparse in the graph (tf.sparse.from_dense), or feed strings, one row an "
     "example (tf.io.serialize_many_sparse), and read them with tf.io.deserialize_many_sparse."
 )
+
+ABSENT = object()
+"""Stands among what is fetched for what a sparse gradient may leave out."""
 
 
 def require_dense(value: Any, done: str, mend: str) -> None:
@@ -26,6 +30,35 @@ def require_dense(value: Any, done: str, mend: str) -> None:
             f"{value.values.name} belongs to a {type(value).__name__}, which cannot be {done}: its arrays have a row "
             f"for each entry and not for each example, so replicas' parts of them say nothing of their examples. {mend}"
         )
+
+
+def expanded(fetches: Any) -> Any:
+    """What is fetched, sparse gradients by their tensors; what they come back as is TensorFlow's `IndexedSlicesValue`.
+
+    Returns:
+        The structure of `fetches`; ABSENT where a sparse gradient does not say of what shape it is a part.
+    """
+
+    def tensors_of(fetch: Any) -> Any:
+        if not isinstance(fetch, tf.IndexedSlices):
+            return fetch
+        whole = ABSENT if fetch.dense_shape is None else fetch.dense_shape
+        return IndexedSlicesValue(fetch.values, fetch.indices, whole)
+
+    return tf.nest.map_structure(tensors_of, fetches)
+
+
+def refuse_partial_runs(*_: Any, **__: Any) -> NoReturn:
+    """Stands for `partial_run` and its setup.
+
+    Raises:
+        CaptureError: always.
+    """
+    raise CaptureError(
+        "partial_run goes on with a run that others have a part in, piece by piece, and a step is one run of all "
+        "workers: they would wait for a piece that may never come. Fetch all of it in one session.run, and feed all of "
+        "it by then."
+    )
 
 
 def check_options(options: RunOptions | None, metadata: RunMetadata | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
@@ -33,16 +33,23 @@ class ReadFarVariables(Kernel):
         if context.workers == 1 or not far:
             return item
         editor = GraphEditor(item.graph_def)
-        _read_far(editor, item, context, far)
-        return item.with_graph(editor.to_graph_def())
+        kept = _read_far(editor, item, context, far)
+        return replace(
+            item,
+            graph_def=editor.to_graph_def(),
+            outputs=tuple(tensor(kept[node_of(name)]) if node_of(name) in kept else name for name in item.outputs),
+            targets=tuple(dict.fromkeys(kept.get(name, name) for name in item.targets)),
+        )
 
 
-def _read_far(editor: GraphEditor, item: GraphItem, context: Context, far: Mapping[str, int]) -> None:
+def _read_far(editor: GraphEditor, item: GraphItem, context: Context, far: Mapping[str, int]) -> dict[str, str]:
+    """Returns the read that stands for each that has become one with it."""
     written = {name: effect.writes for name, effect in item.wiring.effects.items()}
+    merged: dict[str, str] = {}
     for handle, worker in far.items():
         if handle not in editor:
             continue
-        _merge_reads(editor, handle)
+        merged |= _merge_reads(editor, handle)
         takers = [name for name in sorted(editor.consumers(handle)) if editor[name].op not in READS | QUERIES]
         _give_copy(
             editor, item.by_handle[handle], context, worker, context.worker,
@@ -55,6 +62,7 @@ def _read_far(editor: GraphEditor, item: GraphItem, context: Context, far: Mappi
     for name, handles in written.items():
         if name in editor and any(h in far for h in handles):
             _bring_handles(editor, item, context, far, name, next(far[h] for h in handles if h in far))
+    return merged
 
 
 def _bring_handles(
@@ -67,8 +75,9 @@ def _bring_handles(
             _give_copy(editor, item.by_handle[handle], context, far.get(handle, context.worker), worker, [writer])
 
 
-def _merge_reads(editor: GraphEditor, handle: str) -> None:
+def _merge_reads(editor: GraphEditor, handle: str) -> dict[str, str]:
     first: dict[tuple[str, ...], str] = {}
+    merged: dict[str, str] = {}
     for name in sorted(editor.consumers(handle)):
         node = editor[name]
         if node.op != "ReadVariableOp":
@@ -78,6 +87,8 @@ def _merge_reads(editor: GraphEditor, handle: str) -> None:
             editor.rewire(tensor(name), tensor(kept))
             editor.replace_control(name, [kept])
             editor.remove([name])
+            merged[name] = kept
+    return merged
 
 
 def _give_copy(

@@ -74,19 +74,46 @@ def nested_options(hint: Any) -> type | None:
 def check_options(builder: Any) -> None:
     """Checks the fields of a dataclass against their types.
 
+    What stands in a YAML for an option (`"FLOAT16"` or a mapping for a compressor, a list) may be given in Python too,
+    and becomes what the field's type says.
+
     Raises:
         StrategyError: when type or value of a field is not allowed; the message says what is.
     """
     hints = _hints(type(builder))
     for field in dataclasses.fields(builder):
-        adapter = _adapter(hints.get(field.name, Any))
+        hint = hints.get(field.name, Any)
+        adapter = _adapter(hint)
         if adapter is None:
             continue
-        value = getattr(builder, field.name)
+        value = _as_in_yaml(field.name, hint, getattr(builder, field.name))
+        object.__setattr__(builder, field.name, value)  # it is frozen, and not made yet
         try:
             adapter.validate_python(value, strict=True)
         except ValidationError as error:
             raise _refusal(field.name, value, error) from None
+
+
+def _as_in_yaml(name: str, hint: Any, value: Any) -> Any:
+    """An option's value, made of what a YAML may say in its place."""
+    nested = nested_options(hint)
+    if nested is not None and isinstance(value, str) and hasattr(nested, "shorthand"):
+        value = {nested.shorthand: value}
+    if nested is not None and isinstance(value, Mapping):
+        return _make_nested(name, nested, value)
+    return option_from_yaml(name, hint, value) if isinstance(value, list) else value
+
+
+def _make_nested(name: str, nested: type, options: Mapping[str, Any]) -> Any:
+    known, needed = option_types(nested), missing_options(nested, options)
+    unknown = [key for key in options if key not in known]
+    if unknown or needed:
+        problem = f"{unknown[0]} is none of them" if unknown else f"{needed[0]} is missing"
+        raise StrategyError(f"{name} is {dict(options)!r}, and its options are {', '.join(known)}: {problem}.")
+    try:
+        return nested(**options)
+    except StrategyError as error:
+        raise StrategyError(f"{name}: {error.problem}") from None
 
 
 def _named_parameters(maker: type) -> list[inspect.Parameter]:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.capture.assemble import FoundVariable, GraphNotes, VariableLike, assemble, describe_variables
+from autodist.capture.fetched_reads import read_before_writing
 from autodist.capture.gradients import NotedCall
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor, NodeDef
@@ -103,6 +104,7 @@ class CapturedGraph:
         calls = [c for c in self.calls if _is_used(c, needed)]
         roots += [node_of(t.name) for c in calls for t in noted_tensors(c)]
         editor.prune(roots)
+        read_before_writing(editor, map(node_of, outputs))
         variables = [v for v in self.variables if v.handle in editor]
         notes = self._notes(calls, {node_of(new): name for name, new in fed.items()})
         axes = {fed[name]: axis for name, axis in inputs.items()}

@@ -167,5 +167,7 @@ class OutputJoins:
     def _true_rows(self, f: Fragment, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
         """No rows, where the replica has no examples and computed on a row that is not its own."""
         rows = tf.shape(value, out_type=tf.int64)[axis] * tf.cast(self._joiner.parts.is_used(f, k), tf.int64)
+        if value.shape.rank is None:
+            return value[(slice(None),) * axis + (slice(rows),)]
         length = [rows if a == axis else tf.constant(-1, tf.int64) for a in range(value.shape.rank)]
         return tf.slice(value, tf.zeros([value.shape.rank], tf.int64), tf.stack(length))

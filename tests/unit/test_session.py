@@ -196,6 +196,76 @@ def test_what_is_sparse_is_neither_fed_nor_fetched():
             session.run(words)
 
 
+@pytest.fixture
+def sparse():
+    """A session of an embedding, its gradients beside the train operation, and one device that runs the same."""
+    ad = autodist()
+    with tf.Graph().as_default() as graph, ad.scope():
+        ids = v1.placeholder(tf.int32, [None, 2], "ids")
+        table = v1.get_variable("table", [6, 2], tf.float64, initializer=tf.ones_initializer())
+        loss = tf.reduce_mean(tf.square(tf.reduce_sum(tf.nn.embedding_lookup(table, ids), [1, 2]) - 3.0))
+        (gradient,) = tf.gradients(loss, [table])
+        train = v1.train.GradientDescentOptimizer(0.1).apply_gradients([(gradient, table)])
+        alone = v1.Session(graph=graph)
+        session = ad.create_distributed_session()
+        for one in (session, alone):
+            one.run(v1.global_variables_initializer())
+        yield session, alone, gradient, train, {ids: np.array([[0, 1], [2, 1], [3, 0], [1, 1], [4, 5]])}
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_a_sparse_gradient_is_fetched_with_the_rows_of_all_replicas(sparse, trains):
+    session, alone, gradient, train, feeds = sparse
+    fetches = {"gradient": [gradient], "train": train if trains else gradient.dense_shape}
+    for _ in range(2):
+        found, expected = session.run(fetches, feeds), alone.run(fetches, feeds)
+        (mine,), (theirs,) = found["gradient"], expected["gradient"]
+        assert type(mine) is type(theirs)
+        for name in ("values", "indices", "dense_shape"):
+            np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), rtol=1e-12, err_msg=name)
+
+
+def test_a_sparse_gradient_that_tells_no_shape_is_fetched(sparse):
+    session, alone, gradient, _, feeds = sparse
+    shapeless = tf.IndexedSlices(gradient.values, gradient.indices)
+    mine, theirs = session.run(shapeless, feeds), alone.run(shapeless, feeds)
+    assert mine.dense_shape is None and theirs.dense_shape is None
+    np.testing.assert_allclose(mine.values, theirs.values, rtol=1e-12)
+
+
+def test_a_callable_runs_what_it_was_made_for(trained):
+    session, loss, train, feeds = trained
+    (x, batch), plain = next(iter(feeds.items())), session.run(loss, feeds)
+    step = session.make_callable([loss, train], [x])
+    assert step(batch) == [plain, None]
+    assert session.make_callable("loss:0", ["x"])(batch) < plain
+    metadata = v1.RunMetadata()
+    traced = session.make_callable(loss, [x], accept_options=True)
+    traced(batch, options=v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE), run_metadata=metadata)
+    assert metadata.step_stats.dev_stats
+    assert session.make_callable(session.graph.get_operation_by_name("init"))() is None
+    with pytest.raises(TypeError, match="1 values are fed in each run, and 0 were given"):
+        step()
+    with pytest.raises(TypeError, match="options.*accept_options=True"):
+        step(batch, options=v1.RunOptions())
+    with pytest.raises(TypeError, match="feed_list"):
+        session.make_callable(loss, x)
+    with pytest.raises(TypeError):
+        session.make_callable([3])
+
+
+def test_runs_in_pieces_are_refused(trained):
+    session, loss, _, feeds = trained
+    for call in (lambda: session.partial_run_setup([loss], list(feeds)), lambda: session.partial_run("handle", loss)):
+        with pytest.raises(CaptureError, match="partial_run goes on .* one session.run"):
+            call()
+
+
+def test_the_graph_is_told_as_the_script_has_built_it(trained):
+    session, *_ = trained
+    assert session.graph_def == session.graph.as_graph_def()
+
+
 def test_a_batch_without_examples_is_refused_where_something_asks_for_examples(trained):
     session, loss, train, feeds = trained
     x = next(iter(feeds))

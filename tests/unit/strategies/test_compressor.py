@@ -2,7 +2,7 @@ import pytest
 
 from autodist.errors import StrategyError
 from autodist.proto import strategy_pb2
-from autodist.strategies import Compressor, all_reduce_node
+from autodist.strategies import AllReduce, Compressor, Parallax, PartitionedAR, all_reduce_node
 from autodist.strategies.compressor import compressor_text
 
 Message = strategy_pb2.Compressor
@@ -32,6 +32,35 @@ Message = strategy_pb2.Compressor
 def test_a_compressor_becomes_its_message(compressor, message, text):
     assert compressor.to_proto() == message
     assert compressor_text(message) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("FLOAT16", Compressor("FLOAT16")),
+        ({"kind": "TOP_K", "fraction": 0.1}, Compressor("TOP_K", fraction=0.1)),
+        (Compressor("POWER_SGD", rank=2), Compressor("POWER_SGD", rank=2)),
+    ],
+)
+@pytest.mark.parametrize("builder", [AllReduce, PartitionedAR, Parallax])
+def test_a_builder_takes_what_the_yaml_takes(builder, given, meant):
+    assert builder(compressor=given) == builder(compressor=meant)
+    assert builder(compressor=given).compressor == meant
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("float16", "compressor: kind is 'float16', which is not allowed"),
+        ({"rank": 2}, "compressor is {'rank': 2}, and its options are kind, error_feedback.*: kind is missing"),
+        ({"kind": "TOP_K", "part": 1}, "part is none of them"),
+        ({"kind": "TOP_K", "rank": 2}, "compressor: rank is an option of POWER_SGD"),
+        (16, "compressor is 16, which is not allowed"),
+    ],
+)
+def test_what_the_yaml_does_not_take_a_builder_does_not_take(given, said):
+    with pytest.raises(StrategyError, match=said):
+        AllReduce(compressor=given)
 
 
 def test_none_leaves_the_node_as_it_is():
