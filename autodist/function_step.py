@@ -20,6 +20,7 @@ from autodist.bound_functions import BoundFunction, BoundFunctions
 from autodist.capture.batch_length import Dealt, require_any_length
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
+from autodist.composite_rows import Rows, open_spec, rows_of
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
@@ -30,11 +31,9 @@ from autodist.traces import TracedFor, Traces, constant_key
 
 _PLAIN = (bool, int, float, str, bytes)
 _COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
-_DENSE = {
-    "SparseTensor": "tf.sparse.to_dense",
-    "RaggedTensor": "its to_tensor",
-    "IndexedSlices": "tf.convert_to_tensor",
-}
+
+Passed = tuple[str, Any, Any]
+"""A parameter, a leaf of what is passed for it, and what the script declares of that, or None."""
 
 Constants = Sequence[tuple[str, Any]]
 """By parameter, the leaves of the arguments; None in the place of arrays."""
@@ -99,10 +98,10 @@ class _Traced:
 class DistributedFunction:
     """A captured step; calling it runs the step on this worker's replicas and combines with the other workers.
 
-    Arrays and tensors of rank 1 and more are split over the local replicas along their first axis; scalars go whole to
-    every replica; sparse and ragged tensors are taken where `batch_axis` says that every replica gets the whole; all
-    else is part of the step, as for `tf.function`. On a worker without replicas what is passed is not used, and what
-    its replicas would return is nothing: no rows. Called while a step is captured, it is part of that step.
+    Arrays and tensors of rank 1 and more are split over the local replicas along their first axis, sparse and ragged
+    ones by their examples; scalars go whole to every replica; all else is part of the step, as for `tf.function`. On a
+    worker without replicas what is passed is not used, and what its replicas would return is nothing: no rows. Called
+    while a step is captured, it is part of that step.
 
     Args:
         function: the step.
@@ -177,9 +176,9 @@ class DistributedFunction:
         if tf.inside_function():
             return call_in_function(self._plain, self._name, args, kwargs)
         arguments = self._bound(args, kwargs)
-        flat = [(p, v) for p, value in arguments.items() for v in self._flatten(p, value)]
-        leaves = self._leaves(flat)
-        constants = tuple((p, None if _is_array(v) else constant_key(v)) for p, v in flat)
+        flat = [passed for p, value in arguments.items() for passed in self._flatten(p, value)]
+        leaves = [Leaf(p, v, self._axis(p, v), spec) for p, v, spec in flat if _is_array(v)]
+        constants = tuple((p, None if _is_array(v) else constant_key(v)) for p, v, _ in flat)
         asked = TracedFor(constants, tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves))
         with self._run.missed_step.noted(but=EmptyBatchError):
             traced = self._traced.get(asked)
@@ -211,36 +210,26 @@ class DistributedFunction:
         bound = function_type_utils.bind_function_inputs(args, kwargs, plain.function_type, plain._default_values)
         return dict(bound.arguments)
 
-    def _leaves(self, flat: Sequence[tuple[str, Any]]) -> list[Leaf]:
-        """The arrays among what is passed."""
-        declared: Iterable[tf.TensorSpec | None] = itertools.repeat(None)
-        if self._declared is not None:
-            declared = (
-                spec
-                for p, nest in self._declared.items()
-                for spec in tf.nest.flatten(nest, expand_composites=self._is_whole(p))
-            )
-        paired = zip(flat, declared, strict=False)
-        return [Leaf(p, v, self._axis(p, v), spec) for (p, v), spec in paired if _is_array(v)]
-
-    def _flatten(self, parameter: str, value: Any) -> list[Any]:
-        """The leaves of an argument; of a sparse or ragged tensor that every replica gets whole, what it is made of.
+    def _flatten(self, parameter: str, value: Any) -> Iterator[Passed]:
+        """The leaves of an argument; of a sparse or ragged tensor, what it is made of.
 
         Raises:
-            CaptureError: a sparse or ragged tensor is to be split.
+            CaptureError: a sparse or ragged tensor is to be split, and cannot be.
         """
         is_whole = self._is_whole(parameter)
-        leaves: list[Any] = tf.nest.flatten(value, expand_composites=is_whole)
-        composite = next((leaf for leaf in leaves if isinstance(leaf, _COMPOSITES)), None)
-        if composite is not None and not is_whole:
-            kind = type(composite).__name__
-            raise CaptureError(
-                f"{parameter} of {self._name} is a {kind}, which is not split over the replicas: its "
-                f"arrays do not have a row for each example. Pass it dense ({_DENSE[kind]}) and make it sparse or "
-                "ragged in the step (tf.sparse.from_dense, tf.RaggedTensor.from_tensor); or say "
-                f"batch_axis={{'{parameter}': None}}, where every replica is to get the whole."
-            )
-        return leaves
+        declared: Iterable[Any] = itertools.repeat(None)
+        if self._declared is not None and parameter in self._declared:
+            declared = tf.nest.flatten(self._declared[parameter], expand_composites=is_whole)
+        for leaf, spec in zip(tf.nest.flatten(value, expand_composites=is_whole), declared, strict=False):
+            if isinstance(leaf, _COMPOSITES):
+                rows = self._rows_of(parameter, leaf)
+                yield parameter, rows, None
+                yield from ((parameter, array, open_spec(array)) for array in rows.arrays(leaf))
+            else:
+                yield parameter, leaf, spec
+
+    def _rows_of(self, parameter: str, composite: Any) -> Rows:
+        return rows_of(composite, self._batch_axis.get(parameter, 0), f"{parameter} of {self._name}")
 
     def _is_whole(self, parameter: str) -> bool:
         return parameter in self._batch_axis and self._batch_axis[parameter] is None
@@ -255,9 +244,16 @@ class DistributedFunction:
         def step(*tensors: tf.Tensor) -> Any:
             remaining = iter(tensors)
             bound = self._signature.bind_partial()
+
+            def traced(name: str, value: Any) -> Any:
+                if isinstance(value, _COMPOSITES):
+                    rows = self._rows_of(name, value)
+                    return rows.tensor(*itertools.islice(remaining, rows.arrays_per_tensor))
+                return next(remaining) if _is_array(value) else value
+
             for name, value in arguments.items():  # in the order of `leaves`; a nest of all would sort them by name
                 bound.arguments[name] = tf.nest.map_structure(
-                    lambda v: next(remaining) if _is_array(v) else v, value, expand_composites=self._is_whole(name)
+                    functools.partial(traced, name), value, expand_composites=self._is_whole(name)
                 )
             return self._function(*bound.args, **bound.kwargs)
 

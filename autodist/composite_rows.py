@@ -1,0 +1,125 @@
+"""Sparse and ragged arguments of a step as arrays with a row for each example, which can be split over replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from autodist.errors import CaptureError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """What a sparse tensor with an example a row is made of: which entries there are, their values, where they stand.
+
+    Attributes:
+        dims: its shape behind the axis of the examples.
+    """
+
+    dims: tuple[int, ...]
+
+    @property
+    def arrays_per_tensor(self) -> int:
+        """How many arrays there are."""
+        return 2 + len(self.dims)
+
+    def arrays(self, value: tf.SparseTensor) -> list[Array]:
+        """Arrays whose second axis is as long as the example with the most entries has entries."""
+        indices, entries = value.indices.numpy(), value.values.numpy()
+        order = np.argsort(indices[:, 0], kind="stable")
+        lengths = np.bincount(indices[:, 0], minlength=int(value.dense_shape[0]))
+        return _padded(lengths, [entries[order], *indices[order, 1:].T])
+
+    def tensor(self, present: tf.Tensor, values: tf.Tensor, *columns: tf.Tensor) -> tf.SparseTensor:
+        """The sparse tensor of the examples whose rows these are."""
+        at = tf.where(present)
+        found = [at[:, 0], *(tf.gather_nd(column, at) for column in columns)]
+        indices = tf.concat([tf.expand_dims(column, 1) for column in found], axis=1)
+        shape = tf.stack([tf.shape(present, tf.int64)[0], *(tf.constant(n, tf.int64) for n in self.dims)])
+        return tf.SparseTensor(indices, tf.gather_nd(values, at), shape)
+
+
+@dataclass(frozen=True)
+class RaggedRows:
+    """What a ragged tensor with an example a row is made of: which elements there are, and these."""
+
+    arrays_per_tensor = 2
+
+    def arrays(self, value: tf.RaggedTensor) -> list[Array]:
+        """Arrays whose second axis is as long as the longest example."""
+        return _padded(value.row_lengths().numpy(), [value.values.numpy()])
+
+    def tensor(self, present: tf.Tensor, values: tf.Tensor) -> tf.RaggedTensor:
+        """The ragged tensor of the examples whose rows these are."""
+        at = tf.where(present)
+        rows = tf.shape(present, tf.int64)[0]
+        return tf.RaggedTensor.from_value_rowids(tf.gather_nd(values, at), at[:, 0], nrows=rows, validate=False)
+
+
+Rows = SparseRows | RaggedRows
+
+
+def rows_of(value: object, axis: int | None, whose: str) -> Rows:
+    """How a sparse or ragged tensor is split.
+
+    Args:
+        value: the tensor.
+        axis: along which its examples lie.
+        whose: what it is, for messages.
+
+    Raises:
+        CaptureError: it is not split so.
+    """
+    is_first = axis == 0
+    if isinstance(value, tf.SparseTensor) and is_first and value.shape.rank is not None and value.shape.rank > 1:
+        return SparseRows(tuple(value.dense_shape.numpy()[1:].tolist()))
+    if isinstance(value, tf.RaggedTensor) and is_first and value.ragged_rank == 1:
+        return RaggedRows()
+    raise CaptureError(_refusal(value, axis, whose))
+
+
+_DENSE = {
+    "SparseTensor": "tf.sparse.to_dense",
+    "RaggedTensor": "its to_tensor",
+    "IndexedSlices": "tf.convert_to_tensor",
+}
+
+
+def _refusal(value: Any, axis: int | None, whose: str) -> str:
+    kind = type(value).__name__
+    if axis != 0:
+        what = f"{kind}, which is split along its first axis alone, and its batch axis is said to be {axis}"
+    elif isinstance(value, tf.RaggedTensor):
+        what = f"{kind} of {value.ragged_rank} ragged axes, and one with more than one is not split over the replicas"
+    elif isinstance(value, tf.SparseTensor):
+        what = f"{kind} of rank {value.shape.rank}, which is not split over the replicas"
+    else:
+        what = f"{kind}, which is not split over the replicas: its arrays do not have a row for each example"
+    return (
+        f"{whose} is a {what}. Pass it dense ({_DENSE[kind]}); or say by batch_axis that every replica is to get the "
+        "whole (None)."
+    )
+
+
+def open_spec(array: Array) -> tf.TensorSpec:
+    """Of one of these arrays: how many examples there are, and how long the longest is, is left open."""
+    return tf.TensorSpec([None, None, *array.shape[2:]], array.dtype)
+
+
+def _padded(lengths: NDArray[np.int64], arrays: Sequence[Array]) -> list[Array]:
+    """Which elements of rows of different lengths there are, and arrays of one element after the other as such rows."""
+    present = np.arange(max(lengths.max(initial=0), 1)) < lengths[:, None]
+    padded = []
+    for array in arrays:
+        nothing = b"" if array.dtype == object else 0  # TensorFlow's strings are NumPy's objects
+        rows = np.full((*present.shape, *array.shape[1:]), nothing, array.dtype)
+        rows[present] = array
+        padded.append(rows)
+    return [present, *padded]
