@@ -18,6 +18,7 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_models import KerasModels
 from autodist.capture.local_training import put_back
+from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError, ResourceSpecError
 from autodist.function_step import DistributedFunction, Tracing
@@ -72,6 +73,7 @@ class AutoDist:
             Fits(self.is_chief, self._run.share) if self._run.workers > 1 else None,
         )
         self._notes: GradientNotes | None = None
+        self._sums: SumNotes | None = None
         self._alone = TrainsAlone(self._run.spec, self.is_chief, self._is_in_scope)
         self._run.on_training = self._alone.stop
         self._process = os.getpid()
@@ -114,8 +116,11 @@ class AutoDist:
             tf.compat.v1.enable_resource_variables()
         seed_what_has_no_seed(self._run.seed)
         try:
-            with self._keras.adopting(), noting_gradients(in_functions=False) as notes:
-                self._notes = notes
+            with (
+                self._keras.adopting(),
+                noting_gradients(in_functions=False) as self._notes,
+                noting_sums(in_functions=False) as self._sums,
+            ):
                 yield self
         finally:
             put_back()
@@ -133,7 +138,7 @@ class AutoDist:
                 has no such batch axis.
             StrategyError: the strategy asks for what cannot be done.
         """
-        if self._notes is None:
+        if self._notes is None or self._sums is None:
             raise CaptureError(
                 "create_distributed_session is called outside the scope; build the graph within `with ad.scope():`."
             )
@@ -141,7 +146,8 @@ class AutoDist:
             raise CaptureError(
                 "create_distributed_session needs a graph: write `with tf.Graph().as_default(), ad.scope():`."
             )
-        captured = CapturedGraph.of(tf.compat.v1.get_default_graph(), self._notes.calls)
+        graph = tf.compat.v1.get_default_graph()
+        captured = CapturedGraph.of(graph, self._notes.calls, self._sums.sums)
         return DistributedSession(self._run, captured, self._notes, batch_axis)
 
     def function(

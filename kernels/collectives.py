@@ -88,9 +88,10 @@ class ReduceByCollective(Kernel):
         return results.applied_to(item, item.joins)
 
 
-def _order(work: Bucket | Join, position: Mapping[str, int]) -> tuple[int, int, int]:
+def _order(work: Bucket | Join, position: Mapping[str, int]) -> tuple[int, bool, int, int]:
     join = work.joins[0] if isinstance(work, Bucket) else work
-    return join.level, position[join.name] if join.kind is JoinKind.LOSS else len(position), join.depth
+    is_late = join.kind not in (JoinKind.LOSS, JoinKind.WHOLE)
+    return join.level, is_late, join.depth, 0 if is_late else position[join.name]
 
 
 def _require_replicas_everywhere(context: Context, spec: strategy_pb2.AllReduce.Spec) -> None:

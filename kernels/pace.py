@@ -50,6 +50,7 @@ def _keep_state(item: GraphItem, context: Context) -> GraphItem:
     own = [join for join in item.joins if join.kind is not JoinKind.GRADIENT]
     _require_no_boundary(own, item.keepers)
     _require_one_weight(own, item.keepers)
+    _require_no_sum(own)
     if own and context.worker == 0:
         _say_that_state_is_local()
     results = Results(GraphEditor(item.graph_def))
@@ -82,6 +83,16 @@ def _require_one_weight(joins: Sequence[Join], keepers: Mapping[str, Keeper]) ->
             "gradient is looked at on its way (clipped by tf.custom_gradient, taken for data, in float16), so that "
             f"each worker has to know of all examples of a step, and {stale[0]} has staleness: no step waits for "
             "another worker. Set staleness to 0, or use AllReduce."
+        )
+
+
+def _require_no_sum(joins: Sequence[Join]) -> None:
+    asked = next((join for join in joins if join.kind is JoinKind.WHOLE), None)
+    if asked is not None:
+        raise StrategyError(
+            f"{asked.local[0]} is added up over all replicas while the step computes, as synchronized batch "
+            "normalisation does, and all variables have sync: false or staleness: no step waits for another worker. "
+            "Set synchronized=False, so that each replica normalises by its own examples, or take sync: true."
         )
 
 

@@ -43,6 +43,7 @@ from autodist.kernels.row_joins import ChooseRowJoins
 from autodist.kernels.scatter_rows import ScatterRows
 from autodist.kernels.set_state import SetByChief
 from autodist.kernels.settle_losses import SettleLosses
+from autodist.kernels.settle_sums import SettleSums
 from autodist.kernels.stale import StaleServers
 from autodist.kernels.sum_rows import SumRows
 from autodist.kernels.table_writes import TellTableWrites
@@ -66,6 +67,7 @@ KERNELS: tuple[Kernel, ...] = (
     InlineBranches(),
     SplitBundles(),
     SettleLosses(),
+    SettleSums(),
     WholeCotangents(),
     DivideRows(),
     ScatterRows(),

@@ -16,7 +16,7 @@ from autodist.graph.seeds import varying_seeds
 from autodist.graph.stages import Stages
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.joins import GradientJoins, Joiner, OutputJoins, StateJoins, Statistics, WholeState
+from autodist.kernels.joins import GradientJoins, Joiner, OutputJoins, StateJoins, Statistics, WholeState, WholeSums
 from autodist.kernels.random_draws import STRIDE, draw_apart, reads_to_offset
 from autodist.kernels.split_batch import split_batch
 from autodist.kernels.state_writes import take_state_writes
@@ -69,6 +69,7 @@ class _Replication:
         parts = split_batch(self.editor, self.item, clones)
         self._order_after_all(clones)
         joiner = Joiner(self.editor, self.item, self.context, self.stages, self.flows, parts, frozenset(varying))
+        WholeSums(joiner).join()
         gradients = GradientJoins(joiner)
         gradients.weigh_losses()
         gradients.join_gradients()

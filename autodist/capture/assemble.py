@@ -11,11 +11,13 @@ import tensorflow as tf
 
 from autodist.capture.gradients import NotedCall
 from autodist.capture.specs import note_specs
+from autodist.capture.whole_sums import NotedSum
 from autodist.errors import CaptureError
 from autodist.graph.find_stages import find_stages
 from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import without_jit_scope
 from autodist.graph.parts import Aggregation, Gradient, GradientCall, Term, Variable
+from autodist.graph.whole_sums import WholeSum
 from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -69,6 +71,7 @@ class GraphNotes:
         handle_of: name of the VarHandleOp for a handle that was noted; None if it is not in this graph.
         placeholders: the tensors of the graph for which placeholders of the step stand, by the placeholder's name.
         overwritten: the handles of variables whose gradients, so called, are their new values.
+        sums: what is added up over replicas in it.
     """
 
     graph: tf.Graph
@@ -76,6 +79,7 @@ class GraphNotes:
     handle_of: Callable[[Any], str | None]
     placeholders: Mapping[str, str] = field(default_factory=dict)
     overwritten: frozenset[str] = frozenset()
+    sums: Sequence[NotedSum] = ()
 
 
 def describe_variables(found: Iterable[FoundVariable[V]]) -> tuple[Variable, ...]:
@@ -149,6 +153,9 @@ def assemble(
         variables=tuple(replace(v, is_overwritten=v.handle in notes.overwritten) for v in variables),
         gradients=tuple(gradients),
         gradient_calls=tuple(made),
+        whole_sums=tuple(
+            WholeSum(s.node, s.of, s.is_mean) for s in notes.sums if s.graph is notes.graph and s.node in present
+        ),
         inputs=dict(inputs),
         outputs=tuple(outputs),
         targets=tuple(targets),

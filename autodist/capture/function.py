@@ -25,6 +25,7 @@ from autodist.capture.inline import inlining_functions
 from autodist.capture.local_training import distributing
 from autodist.capture.named_captures import naming_captures
 from autodist.capture.overwrites import noting_overwrites
+from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
@@ -81,16 +82,16 @@ def capture_function(
 
 
 def _capture(
-    trace: Callable[[], tuple[Any, GradientNotes]],
+    trace: Callable[[], tuple[Any, GradientNotes, SumNotes]],
     batch_axes: Sequence[int | None],
     demands: Demands,
     jit_compile: bool,
 ) -> tuple[CapturedFunction, GraphNotes]:
     with fusing_batch_norms() as norms, noting_overwrites() as overwritten:
-        concrete, noted = trace()
+        concrete, noted, sums = trace()
     if norms.are_differentiated_twice:
         norms = FusedNorms()  # none: what is trained is what the script's own arithmetic trains
-        concrete, noted = trace()
+        concrete, noted, sums = trace()
     graph = concrete.graph
     calls = [c for c in noted.calls if c.graph is graph]
     demands.require_calls(noted.calls, calls)
@@ -110,7 +111,8 @@ def _capture(
     targets = sorted(op.name for op in graph.control_outputs if op.type not in ("ReadVariableOp", "ResourceGather"))
     named = [node_of(t) for c in calls for t in _noted_tensors(c)]
     editor.prune([*map(node_of, outputs), *targets, *map(node_of, inputs), *named, *(v.handle for v in variables)])
-    notes = GraphNotes(graph, calls, handle_of, overwritten=frozenset(filter(None, map(handle_of, overwritten))))
+    handles_of_overwritten = frozenset(filter(None, map(handle_of, overwritten)))
+    notes = GraphNotes(graph, calls, handle_of, overwritten=handles_of_overwritten, sums=sums.sums)
     axes = dict(zip(inputs, batch_axes, strict=True))
     item = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
     item = replace(item, jit_compile=jit_compile)
@@ -125,16 +127,17 @@ def _without_graph(leaf: Any) -> Any:
 
 def _trace(
     function: Callable[..., Any], arguments: Any, jit_compile: bool, autograph: bool
-) -> tuple[Any, GradientNotes]:
-    """The concrete function, and the gradients that were made in it."""
+) -> tuple[Any, GradientNotes, SumNotes]:
+    """The concrete function, the gradients that were made in it, and what is added up over replicas."""
     with (
         noting_gradients() as noted,
+        noting_sums(in_functions=True) as sums,
         inlining_functions(),
         naming_captures(),
         distributing(),
         OptionalXlaContext(jit_compile),
     ):
-        return tf.function(function, autograph=autograph).get_concrete_function(*arguments), noted
+        return tf.function(function, autograph=autograph).get_concrete_function(*arguments), noted, sums
 
 
 def _noted_tensors(call: NotedCall) -> list[str]:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from autodist.capture.assemble import FoundVariable, GraphNotes, VariableLike, assemble, describe_variables
 from autodist.capture.fetched_reads import read_before_writing
 from autodist.capture.gradients import NotedCall
+from autodist.capture.whole_sums import NotedSum
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
@@ -39,14 +40,16 @@ class CapturedGraph:
         graph: of the script.
         calls: the calls of `gradient` that were noted in it.
         variables: all of its variables.
+        sums: what is added up over replicas in it.
     """
 
     graph: tf.Graph
     calls: tuple[NotedCall, ...]
     variables: tuple[Variable, ...]
+    sums: tuple[NotedSum, ...] = ()
 
     @classmethod
-    def of(cls, graph: tf.Graph, calls: Iterable[NotedCall]) -> CapturedGraph:
+    def of(cls, graph: tf.Graph, calls: Iterable[NotedCall], sums: Iterable[NotedSum] = ()) -> CapturedGraph:
         """Looks at a graph.
 
         Raises:
@@ -60,7 +63,7 @@ class CapturedGraph:
                 "graph."
             )
         found = find_variables(graph)
-        return cls(graph, calls, describe_variables(found))
+        return cls(graph, calls, describe_variables(found), tuple(sums))
 
     def require_same_training(self, calls: Sequence[NotedCall]) -> None:
         """Passes if what was added to the graph since its session was made changes nothing of what is trained.
@@ -111,7 +114,7 @@ class CapturedGraph:
         return assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
 
     def _notes(self, calls: Sequence[NotedCall], placeholders: Mapping[str, str]) -> GraphNotes:
-        return GraphNotes(self.graph, calls, handle_name, placeholders)
+        return GraphNotes(self.graph, calls, handle_name, placeholders, sums=self.sums)
 
 
 def find_variables(graph: tf.Graph) -> list[FoundVariable[VariableLike]]:

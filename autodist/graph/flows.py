@@ -10,6 +10,12 @@ from autodist.graph.seeds import declare_seeds
 def flows_of(item: GraphItem) -> Propagation:
     """How the captured tensors depend on the batch; of the seeds it is known what they are."""
     axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
-    flows = propagate(item.graph_def, axes, lambda name: item.spec_of(name).shape, nodes=item.wiring.nodes)
+    flows = propagate(
+        item.graph_def,
+        axes,
+        lambda name: item.spec_of(name).shape,
+        nodes=item.wiring.nodes,
+        whole_sums={s.node: s.of for s in item.whole_sums},
+    )
     declare_seeds(item, flows)
     return flows

@@ -14,6 +14,7 @@ from autodist.graph.parts import Gradient, GradientCall, Join, Variable
 from autodist.graph.placement import EVERY_WORKER, Cut, Placement, shard_name
 from autodist.graph.propagation import Propagation
 from autodist.graph.stages import Stages
+from autodist.graph.whole_sums import WholeSum
 from autodist.graph.wiring import Wiring
 
 EXAMPLES = "autodist/examples:0"
@@ -43,6 +44,7 @@ class GraphItem:
         variables: what the step reads or writes, and no others.
         gradients: those that were noted, in the order in which they were made.
         gradient_calls: the calls that made them.
+        whole_sums: what the step adds up over all replicas while it computes, in the order in which it was made.
         inputs: tensors that are given anew for every step; the axis along which each is split between replicas,
             None where every replica gets the whole.
         outputs: tensors that the step returns.
@@ -75,6 +77,7 @@ class GraphItem:
     variables: tuple[Variable, ...] = ()
     gradients: tuple[Gradient, ...] = ()
     gradient_calls: tuple[GradientCall, ...] = ()
+    whole_sums: tuple[WholeSum, ...] = ()
     inputs: Mapping[str, int | None] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
@@ -118,7 +121,12 @@ class GraphItem:
         calls = [name for call in self.gradient_calls for name in (call.seed, *call.targets)]
         calls += [term.tensor for call in self.gradient_calls for term in call.terms]
         tensors = [*self.outputs, *self.inputs, *gradients, *calls]
-        nodes = [*self.targets, *self.initializers.values(), *(v.handle for v in self.variables)]
+        nodes = [
+            *self.targets,
+            *(s.node for s in self.whole_sums),
+            *self.initializers.values(),
+            *(v.handle for v in self.variables),
+        ]
         return frozenset([*map(node_of, tensors), *nodes])
 
     @cached_property

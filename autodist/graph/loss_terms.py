@@ -83,13 +83,17 @@ class _Search:
         """Whether the gradients through a value, weighed as it is, add up to those through the whole batch's."""
         kind, term = self._kind(k), self.call.terms[k]
         if isinstance(kind, Mean):
-            return not term.parts or not self._is_trained(kind.weight)
+            return not term.parts or not (self._is_trained(kind.weight) or self._is_divided_by_none(kind.weight))
         return isinstance(kind, Sum | Replicated) or (isinstance(kind, PerExample) and term.tensor in self.call.targets)
 
     def _has_known_parts(self, k: int) -> bool:
         """Whether there are parts, and none of them holds rows, of which a replica does not see the others'."""
         parts = self.call.terms[k].parts
         return bool(parts) and not any(isinstance(self._kind(part), PerExample) for part in parts)
+
+    def _is_divided_by_none(self, weight: Weight) -> bool:
+        """Whether a part of which a mask leaves nothing has 0 / 0 there, and gradients that others' examples make."""
+        return bool(self.item.whole_sums) and not isinstance(weight, Examples | Elements)
 
     def _is_trained(self, weight: Weight) -> bool:
         """Whether gradients reach a variable through the weight of a mean: of ratios of such sums, both are to be

@@ -125,6 +125,7 @@ class JoinKind(enum.Enum):
 
     GRADIENT = "gradient"
     LOSS = "loss"  # what replicas have to know of each other before they differentiate a loss; each has a bucket alone
+    WHOLE = "whole"  # what replicas have to know of each other to compute on; those of one depth may share a bucket
     BOUNDARY = "boundary"  # what an update asks of the compute part besides gradients
     STATE = "state"  # what the compute part writes, and outputs
 

@@ -6,6 +6,7 @@ from autodist.kernels.joins.outputs import OutputJoins
 from autodist.kernels.joins.state import StateJoins
 from autodist.kernels.joins.statistics import Statistics
 from autodist.kernels.joins.whole_state import WholeState
+from autodist.kernels.joins.whole_sums import WholeSums
 
 __all__ = [
     "EVEN_PARTS",
@@ -16,4 +17,5 @@ __all__ = [
     "StateJoins",
     "Statistics",
     "WholeState",
+    "WholeSums",
 ]

@@ -54,7 +54,8 @@ class GradientJoins:
         for node in nodes:
             log.info(
                 "examples see one another in the model, as in batch normalisation (first at node %r): each sees those "
-                "of its own replica alone, as on one device that computes the replicas' parts one after the other.",
+                "of its own replica alone, as on one device that computes the replicas' parts one after the other. "
+                "BatchNormalization(synchronized=True) sees all of them.",
                 node, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
 

@@ -69,7 +69,12 @@ class Shares:
             weight: of the mean.
         """
         seeds = self._seeds(call, weight)
-        return seeds if isinstance(weight, Examples) else replace(seeds, counts=self._counts(call, weight))
+        # What replicas add up on the way has gradients for parts, too, of which a mask leaves nothing in the loss.
+        is_told_by_seed = isinstance(weight, Examples) or self._is_exchanged(self._linearity(self._call(call)))
+        return seeds if is_told_by_seed else replace(seeds, counts=self._counts(call, weight))
+
+    def _call(self, call: int) -> GradientCall:
+        return self._joiner.item.gradient_calls[call]
 
     def _counts(self, call: int, weight: Weight) -> tuple[str, ...]:
         """Where nothing of a part counts, in a masked mean, its gradients are 0 / 0."""
@@ -176,8 +181,12 @@ class Shares:
             return "everywhere"
         is_returned = any(seen.depends(name) for name in self._joiner.item.outputs)
         if is_returned or told & self._needed:
-            return "everywhere" if joins_outputs else "here"
+            return "everywhere" if joins_outputs or self._is_exchanged(seen) else "here"
         return None
+
+    def _is_exchanged(self, seen: Linearity) -> bool:
+        """Whether workers add up cotangents on the way, which have to be of one scale then."""
+        return any(seen.depends(tensor(s.node)) for s in self._joiner.item.whole_sums)
 
     def _linearity(self, call: GradientCall) -> Linearity:
         """What is proportional to the seed of a call, up to what runs once."""

@@ -87,6 +87,7 @@ def propagate(
     *,
     declared: Mapping[str, Kind] | None = None,
     nodes: Mapping[str, tf.compat.v1.NodeDef] | None = None,
+    whole_sums: Mapping[str, str | None] | None = None,
 ) -> Propagation:
     """Prepares the analysis of a graph of which replicas compute the same nodes, each on its part of the batch.
 
@@ -102,6 +103,8 @@ def propagate(
         shapes: what is known of each tensor's shape, by name ("x:0").
         declared: kinds that the user states; they win over what would be computed.
         nodes: the graph's nodes by name, where they are at hand.
+        whole_sums: nodes whose one input is added up over all replicas before the step goes on with it; of each, the
+            one of which it is the gradient. What was the same on all before stays as it is, its gradients, too.
 
     Returns:
         An object that answers `kind(tensor)`. Nothing is computed before it is asked for, and nothing twice.
@@ -111,7 +114,7 @@ def propagate(
     for name, kind in (declared or {}).items():
         seeds[tensor_name(name)] = _declared_fact(tensor_name(name), kind)
     nodes = nodes or _by_name(graph_def)
-    return Propagation(Frame(nodes, Library(graph_def.library), shape_of, seeds))
+    return Propagation(Frame(nodes, Library(graph_def.library), shape_of, seeds, whole_sums=whole_sums or {}))
 
 
 def _declared_fact(tensor: str, kind: Kind) -> Fact:
@@ -141,8 +144,10 @@ class Frame:
         shape_of: ShapeOf,
         seeds: Mapping[str, Fact],
         tag: str = "",
+        whole_sums: Mapping[str, str | None] | None = None,
     ) -> None:
         self._nodes = nodes
+        self._whole_sums = whole_sums or {}
         self._library = library
         self._shape_of, self._seeds = shape_of, dict(seeds)
         self._seeded = {name.partition(":")[0] for name in seeds}
@@ -233,6 +238,8 @@ class Frame:
         if node.op == "NextIteration":
             return self._brought_back.setdefault(node.name, Nothing())
         facts = [self._output(*_split(source)) for source in sources]
+        if node.name in self._whole_sums:
+            return self._summed(self._whole_sums[node.name] or node.name, facts[0])
         rule = TABLE.get(node.op)
         turned = in_turn(Site(node, sources, facts, self), _is_stateless(node.op))
         if turned is not None:
@@ -249,6 +256,12 @@ class Frame:
             )
         found = rule(site)
         return [_named(site, fact) for fact in found] if isinstance(found, list) else _named(site, found)
+
+    def _summed(self, first: str, own: Fact) -> Fact:
+        """What a sum over all replicas is; `first` is itself, or that of which it is the gradient."""
+        if first in self._nodes and self.fact(tensor_name(_data_inputs(self._nodes[first])[0])) == SAME:
+            return own
+        return Form(mixed_at=own.mixed_at) if isinstance(own, Form) else SAME
 
     def same_as(self, key: object, tensor: str) -> str:
         return self._same.setdefault(key, tensor)

@@ -1,0 +1,102 @@
+"""Settle sums: of what the step adds up over replicas, that stays which differs between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist.errors import RewriteError
+from autodist.graph.editor import GraphEditor
+from autodist.graph.find_stages import find_stages
+from autodist.graph.flows import flows_of
+from autodist.graph.item import GraphItem
+from autodist.graph.names import tensor
+from autodist.graph.propagation import Propagation, Replicated, Sum, Unknown
+from autodist.graph.whole_sums import SUM_NAME, WholeSum
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.unused import remove_unused
+
+
+@dataclass(frozen=True)
+class SettleSums(Kernel):
+    """Takes out sums over all replicas of what is the same on all, or is computed once, and their gradients with them.
+
+    total = sum_of_all(Σ x),  count = sum_of_all(16)      becomes      total = sum_of_all(Σ x),  count = 16
+    """
+
+    name: ClassVar[str] = "settle-sums"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if not context.is_alone:
+            _require_all_noted(item)
+        if not item.whole_sums:
+            return item
+        kept = () if context.is_alone else _kept(item)
+        editor = GraphEditor(item.graph_def, item.wiring)
+        out = [s.node for s in item.whole_sums if s not in kept]
+        for node in out:
+            editor.rewire(tensor(node), editor[node].input[0])
+            editor.replace_control(node, [])
+        outputs = {tensor(node): tensor(item.wiring.nodes[node].input[0]) for node in out}
+        item = replace(item, outputs=tuple(_followed(outputs, name) for name in item.outputs), whole_sums=kept)
+        remove_unused(editor, item, out)
+        return item.with_graph(editor.to_graph_def())
+
+
+def _followed(given: dict[str, str], name: str) -> str:
+    while tensor(name) in given:
+        name = given[tensor(name)]
+    return name
+
+
+def _kept(item: GraphItem) -> tuple[WholeSum, ...]:
+    flows, once = flows_of(item), find_stages(item).once
+    kept = {s.node for s in item.whole_sums if s.of is None and s.node not in once and _differs(item, flows, s)}
+    return tuple(s for s in item.whole_sums if (s.of or s.node) in kept and s.node not in once)
+
+
+def _differs(item: GraphItem, flows: Propagation, asked: WholeSum) -> bool:
+    """Whether replicas have a part of the sum each.
+
+    Raises:
+        RewriteError: what they have adds up to nothing that one device has.
+    """
+    name = tensor(item.wiring.nodes[asked.node].input[0])
+    kind = flows.kind(name)
+    if isinstance(kind, Replicated):
+        return False
+    if asked.is_mean or not isinstance(kind, Sum | Unknown):
+        raise RewriteError(
+            f"the step asks for the {'mean' if asked.is_mean else 'sum'} over all replicas of {name}, and replicas' "
+            "parts of a batch may differ in length: only a sum over the examples adds up to what one device has. "
+            "Give tf.distribute's all_reduce sums (ReduceOp.SUM), numbers of examples among them, and divide after it."
+        )
+    if not item.spec_of(name).shape.is_fully_defined():
+        raise RewriteError(
+            f"the step asks for the sum over all replicas of {name}, whose shape {item.spec_of(name).shape} is not "
+            "known before it runs; add up over the batch first, and give the rest a known shape (tf.ensure_shape)."
+        )
+    return True
+
+
+def _require_all_noted(item: GraphItem) -> None:
+    """Passes if no sum over all replicas stands where it cannot be made.
+
+    Raises:
+        RewriteError: one stands in the body of a loop or of a condition.
+    """
+    noted = {s.node for s in item.whole_sums}
+    inner = (node.name for function in item.graph_def.library.function for node in function.node_def)
+    own = (node.name for node in item.wiring.of_op("PlaceholderWithDefault") if node.name not in noted)
+    hidden = next(_called_so((*own, *inner)), None)
+    if hidden is not None:
+        raise RewriteError(
+            f"{hidden} is to be added up over all replicas, as synchronized batch normalisation asks for, within a "
+            "loop or a condition of the step (tf.while_loop, tf.map_fn, tf.cond): replicas may take other turns there. "
+            "Call the layer outside of it, or set synchronized=False."
+        )
+
+
+def _called_so(names: Iterable[str]) -> Iterator[str]:
+    return (name for name in names if name.rpartition("/")[2].startswith(SUM_NAME))

@@ -1,0 +1,125 @@
+"""What a step adds up over all replicas while it computes is the whole batch's, and so are gradients through it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.errors import RewriteError, StrategyError
+from autodist.graph.parts import JoinKind
+from autodist.graph.whole_sums import SUM_NAME
+from autodist.kernels import Context, rewrite
+from autodist.kernels.all_reduce import ReduceByShuffle
+from autodist.kernels.buckets import make_buckets
+from autodist.kernels.pipeline import KERNELS
+from tests.unit.kernels import whole_sum_steps as steps
+from tests.unit.kernels.in_one_process import Batch, Trained, assert_same, capture, one_device, plan, train
+
+
+def batches(*sizes: int, rank: int = 2) -> list[tuple[np.ndarray]]:
+    rng = np.random.default_rng(0)
+    return [(rng.normal(3.0, 2.0, size=(n, *[5] * (rank - 2), 3)),) for n in sizes]
+
+
+def trained(
+    step: Callable[..., object], shape: tuple[int, int], data: Sequence[Batch], **options: object
+) -> tuple[Trained, Trained]:
+    """What the replicas leave, and what one device leaves."""
+    captured = capture(step, *data[0])
+    found, expected = train(captured, plan(captured.item, *shape, **options), data), one_device(captured, step, data)
+    if shape[0] > 1:  # rows that a step returns are each worker's own
+        found, expected = (replace(t, outputs=_scalars(t.outputs)) for t in (found, expected))
+    return found, expected
+
+
+def _scalars(outputs: list[list[list[np.ndarray]]]) -> list[list[list[np.ndarray]]]:
+    return [[[value for value in mine if not np.ndim(value)] for mine in of_workers] for of_workers in outputs]
+
+
+@pytest.mark.parametrize(
+    ("make", "rank", "shape"),
+    [
+        (steps.one_layer, 2, (1, 2)),
+        (steps.several_layers, 2, (1, 2)),
+        (steps.several_layers, 2, (2, 1)),
+        (steps.several_layers, 2, (2, 2)),
+        (steps.of_sequences, 3, (2, 1)),
+        (steps.renormalised, 2, (2, 2)),
+        (steps.masked, 3, (1, 2)),
+        (steps.masked, 3, (2, 2)),
+        (steps.penalised, 2, (2, 1)),
+        (steps.adversaries, 2, (2, 2)),
+        (steps.masked_loss, 2, (2, 2)),
+        (steps.masked_loss, 2, (3, 1)),
+        (steps.asked_of_distribute, 2, (2, 2)),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_training_is_that_of_one_device(make: Callable[[], steps.Step], rank: int, shape: tuple[int, int]) -> None:
+    assert_same(*trained(make(), shape, batches(8, 7, 3, rank=rank)), 1e-10)
+
+
+def test_owners_and_a_worker_without_replicas() -> None:
+    step, data = steps.several_layers(), batches(8, 7)
+    names = [g.variable for g in capture(step, *data[0]).item.gradients]
+    owners = {name: k % 3 for k, name in enumerate(names)}
+    assert_same(*trained(step, (2, 1), data, owners=owners, servers=1), 1e-10)
+
+
+def test_sums_of_one_layer_travel_together() -> None:
+    step, data = steps.several_layers(), batches(8)
+    captured = capture(step, *data[0])
+    before = KERNELS[: next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, ReduceByShuffle))]
+    item = rewrite(captured.item, Context(plan(captured.item, 2), 0), kernels=before)
+    joins = [join for join in item.joins if join.kind is JoinKind.WHOLE]
+    assert len(joins) == 3 * 3 + 3 * 2  # sums, sums of squares and counts; of counts there is no gradient
+    assert len(make_buckets(joins, lambda join: None)) == 2 * 3
+
+
+def test_one_replica_alone_adds_up_nothing() -> None:
+    step, data = steps.several_layers(), batches(8)
+    captured = capture(step, *data[0])
+    item = rewrite(captured.item, Context(plan(captured.item), 0))
+    assert not [node for node in item.graph_def.node if SUM_NAME in node.name]
+    assert_same(*trained(step, (1, 1), data))
+
+
+def test_means_over_replicas_are_refused() -> None:
+    w = tf.Variable(np.ones(3), name="w")
+
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            mean = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.MEAN, tf.reduce_mean(x, 0))
+            loss = tf.reduce_mean((x - mean) * w)
+        w.assign_sub(tape.gradient(loss, w))
+
+    captured = capture(step, *batches(4)[0])
+    with pytest.raises(RewriteError, match="asks for the mean over all replicas of Mean:0.*divide after it"):
+        rewrite(captured.item, Context(plan(captured.item, 2), 0))
+
+
+def test_layers_in_a_loop_are_refused() -> None:
+    w, layer = tf.Variable(np.ones(3), name="w"), steps.normalisation()
+    layer.build([None, 3])
+
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            made = tf.while_loop(lambda k, y: k < 2, lambda k, y: (k + 1, layer(y, training=True)), (0, x))[1]
+            loss = tf.reduce_mean(made * w)
+        w.assign_sub(tape.gradient(loss, w))
+
+    captured = capture(step, *batches(4)[0])
+    with pytest.raises(RewriteError, match="within a loop or a condition.*synchronized=False"):
+        rewrite(captured.item, Context(plan(captured.item, 1, 2), 0))
+
+
+def test_steps_that_wait_for_nobody_are_refused() -> None:
+    step, data = steps.one_layer(), batches(4)
+    captured = capture(step, *data[0])
+    owners = {g.variable: 0 for g in captured.item.gradients}
+    with pytest.raises(StrategyError, match="synchronized=False.*sync: true"):
+        rewrite(captured.item, Context(plan(captured.item, 2, owners=owners, asynchronous=True), 0))

@@ -1,0 +1,152 @@
+"""Steps that add up over all replicas while they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+Step = Callable[..., object]
+
+
+def normalisation(**options: object) -> keras.layers.BatchNormalization:
+    return keras.layers.BatchNormalization(synchronized=True, dtype="float64", momentum=0.7, **options)
+
+
+def dense(units: int, seed: int) -> keras.layers.Dense:
+    return keras.layers.Dense(units, kernel_initializer=keras.initializers.GlorotUniform(seed), dtype="float64")
+
+
+def trained(layers: list[keras.layers.Layer], width: int, rank: int = 2) -> Step:
+    """A step of gradient descent on layers one after the other; the loss is a mean over all that they give."""
+    model = keras.Sequential([keras.Input([*[5] * (rank - 2), width], dtype="float64"), *layers])
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.GradientTape() as tape:
+            made = model(x, training=True)
+            loss = tf.reduce_mean(tf.square(made - 1.0) + 0.1 * made**3)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+            variable.assign_sub(0.05 * gradient)
+        return loss, made
+
+    return step
+
+
+def one_layer() -> Step:
+    return trained([dense(4, 1), normalisation(), dense(2, 2)], 3)
+
+
+def several_layers() -> Step:
+    layers = [dense(4, 1), normalisation(), keras.layers.Activation("tanh", dtype="float64")]
+    layers += [dense(4, 2), normalisation(scale=False), dense(3, 3), normalisation(center=False), dense(1, 4)]
+    return trained(layers, 3)
+
+
+def of_sequences() -> Step:
+    return trained([dense(4, 1), normalisation(), dense(2, 2)], 3, rank=3)
+
+
+def renormalised() -> Step:
+    return trained([dense(4, 1), normalisation(renorm=True), dense(2, 2)], 3)
+
+
+def masked() -> Step:
+    """What a mask hides is in no moment; parts of the batch may be hidden altogether."""
+    layer, first, last = normalisation(), dense(4, 1), dense(2, 2)
+    for made, width in ((first, 3), (layer, 4), (last, 4)):
+        made.build([None, 5, width])
+    variables = [*first.trainable_variables, *layer.trainable_variables, *last.trainable_variables]
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        mask = x[..., 0] > 3.5
+        with tf.GradientTape() as tape:
+            made = last(layer(first(x), training=True, mask=mask))
+            loss = tf.reduce_mean(tf.square(made - 1.0))
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.05 * gradient)
+        return loss, made
+
+    return step
+
+
+def penalised() -> Step:
+    """Gradients by the examples, which go through the layer, are part of the loss."""
+    model = keras.Sequential([keras.Input([3], dtype="float64"), dense(4, 1), normalisation(), dense(1, 2)])
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                made = model(x, training=True) ** 2
+            slope = tf.norm(inner.gradient(made, x), axis=1)
+            loss = tf.reduce_mean(made) + tf.reduce_mean((slope - 1.0) ** 2)
+        gradients = outer.gradient(loss, model.trainable_variables)
+        for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+            variable.assign_sub(0.05 * gradient)
+        return loss
+
+    return step
+
+
+def adversaries() -> Step:
+    """Two networks, each trained on what the other has become, with such layers in both."""
+    maker = keras.Sequential([keras.Input([3], dtype="float64"), dense(4, 1), normalisation(), dense(3, 2)])
+    judge = keras.Sequential([keras.Input([3], dtype="float64"), dense(4, 3), normalisation(), dense(1, 4)])
+
+    def descend(model: keras.Model, loss_of: Callable[[], tf.Tensor]) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_of()
+        gradients = tape.gradient(loss, model.trainable_variables)
+        for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+            variable.assign_sub(0.05 * gradient)
+        return loss
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def of_judge() -> tf.Tensor:
+            made = judge(maker(x, training=True), training=True)
+            return tf.reduce_mean(tf.nn.softplus(-judge(x, training=True))) + tf.reduce_mean(tf.nn.softplus(made))
+
+        def of_maker() -> tf.Tensor:
+            return tf.reduce_mean(tf.nn.softplus(-judge(maker(x, training=True), training=True)))
+
+        return descend(judge, of_judge), descend(maker, of_maker)
+
+    return step
+
+
+def masked_loss() -> Step:
+    """The mask of the loss comes of one network's normalisation, and what it masks of another's, which is shallower."""
+    sees = keras.Sequential([keras.Input([3], dtype="float64"), normalisation(), dense(3, 5), normalisation()])
+    model = keras.Sequential([keras.Input([3], dtype="float64"), dense(4, 1), normalisation(), dense(1, 2)])
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        mask = tf.cast(tf.stop_gradient(sees(x, training=True))[:, 0] > 0, tf.float64)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(mask * model(x, training=True)[:, 0] ** 2) / tf.reduce_sum(mask)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
+            variable.assign_sub(0.05 * gradient)
+        return loss
+
+    return step
+
+
+def asked_of_distribute() -> Step:
+    """A script's own sums over replicas; of gradients, too, which are whole anyway."""
+    w = tf.Variable(np.linspace(-0.5, 1.0, 6).reshape(3, 2), name="w")
+
+    def total(value: tf.Tensor) -> tf.Tensor:
+        return tf.distribute.get_replica_context().all_reduce("SUM", value)
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.GradientTape() as tape:
+            hidden = tf.tanh(x @ w)
+            length, count = total([tf.reduce_sum(hidden**2, 0), tf.cast(tf.shape(x)[0], x.dtype)])
+            loss = tf.reduce_mean((hidden / tf.sqrt(length / count + total(tf.constant(0.1, x.dtype))) - 1.0) ** 2)
+        w.assign_sub(0.1 * total(tape.gradient(loss, w)))
+        return loss, length
+
+    return step
