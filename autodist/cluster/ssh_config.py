@@ -8,6 +8,7 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -108,12 +109,23 @@ def _has_openssh() -> bool:
     program = shutil.which("ssh")
     if program is None:
         return False
-    command, none = [program, "-V"], subprocess.DEVNULL
     try:
-        said = subprocess.run(command, stdin=none, capture_output=True, timeout=ANSWER_LIMIT, check=False)
+        said = _run([program, "-V"])
     except (OSError, subprocess.SubprocessError):
         return False
     return b"OpenSSH" in said.stderr + said.stdout
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[bytes]:
+    """What a command answers in time; what it has started itself, as for `Match exec`, ends with it."""
+    none, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(command, stdin=none, stdout=pipe, stderr=pipe, start_new_session=True) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=ANSWER_LIMIT)
+        except BaseException:  # too late, or Ctrl-C
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
 
 
 def _ask_openssh(host: str, username: str | None, port: int | None, jumps: Sequence[str]) -> dict[str, list[str]]:
@@ -122,7 +134,7 @@ def _ask_openssh(host: str, username: str | None, port: int | None, jumps: Seque
     said += ["-J", ",".join(jumps)] if jumps else []
     command = ["ssh", "-G", *_other_home(), *said, "--", host]
     try:
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=ANSWER_LIMIT, check=False)
+        done = _run(command)
     except subprocess.TimeoutExpired as error:
         raise ClusterError(
             f"{host}: reading the SSH configuration takes more than {ANSWER_LIMIT:.0f} s. See what `ssh -G {host}` "
