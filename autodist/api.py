@@ -19,6 +19,7 @@ from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_models import KerasModels
 from autodist.capture.local_training import put_back
 from autodist.capture.whole_sums import SumNotes, noting_sums
+from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError, ResourceSpecError
 from autodist.function_step import DistributedFunction, Tracing
@@ -49,6 +50,7 @@ class AutoDist:
 
     Raises:
         ResourceSpecError, StrategyError: with file, line and key.
+        ClusterError: several workers are asked for where no script runs that others could run as well.
     """
 
     def __init__(
@@ -62,6 +64,8 @@ class AutoDist:
         spec = _read_spec(resource_spec_file, resource_spec)
         builder = builder_from_section(spec.strategy) if strategy_builder is None else require_builder(strategy_builder)
         self._run = Run.begin(spec, builder)
+        if self.is_chief and self._run.workers > 1:
+            require_script()
         log_to_the_terminal(self.is_chief)
         self._run.check_devices()
         share_cores(self._run.spec.workers, self._run.index)

@@ -14,6 +14,7 @@ import os
 import platform
 import sys
 import threading
+from collections.abc import Iterable
 from importlib import metadata
 from typing import BinaryIO
 
@@ -34,6 +35,7 @@ from autodist.cluster.protocol import (
     encode,
 )
 from autodist.cluster.silence import Silence, beat_interval
+from autodist.cluster.start import content_digest
 from autodist.versions import VERSION
 
 
@@ -149,17 +151,33 @@ def find_facts(inspect: Inspect) -> tuple[Facts, PortHeld | None]:
     elif inspect.script is not None and not os.path.isfile(inspect.script):
         problems.append(f"the script {inspect.script} is not there; copy it there, or share its folder")
     port = None if held is None else held.port
-    return Facts(platform.python_version(), tensorflow_version(), port, tuple(problems), VERSION), held
+    facts = Facts(
+        platform.python_version(),
+        tensorflow_version(),
+        port,
+        tuple(problems),
+        VERSION,
+        installed_versions(inspect.packages),
+        inspect.script and content_digest(inspect.script),
+    )
+    return facts, held
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of those packages that are installed, from their metadata: importing them would take seconds."""
+    return {name: version for name in packages if (version := _version(name)) is not None}
 
 
 def tensorflow_version() -> str | None:
-    """Its version, from the package's metadata: importing it would take seconds."""
-    for name in ("tensorflow", "tensorflow-cpu", "tf-nightly"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+    """Its version, under whichever name it is installed."""
+    return next(filter(None, map(_version, ("tensorflow", "tensorflow-cpu", "tf-nightly"))), None)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def main() -> int:

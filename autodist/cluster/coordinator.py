@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from autodist.cluster.addresses import check_reach, host_and_port
 from autodist.cluster.agent import find_facts
@@ -17,7 +18,7 @@ from autodist.cluster.link import Link
 from autodist.cluster.output import Output
 from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch, wait_for
 from autodist.cluster.ports import PortHeld
-from autodist.cluster.preflight import check_all
+from autodist.cluster.preflight import check_all, compared_packages
 from autodist.cluster.protocol import Ask, Facts, Inspect, Join, Lost, Message, Progress, Release, Start, Stop
 from autodist.cluster.script import Script
 from autodist.cluster.ssh_settings import SSHSettings
@@ -109,8 +110,9 @@ class Coordinator:
             check_reach([worker.node.address for worker in self._workers])
             script = self._script_to_run()
             self._open_links()
-            answers = self._inspect(script)
-            check_all(answers)
+            answers, own = self._inspect(script)
+            file, digest = (script.file, script.digest) if script else (None, None)
+            check_all(answers, replace(own, digest=digest), file)
         except BaseException:
             self.abort("the run could not be prepared")
             raise
@@ -257,10 +259,10 @@ class Coordinator:
         settings = SSHSettings.of_group(node.address, group, connect).through(others)
         return SSHTransport(settings, silence, self._spec.reach_timeout), (*stop, "--silence", str(silence))
 
-    def _inspect(self, script: Script | None) -> dict[str, Facts | Lost]:
-        """What every worker's machine says, by the worker's name."""
+    def _inspect(self, script: Script | None) -> tuple[dict[str, Facts | Lost], Facts]:
+        """What every worker's machine says, by the worker's name; and what the chief's own does."""
         file, directory = (script.file, script.directory) if script else (None, os.getcwd())
-        asks = [Inspect(file, directory, worker.port) for worker in self._workers]
+        asks = [Inspect(file, directory, worker.port, compared_packages()) for worker in self._workers]
         for link, ask in zip(self._links, asks[1:], strict=True):
             link.send(ask)
         own, self._held = find_facts(asks[0])
@@ -271,7 +273,7 @@ class Coordinator:
                 f"no answer within {limit:g} s; see whether the machine is up and not overloaded, or raise "
                 "`reach_timeout`"
             )
-            return {self._workers[0].name: own} | {link.name: link.answer or late for link in self._links}
+            return {self._workers[0].name: own} | {link.name: link.answer or late for link in self._links}, own
 
     def _note_ending(self, link: Link) -> None:
         assert link.ending is not None

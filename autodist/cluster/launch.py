@@ -49,7 +49,9 @@ class LaunchedScript:
         self._control, theirs = socket.socketpair()
         self._reports, report_fd = os.pipe()
         # PYTHONUNBUFFERED: lines arrive when they are printed, and the last ones of a killed script are not lost.
-        environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(start.environment)
+        # PYTHONBREAKPOINT: a `breakpoint()` is the chief's, where somebody types, unless another hook is asked for.
+        environment = {"PYTHONBREAKPOINT": "0"} | os.environ | {"PYTHONUNBUFFERED": "1"} | dict(start.environment)
+        environment.pop("PYTHONINSPECT", None)  # Python would wait for somebody who types, with the run's last word
         environment[CONTROL_VARIABLE] = f"{theirs.fileno()},{held.fileno()}"
         guard = [sys.executable, "-P", "-m", "autodist.cluster.guard", str(report_fd), environment[CONTROL_VARIABLE]]
         guard.append(str(stop_timeout))

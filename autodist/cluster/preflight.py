@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import platform
+import sys
 from collections.abc import Mapping, Sequence
 
-from autodist.cluster.agent import tensorflow_version
 from autodist.cluster.protocol import Facts, Lost
 from autodist.errors import ClusterError
-from autodist.versions import VERSION
 
 
-def check_all(answers: Mapping[str, Facts | Lost]) -> None:
-    """Checks what the agents found against this process.
+def check_all(answers: Mapping[str, Facts | Lost], chief: Facts, script: str | None = None) -> None:
+    """Checks what the agents found against the chief.
 
     Args:
         answers: of each worker's agent, by the worker's name, the chief's own included.
+        chief: what every worker has to equal; its digest is that of the script when it was started.
+        script: its path, if it has one.
 
     Raises:
         ClusterError: with every fault of every worker.
     """
-    rows = [(name, fault) for name, answer in answers.items() for fault in faults(answer)]
+    rows = [(name, fault) for name, answer in answers.items() for fault in faults(answer, chief, script)]
     if rows:
         raise ClusterError("The run cannot start:\n" + table(rows))
 
 
-def faults(answer: Facts | Lost) -> list[str]:
+def compared_packages() -> tuple[str, ...]:
+    """Beside TensorFlow: Keras, and the older one if the script uses that."""
+    return ("keras", *(["tf_keras"] if "tf_keras" in sys.modules else []))
+
+
+def faults(answer: Facts | Lost, chief: Facts, script: str | None = None) -> list[str]:
     """What keeps one worker from taking part, each with its mend."""
     if isinstance(answer, Lost):
         return [answer.problem]
-    return [*_version_faults(answer), *answer.problems]
+    return [*_version_faults(answer, chief), *_script_faults(answer, chief, script), *answer.problems]
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:
@@ -50,23 +55,36 @@ def table(rows: Sequence[tuple[str, str]]) -> str:
     return "\n".join(lines)
 
 
-def _version_faults(facts: Facts) -> list[str]:
+def _version_faults(facts: Facts, chief: Facts) -> list[str]:
     found = []
-    if facts.autodist != VERSION:
+    if facts.autodist != chief.autodist:
         found.append(
-            f"AutoDist is {facts.autodist or 'of another version'}, on the chief {VERSION}; install "
-            f"{VERSION} there, or give its SSH group a `python_venv` that has it"
+            f"AutoDist is {facts.autodist or 'of another version'}, on the chief {chief.autodist}; install "
+            f"{chief.autodist} there, or give its SSH group a `python_venv` that has it"
         )
-    own_python = platform.python_version()
-    if _minor(facts.python) != _minor(own_python):
-        mend = f"give its SSH group a `python_venv` with Python {_minor(own_python)}"
-        found.append(f"Python is {facts.python}, on the chief {own_python}; {mend}")
-    own = tensorflow_version()
-    if facts.tensorflow is None and own is not None:
-        found.append(f"TensorFlow is not installed; run `pip install tensorflow=={own}` there")
-    elif facts.tensorflow != own:
-        found.append(f"TensorFlow is {facts.tensorflow}, on the chief {own}; run `pip install tensorflow=={own}` there")
+    if _minor(facts.python) != _minor(chief.python):
+        mend = f"give its SSH group a `python_venv` with Python {_minor(chief.python)}"
+        found.append(f"Python is {facts.python}, on the chief {chief.python}; {mend}")
+    found += _package_faults("TensorFlow", "tensorflow", facts.tensorflow, chief.tensorflow)
+    for package, own in chief.packages.items():
+        found += _package_faults(package.capitalize(), package, facts.packages.get(package), own)
     return found
+
+
+def _package_faults(name: str, package: str, there: str | None, own: str | None) -> list[str]:
+    if there == own:
+        return []
+    state = f"is {there}, on the chief {own}" if there is not None else "is not installed"
+    return [f"{name} {state}; run `pip install {package}=={own}` there"]
+
+
+def _script_faults(facts: Facts, chief: Facts, script: str | None) -> list[str]:
+    if facts.digest is None or facts.digest == chief.digest:  # whether it is there is among the agent's problems
+        return []
+    return [
+        f"the script {script} is another than the one that the chief runs; copy that there, or share its folder (if it "
+        "was changed after the start, start it again)"
+    ]
 
 
 def _minor(version: str) -> str:

@@ -11,7 +11,7 @@ import enum
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,13 @@ class Inspect(Message):
         script: path of the script, None if it is not a file.
         directory: where the script is to run.
         port: that the worker's server is to use, None for any free one.
+        packages: whose versions are to be told.
     """
 
     script: str | None
     directory: str
     port: int | None
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Facts(Message):
         port: held for the worker's server, None if there is none.
         problems: what would keep the script from running.
         autodist: its version there; None of one that does not tell.
+        packages: versions of what was asked for and is installed.
+        digest: of the script's content; None if there is none, or it cannot be read.
     """
 
     python: str
@@ -57,6 +61,8 @@ class Facts(Message):
     port: int | None
     problems: tuple[str, ...] = ()
     autodist: str | None = None
+    packages: Mapping[str, str] = field(default_factory=dict)
+    digest: str | None = None
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,23 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import FrameType
 
+from autodist.cluster.command_line import Command, Kind
+from autodist.cluster.start import Start, noted_start
+from autodist.cluster.tools import Main, is_same, script_behind, tool_of
 from autodist.errors import ClusterError
+
+_MEND = (
+    "Put the code into a file and start it with `python file.py` (in a notebook `!python file.py`), or use one worker."
+)
+
+# What code that was typed says its file is: at the prompts of Python and pdb, of IPython, IDLE and bpython.
+_PROMPT = re.compile(r"<(stdin|console|input|\w+-input-.*|pyshell#\d+)>\Z")
+
+# Where files stand that one process alone has open, as in `python <(cat train.py)`.
+_OF_ONE_PROCESS = ("/dev/", "/proc/")
 
 
 @dataclass(frozen=True)
@@ -18,64 +31,107 @@ class Script:
     Attributes:
         arguments: of the Python interpreter: its options, the script (or `-m module`), the script's own arguments.
         directory: where it runs.
-        file: the script, None if it is not given as a file.
+        file: what has to be there on every machine: the script, or the file of a module that stands below the
+            directory; None if there is no such file.
+        digest: of that file's content when the script was started here.
         environment: variables that it needs beside those which its machine gives it.
     """
 
     arguments: tuple[str, ...]
     directory: str
     file: str | None
+    digest: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
     def of_this_process() -> Script:
         """The script as the user started it here: same options, same arguments, same directory.
 
+        What counts is what Python was told, and the working directory when AutoDist was imported, whatever the script
+        has changed since. Of a debugger, a profiler and the like only the script is run that stands behind it.
         Variables whose names begin with `AUTODIST_` go with it.
 
         Raises:
-            ClusterError: the process runs no script, as an interactive session does.
+            ClusterError: there is none that others could run as well, as in an interactive session.
         """
         own = tuple((name, value) for name, value in sorted(os.environ.items()) if name.startswith("AUTODIST_"))
-        directory = os.getcwd()
-        position = script_position(sys.orig_argv)
-        if position is None:
+        start = noted_start()
+        if start.directory is None:
             raise ClusterError(
-                "This Python session runs no script which other workers could run as well. "
-                "Put the code into a file and start it with `python file.py`, or use one worker."
+                "The working directory had been removed when AutoDist was imported, so no worker can be started in "
+                "it. Start the script in a directory that is there."
             )
-        arguments = list(sys.orig_argv[1:])
-        if sys.orig_argv[position].startswith("-"):
-            return Script(tuple(arguments), directory, None, own)
-        file = os.path.abspath(getattr(sys.modules["__main__"], "__file__", None) or sys.orig_argv[position])
-        arguments[position - 1] = file
-        return Script(tuple(arguments), directory, file, own)
+        command = _what_runs(start, start.directory)
+        main, file = Main.of_this_process(), None
+        if command.kind is Kind.FILE:
+            target, file = _whole_paths(command.target, main, start.directory)
+            command = replace(command, target=target)
+        elif command.kind is Kind.MODULE:
+            file = _file_of_module(command.target, main, start.directory)
+        return Script(command.arguments, start.directory, file, start.digest_of(file), own)
 
 
-def script_position(command: Sequence[str]) -> int | None:
-    """Where in a Python command line the script stands, or the option `-m` or `-c` in its place; None if nowhere.
+def require_script() -> None:
+    """Passes where other workers can run what runs here.
 
-    >>> script_position(["python", "-X", "dev", "-u", "train.py", "-m"])
-    4
-    >>> script_position(["python", "-um", "package.train"])
-    1
+    Raises:
+        ClusterError: it was typed, or a tool runs without a script behind it; with the mend.
     """
-    position = 1
-    while position < len(command):
-        argument = command[position]
-        if argument == "-":
-            return None
-        if not argument.startswith("-") or _names_code(argument):
-            return position
-        position += 2 if _takes_next(argument) else 1
-    return None
+    Script.of_this_process()
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if _PROMPT.match(frame.f_code.co_filename):
+            raise ClusterError(
+                f"An AutoDist of several workers is made at a prompt, where no other worker can follow. {_MEND}"
+            )
+        frame = frame.f_back
 
 
-def _names_code(option: str) -> bool:
-    """Whether an option, or the last of several one-letter ones written together, is `-m` or `-c`."""
-    return not option.startswith("--") and re.match(r"-[^cmWX]*[cm]", option) is not None
+def _what_runs(start: Start, directory: str) -> Command:
+    """The command that starts the script, without the tool that it was started with."""
+    command = Command.parse(sys.orig_argv)
+    if command is None:
+        raise ClusterError(f"This Python session runs no script which other workers could run as well. {_MEND}")
+    if getattr(sys, "frozen", False):
+        raise ClusterError(
+            "This program was frozen (by PyInstaller, say) and holds no Python that could start other workers. Run it "
+            "as a Python script, or use one worker."
+        )
+    if command.kind is Kind.CODE and command.target.startswith("from multiprocessing."):
+        raise ClusterError(
+            "This process was started by multiprocessing, and other workers have no such parent. Make the AutoDist of "
+            "several workers in the process of the script itself, or use one worker."
+        )
+    now = Main.of_this_process()
+    tool = tool_of(command, now, directory)
+    if tool is not None:
+        # What a tool calls the script is known until that changes `sys.argv`, and from when the tool has come to it.
+        found = [script_behind(tool, command, main, directory) for main in (now, start.main)]
+        command = next(filter(None, found), None)
+        if command is None:
+            raise ClusterError(f"{tool} runs here, and no script that other workers could run as well. {_MEND}")
+    if command.kind is Kind.FILE and command.target.startswith(_OF_ONE_PROCESS):
+        raise ClusterError(f"{command.target} is a script that this process alone can read. {_MEND}")
+    return command
 
 
-def _takes_next(option: str) -> bool:
-    """Whether the next argument is the value of an option, as that of `-W` in `-W error`, not in `-Werror`."""
-    return option == "--check-hash-based-pycs" or re.fullmatch(r"-[^-WX]*[WX]", option) is not None
+def _whole_paths(target: str, main: Main, directory: str) -> tuple[str, str]:
+    """Of a script, folder or archive, and of the file in it that has to be there."""
+    given = os.path.join(directory, target)
+    file = os.path.join(directory, main.file or given)
+    inner = main.module == "__main__"  # a folder or an archive
+    ran = os.path.dirname(file) if inner else file
+    # Python itself made a whole path before the script could leave its directory.
+    moved = not os.path.exists(given) and os.path.basename(ran) == os.path.basename(os.path.normpath(target))
+    if not is_same(given, ran) and not moved:
+        return given, given  # a script of the user's that has made another one `__main__`
+    return ran, file if inner and os.path.isdir(ran) else ran
+
+
+def _file_of_module(module: str, main: Main, directory: str) -> str | None:
+    """The file of the module that runs, if it stands below the directory; what is installed has its own place."""
+    if main.file is None or not main.is_module(module):
+        return None
+    file, below = os.path.join(directory, main.file), os.path.join(directory, "")
+    installed = os.path.join(sys.prefix, "")
+    return file if file.startswith(below) and not file.startswith(installed) else None

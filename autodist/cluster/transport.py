@@ -59,6 +59,11 @@ _open_channels: set[Channel] = set()
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
+def _python(module: str, *arguments: str) -> list[str]:
+    """What runs a module here, as `Transport.open` says. By a shell, since debuggers go after what starts Python."""
+    return ["/bin/sh", "-c", 'exec "$0" "$@"', sys.executable, "-P", "-m", module, *arguments]
+
+
 class Transport(Protocol):
     """A way to start Python modules on a machine."""
 
@@ -79,7 +84,7 @@ class LocalTransport:
 
     def _open_one(self, module: str, *arguments: str) -> Channel:
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", module, *arguments],
+            _python(module, *arguments),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -110,7 +115,7 @@ class SSHTransport:
         ways = [tuple(os.pipe() for _ in ("stdin", "stdout", "stderr")) for _ in range(count)]
         theirs = [(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in ways]
         relay = subprocess.Popen(
-            [sys.executable, "-P", "-m", "autodist.cluster.relay"],
+            _python("autodist.cluster.relay"),
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=theirs[0][2],  # what the relay itself has to say

@@ -37,6 +37,10 @@ from autodist.cluster.member import Member
 from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 
+arguments, directory = sys.argv[1:], os.getcwd()
+os.chdir("/")  # the others are started as this one was, whatever it changes
+sys.argv = ["changed"]
+
 {note}
 def failed(error):
     note("failed")

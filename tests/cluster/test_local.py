@@ -28,7 +28,7 @@ SLEEP = 'note(f"asleep{index}"); time.sleep(60)'
 @pytest.mark.busy
 def test_workers_get_script_arguments_and_payload_and_their_lines_come_back_named(tmp_path: Path) -> None:
     worker = """
-print(index, member.name, member.payload, len(member.addresses), sys.argv[1:], os.getcwd())
+print(index, member.name, member.payload, len(member.addresses), arguments, directory)
 print("to stderr \\N{BULLET}", file=sys.stderr)
 sys.stdout.buffer.write(b"bad \\xff byte\\n" + b"no line end")
 sys.stdout.flush()
@@ -40,7 +40,8 @@ member.wait_for_end()
     for index in (1, 2):
         arguments = ["argument with spaces", "$HOME", "'"]
         assert (
-            f"[localhost:{index}] {index} localhost:{index} {b'payload ' + bytes([255])!r} 3 {arguments}" in run.stdout
+            f"[localhost:{index}] {index} localhost:{index} {b'payload ' + bytes([255])!r} 3 {arguments} {tmp_path}\n"
+            in run.stdout
         )
         assert f"[localhost:{index}] bad \N{REPLACEMENT CHARACTER} byte\n" in run.stdout
         assert f"[localhost:{index}] no line end\n" in run.stdout

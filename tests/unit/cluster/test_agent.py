@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import hashlib
 import io
+from importlib import metadata
+from pathlib import Path
 
 from autodist.cluster.agent import Agent, find_facts
-from autodist.cluster.protocol import Inspect, Lost, decode
+from autodist.cluster.protocol import Inspect, Lost, decode, encode
 from autodist.versions import VERSION
 
 
@@ -21,3 +24,14 @@ def test_an_agent_tells_its_version() -> None:
     assert facts.autodist == VERSION
     assert held is not None
     held.release()
+
+
+def test_an_agent_tells_versions_of_packages_and_the_content_of_the_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_bytes(b"print()\n")
+    facts, held = find_facts(Inspect(str(script), str(tmp_path), None, ("keras", "no-such-package")))
+    assert held is not None
+    held.release()
+    assert facts.packages == {"keras": metadata.version("keras")}
+    assert facts.digest == hashlib.sha256(b"print()\n").hexdigest()
+    assert decode(encode(facts)) == facts

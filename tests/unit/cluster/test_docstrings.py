@@ -5,10 +5,12 @@ from types import ModuleType
 
 import pytest
 
-from autodist.cluster import addresses, preflight, script, ssh_connection
+from autodist.cluster import addresses, command_line, preflight, ssh_connection
+
+MODULES = [addresses, command_line, preflight, ssh_connection]
 
 
-@pytest.mark.parametrize("module", [addresses, preflight, script, ssh_connection], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_examples_hold(module: ModuleType) -> None:
     result = doctest.testmod(module)
     assert result.attempted > 0

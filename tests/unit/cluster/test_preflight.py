@@ -1,26 +1,28 @@
 from __future__ import annotations
 
 import platform
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 
 from autodist.cluster.agent import tensorflow_version
-from autodist.cluster.preflight import check_all, faults
+from autodist.cluster.preflight import check_all, compared_packages, faults
 from autodist.cluster.protocol import Facts, Lost
 from autodist.errors import ClusterError
 from autodist.versions import VERSION
 
-FIT = Facts(platform.python_version(), tensorflow_version(), 20000, (), VERSION)
+FIT = Facts(platform.python_version(), tensorflow_version(), 20000, (), VERSION, {"keras": "3.15.1"}, "0a1b")
 
 
 def test_equal_machines_have_no_faults() -> None:
-    check_all({"a": FIT, "b": FIT})
+    check_all({"a": FIT, "b": FIT, "later": replace(FIT, packages={"keras": "3.15.1", "more": "1"})}, FIT)
 
 
 def test_other_micro_version_of_python_is_no_fault() -> None:
     major, minor, _ = platform.python_version_tuple()
-    assert faults(replace(FIT, python=f"{major}.{minor}.99")) == []
+    assert faults(replace(FIT, python=f"{major}.{minor}.99"), FIT) == []
 
 
 @pytest.mark.parametrize(
@@ -35,24 +37,34 @@ def test_other_micro_version_of_python_is_no_fault() -> None:
             [f"AutoDist is 0.0.9, on the chief {VERSION}; install", "`python_venv`"],
         ),
         (replace(FIT, autodist=None), ["AutoDist is of another version, on the chief"]),
+        (replace(FIT, packages={"keras": "3.14.0"}), ["Keras is 3.14.0, on the chief 3.15.1", "install keras==3.15.1"]),
+        (replace(FIT, packages={}), ["Keras is not installed; run `pip install keras==3.15.1` there"]),
+        (replace(FIT, digest="ffff"), ["the script /train.py is another than the one that the chief runs; copy that"]),
         (Lost("connection refused"), ["connection refused"]),
     ],
 )
 def test_each_fault_has_words(facts: Facts | Lost, words: list[str]) -> None:
-    (fault,) = faults(facts)
+    (fault,) = faults(facts, FIT, "/train.py")
     assert all(word in fault for word in words)
 
 
 def test_all_faults_of_all_machines_stand_in_one_table() -> None:
     answers: dict[str, Facts | Lost] = {
         "fine": FIT,
-        "old": Facts("3.9.1", "2.1.0", None, ("no script",), VERSION),
+        "old": replace(FIT, python="3.9.1", tensorflow="2.1.0", port=None, problems=("no script",), digest=None),
         "10.0.0.3": Lost("refused\nagain"),
     }
     with pytest.raises(ClusterError) as caught:
-        check_all(answers)
+        check_all(answers, FIT)
     lines = str(caught.value).splitlines()
     assert [line[:10].strip() for line in lines[1:]] == ["old", "", "", "10.0.0.3", ""]
     words = ["Python is 3.9.1", "TensorFlow is 2.1.0", "  no script", "  refused", "  again"]
     assert [word for word, line in zip(words, lines[1:], strict=True) if word not in line] == []
     assert "fine" not in str(caught.value)
+
+
+def test_the_older_keras_is_compared_where_the_script_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "tf_keras", raising=False)
+    assert compared_packages() == ("keras",)
+    monkeypatch.setitem(sys.modules, "tf_keras", ModuleType("tf_keras"))
+    assert compared_packages() == ("keras", "tf_keras")

@@ -1,56 +1,189 @@
 from __future__ import annotations
 
+import code
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from autodist.cluster.script import Script, script_position
+from autodist.cluster import script as script_module
+from autodist.cluster.script import Script, require_script
+from autodist.cluster.start import Start, content_digest
 from autodist.errors import ClusterError
 
-
-@pytest.mark.parametrize(
-    ("command", "position"),
-    [
-        (["python"], None),
-        (["python", "-i"], None),
-        (["python", "-"], None),
-        (["python", "train.py"], 1),
-        (["python", "-u", "-W", "error", "train.py", "-c"], 4),
-        (["python", "-Werror", "-Xdev", "train.py"], 3),
-        (["python", "-BX", "dev", "train.py"], 3),
-        (["python", "--check-hash-based-pycs", "always", "train.py"], 3),
-        (["python", "-m", "package.train", "x"], 1),
-        (["python", "-Bum", "package.train"], 1),
-        (["python", "-c", "print()"], 1),
-        (["python", "-cprint()"], 1),
-    ],
-)
-def test_script_position(command: list[str], position: int | None) -> None:
-    assert script_position(command) == position
+Started = Callable[..., Script]
 
 
-def test_script_of_this_process_is_named_by_its_whole_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-u", "train.py", "--steps", "3"])
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "train.py", raising=False)
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
+    """The script of a process that was started in `tmp_path`, imported AutoDist there and has gone elsewhere since."""
+
+    def start(
+        line: list[str],
+        file: Path | str | None = None,
+        module: str | None = None,
+        arguments: list[str] | None = None,
+    ) -> Script:
+        spec = None if module is None else type("Spec", (), {"name": module})
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "orig_argv", ["python", *line])
+        monkeypatch.setattr(sys, "argv", arguments or list(line))
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", None if file is None else str(file), raising=False)
+        monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec, raising=False)
+        noted = Start.of_now()
+        monkeypatch.setattr(script_module, "noted_start", lambda: noted)
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        monkeypatch.setattr(sys, "argv", ["changed"])
+        return Script.of_this_process()
+
+    return start
+
+
+def test_script_is_that_of_the_start_wherever_it_has_gone_since(
+    started: Started, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "train model.py"
+    file.write_text("print()")
     monkeypatch.setenv("AUTODIST_DUMP", "/d")
-    script = Script.of_this_process()
-    assert script.arguments == ("-u", os.path.join(tmp_path, "train.py"), "--steps", "3")
-    assert (script.file, script.directory) == (os.path.join(tmp_path, "train.py"), str(tmp_path))
+    script = started(["-u", "train model.py", "--steps", "3"], file)
+    assert script.arguments == ("-u", str(file), "--steps", "3")
+    assert (script.file, script.directory) == (str(file), str(tmp_path))
+    assert script.digest == content_digest(str(file)) is not None
     assert ("AUTODIST_DUMP", "/d") in script.environment
     assert all(name.startswith("AUTODIST_") for name, _ in script.environment)
 
 
-def test_module_keeps_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "orig_argv", ["python", "-m", "package.train", "x"])
-    script = Script.of_this_process()
+def test_script_that_is_changed_after_its_start_keeps_its_digest(started: Started, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("print(1)")
+    before = content_digest(str(file))
+    started(["train.py"], file)
+    file.write_text("print(2)")
+    assert Script.of_this_process().digest == before != content_digest(str(file))
+
+
+def test_link_is_run_as_a_link(started: Started, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "train.py").write_text("print()")
+    link = tmp_path / "link.py"
+    link.symlink_to("real/train.py")
+    assert started(["./link.py"], link).arguments == (str(link),)
+
+
+def test_script_that_left_its_directory_before_the_import_is_found(started: Started, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    file = tmp_path / "other" / "train.py"
+    file.write_text("")
+    assert started(["train.py", "x"], file).arguments == (str(file), "x")
+
+
+def test_folder_and_archive_are_run_whole(started: Started, tmp_path: Path) -> None:
+    (tmp_path / "app").mkdir()
+    inner = tmp_path / "app" / "__main__.py"
+    inner.write_text("")
+    folder = started(["app", "x"], inner, "__main__")
+    assert (folder.arguments, folder.file) == ((str(tmp_path / "app"), "x"), str(inner))
+    archive = tmp_path / "app.pyz"
+    archive.write_bytes(b"PK")
+    script = started(["app.pyz", "x"], archive / "__main__.py", "__main__")
+    assert (script.arguments, script.file) == ((str(archive), "x"), str(archive))
+    assert script.digest == content_digest(str(archive))
+
+
+def test_module_keeps_its_name_and_is_compared_if_it_stands_below_the_directory(
+    started: Started, tmp_path: Path
+) -> None:
+    (tmp_path / "package").mkdir()
+    file = tmp_path / "package" / "train.py"
+    file.write_text("")
+    script = started(["-m", "package.train", "x"], file, "package.train")
     assert script.arguments == ("-m", "package.train", "x")
-    assert script.file is None
+    assert (script.file, script.digest) == (str(file), content_digest(str(file)))
+    assert started(["-m", "json.tool"], os.path.join(sys.base_prefix, "json", "tool.py"), "json.tool").file is None
 
 
-def test_interactive_session_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "orig_argv", ["python"])
-    with pytest.raises(ClusterError, match="runs no script"):
+def test_script_that_runs_another_one_is_started_itself(started: Started, tmp_path: Path) -> None:
+    for name in ("launch.py", "train.py"):
+        (tmp_path / name).write_text("")
+    script = started(["launch.py", "train.py"], tmp_path / "train.py")
+    assert script.arguments == (str(tmp_path / "launch.py"), "train.py")
+
+
+def test_of_a_debugger_the_script_alone_is_started(started: Started, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("")
+    script = started(["-u", "-m", "pdb", "train.py", "x"], file)
+    assert (script.arguments, script.file) == (("-u", str(file), "x"), str(file))
+
+
+def test_what_a_profiler_calls_the_script_counts_though_the_script_changes_it(started: Started, tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("")
+    line = ["-m", "cProfile", "-s", "time", "train.py", "x"]
+    script = started(line, "/usr/lib/python3.11/cProfile.py", "cProfile", arguments=["train.py", "x"])
+    assert script.arguments == (str(file), "x")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ([], "runs no script"),
+        (["-i"], "runs no script"),
+        (["-", "x"], "runs no script"),
+        (["/dev/stdin"], "/dev/stdin is a script that this process alone can read"),
+        (["/dev/fd/63"], "/dev/fd/63 is a script that this process alone can read"),
+        (["-m", "ipykernel_launcher", "-f", "kernel.json"], "ipykernel_launcher runs here, and no script"),
+        (["-m", "code"], "code runs here, and no script"),
+        (["/venv/bin/ipython"], "ipython runs here, and no script"),
+    ],
+)
+def test_what_no_other_worker_could_run_is_refused_with_the_mend(started: Started, line: list[str], said: str) -> None:
+    with pytest.raises(ClusterError, match=said) as caught:
+        started(line)
+    assert "`python file.py` (in a notebook `!python file.py`), or use one worker" in str(caught.value)
+
+
+def test_child_of_multiprocessing_and_frozen_program_are_refused(
+    started: Started, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ClusterError, match="started by multiprocessing"):
+        started(["-c", "from multiprocessing.spawn import spawn_main; spawn_main()", "--multiprocessing-fork"])
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    with pytest.raises(ClusterError, match="was frozen"):
+        started(["train.py"])
+
+
+def test_directory_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    noted = Start.of_now()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(script_module, "noted_start", lambda: noted)
+    with pytest.raises(ClusterError, match="working directory had been removed"):
         Script.of_this_process()
+
+
+@pytest.mark.parametrize("file", ["<console>", "<stdin>", "<ipython-input-3-0a1b>", "<python-input-0>", "<pyshell#2>"])
+def test_what_is_typed_at_a_prompt_is_refused(started: Started, tmp_path: Path, file: str) -> None:
+    (tmp_path / "train.py").write_text("")
+    started(["-i", "train.py"], tmp_path / "train.py")
+    found: dict[str, Any] = {"require_script": require_script}
+    console = code.InteractiveConsole(found, file)
+    console.push("try: require_script()")
+    console.push("except Exception as error: caught = error")
+    console.push("")
+    assert isinstance(found["caught"], ClusterError)
+    assert "is made at a prompt" in str(found["caught"])
+
+
+def test_what_a_script_compiles_itself_is_no_prompt(started: Started, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    started(["train.py"], tmp_path / "train.py")
+    for file in ("<string>", "<template>", str(tmp_path / "train.py")):
+        eval(compile("require_script()", file, "eval"), {"require_script": require_script})
