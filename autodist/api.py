@@ -31,7 +31,7 @@ from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.session import DistributedSession
-from autodist.strategies import BuildsStrategy, builder_from_section, require_builder
+from autodist.strategies import BuildsStrategy, chosen_builder
 from autodist.trains_alone import TrainsAlone
 
 log = logging.getLogger("autodist")
@@ -45,7 +45,8 @@ class AutoDist:
 
     Args:
         resource_spec_file: the YAML of the machines and the strategy; None: this machine, one worker.
-        strategy_builder: decides the strategy, in place of what the YAML says.
+        strategy_builder: decides the strategy, in place of what the YAML says; or what may stand there: the name of a
+            builder ("AllReduce"), or a mapping.
         resource_spec: the machines, in place of a file.
 
     Raises:
@@ -56,13 +57,13 @@ class AutoDist:
     def __init__(
         self,
         resource_spec_file: str | os.PathLike[str] | None = None,
-        strategy_builder: BuildsStrategy | None = None,
+        strategy_builder: BuildsStrategy | str | Mapping[str, Any] | None = None,
         resource_spec: ResourceSpec | None = None,
     ) -> None:
         with quiet_tensorflow():
             tf.config.list_physical_devices()  # now, since TensorFlow says what it finds when it is asked first
         spec = _read_spec(resource_spec_file, resource_spec)
-        builder = builder_from_section(spec.strategy) if strategy_builder is None else require_builder(strategy_builder)
+        builder = chosen_builder(strategy_builder, spec.strategy)
         self._run = Run.begin(spec, builder)
         if self.is_chief and self._run.workers > 1:
             require_script()

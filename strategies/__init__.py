@@ -7,7 +7,7 @@ out.
 from autodist.graph.placement import Cut
 from autodist.strategies.all_reduce import AllReduce, all_reduce_node
 from autodist.strategies.all_reduce_options import AllReduceOptions, all_reduce_synchronizer
-from autodist.strategies.asking import ask_builder, require_builder
+from autodist.strategies.asking import ask_builder
 from autodist.strategies.base import (
     BuildsStrategy,
     StrategyBuilder,
@@ -32,7 +32,7 @@ from autodist.strategies.placed import PlacedBuilder
 from autodist.strategies.ps import PS, owner_index, parameter_server_node
 from autodist.strategies.ps_load_balancing import PSLoadBalancing
 from autodist.strategies.random_axis_partition_ar import RandomAxisPartitionAR
-from autodist.strategies.reader import builder_from_section
+from autodist.strategies.reader import builder_from_section, chosen_builder
 from autodist.strategies.registry import find_builder, register, registered_names
 from autodist.strategies.server_options import SYNCHRONOUS, ServerOptions
 from autodist.strategies.sharded_all_reduce import ShardedAllReduce
@@ -75,6 +75,7 @@ __all__ = [
     "builder_from_section",
     "bytes_sent",
     "check_strategy",
+    "chosen_builder",
     "even_sizes",
     "find_builder",
     "graph_config",
@@ -85,7 +86,6 @@ __all__ = [
     "proportional_sizes",
     "register",
     "registered_names",
-    "require_builder",
     "resolve_specs",
     "shards_of",
     "strategy_table",

@@ -19,7 +19,7 @@ def require_builder(builder: Any) -> BuildsStrategy:
     """What a script gives as a builder, if it is one.
 
     Raises:
-        StrategyError: it is a class, a name, or something else without `build`.
+        StrategyError: it is a class, or something else without `build`.
     """
     if isinstance(builder, type):
         raise StrategyError(
@@ -28,7 +28,7 @@ def require_builder(builder: Any) -> BuildsStrategy:
     if not callable(getattr(builder, "build", None)):
         raise StrategyError(
             f"strategy_builder is {builder!r}, a {type(builder).__name__}; give an object that has "
-            "build(graph_item, resource_spec), such as autodist.strategies.PS(). Names stand in the YAML."
+            "build(graph_item, resource_spec), such as autodist.strategies.PS(), or a builder's name, such as 'PS'."
         )
     return builder
 

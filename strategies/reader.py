@@ -9,7 +9,7 @@ from typing import Any
 from autodist.errors import Place, StrategyError
 from autodist.resources import StrategySection, VariableOverride
 from autodist.strategies.all_reduce import AllReduce
-from autodist.strategies.asking import describe_failure
+from autodist.strategies.asking import describe_failure, require_builder
 from autodist.strategies.base import BuildsStrategy
 from autodist.strategies.nearest import did_you_mean, listed
 from autodist.strategies.options import (
@@ -29,11 +29,30 @@ SYNCHRONIZERS: dict[str, type[UseAllReduce | UseParameterServer]] = {
     "PS": UseParameterServer,
 }
 
+DEFAULT = AllReduce.__name__
+
 PlaceOf = Callable[..., Place | None]
 
 
+def chosen_builder(given: Any, section: StrategySection | None) -> BuildsStrategy:
+    """The builder that a script gives, if it gives one, and else the one that the YAML asks for.
+
+    Args:
+        given: a builder, or what the YAML may have under `strategy`: a name or a mapping; None: none.
+        section: of the YAML; None if it has none.
+
+    Raises:
+        StrategyError, ResourceSpecError: it is no such thing, or cannot be used.
+    """
+    if given is None:
+        return builder_from_section(section)
+    if isinstance(given, str | Mapping):
+        return builder_from_section(StrategySection.from_script(given))
+    return require_builder(given)
+
+
 def builder_from_section(section: StrategySection | None) -> BuildsStrategy:
-    """The builder that a YAML asks for; AllReduce if it has no `strategy` section.
+    """The builder that a YAML asks for; AllReduce if it has no `strategy` section, or that names none.
 
     What comes from a file is a PlacedBuilder, so that what is wrong with its strategies has a place as well.
 
@@ -43,8 +62,10 @@ def builder_from_section(section: StrategySection | None) -> BuildsStrategy:
     """
     if section is None:
         return AllReduce()
-    maker = find_builder(section.builder, section.place("builder"))
-    builder: BuildsStrategy = _make(maker, section.builder, section.options, section.place)
+    name = section.builder or DEFAULT
+    maker = find_builder(name, section.place("builder"))
+    about = name if section.builder else f"{DEFAULT} (the default builder)"
+    builder: BuildsStrategy = _make(maker, about, section.options, section.place)
     overrides = tuple(_override(override, section) for override in section.variables)
     if overrides:
         builder = OverrideVariables(builder, overrides)

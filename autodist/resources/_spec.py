@@ -47,7 +47,7 @@ class ResourceSpec(Timeouts):
     ssh: Annotated[dict[str, Annotated[SSHGroup, EMPTY_IF_NULL]], EMPTY_IF_NULL] = Field(
         default_factory=dict, description="a mapping of names to SSH groups, such as {lab: {username: ubuntu}}"
     )
-    strategy: StrategySection | None = Field(default=None, description="a mapping with the key builder")
+    strategy: StrategySection | None = Field(default=None, description="a mapping, or a builder's name")
     batch: Literal["global", "per_worker"] | None = Field(default=None, description="global or per_worker")
     source: Source = Field(default_factory=Source, repr=False)
 
@@ -163,7 +163,7 @@ class ResourceSpec(Timeouts):
                 raise source.error((key,), unknown_key(key, _known_keys()))
         try:
             strategy = data.get("strategy")
-            section = None if strategy is None else StrategySection.from_mapping(strategy, source)
+            section = None if strategy is None else StrategySection.from_plain(strategy, source)
             return cls.model_validate({**data, "strategy": section, "source": source})
         except ValidationError as error:
             inner: dict[str, type[Model]] = {"nodes": Node, "ssh": SSHGroup}

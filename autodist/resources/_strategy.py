@@ -10,9 +10,11 @@ from pydantic import Field
 
 from autodist.errors import Place
 from autodist.resources._model import Model
+from autodist.resources._plain import plain_copy
 from autodist.resources._source import KeyPath, Source, as_yaml
 
 _BUILDER = "the name of a strategy builder, such as AllReduce"
+_SECTION = f"{_BUILDER}, or a mapping with builder, its options and variables"
 
 
 class VariableOverride(Model):
@@ -33,37 +35,47 @@ class StrategySection(Model):
     """The strategy section of the YAML.
 
     Attributes:
-        builder: name of the strategy builder, unchecked.
+        builder: name of the strategy builder, unchecked; None: the default one.
         options: every other key but `variables`, unchecked.
         variables: overrides, in the order of the file; the first whose pattern matches a variable wins.
         source: for messages.
     """
 
-    builder: str
+    builder: str | None = None
     options: dict[str, Any] = Field(default_factory=dict)
     variables: tuple[VariableOverride, ...] = ()
     source: Source = Field(default_factory=Source, repr=False)
 
     @classmethod
-    def from_mapping(cls, data: Any, source: Source) -> StrategySection:
-        """Reads what stands under `strategy`.
+    def from_plain(cls, data: Any, source: Source) -> StrategySection:
+        """Reads what stands under `strategy`: a mapping, or the name of a builder alone.
 
         Raises:
-            ResourceSpecError: it is not a mapping, there is no builder, `variables` does not map patterns to mappings.
+            ResourceSpecError: it is neither, `builder` is no name, `variables` does not map patterns to mappings.
         """
         path: KeyPath = ("strategy",)
+        if isinstance(data, str) and data:
+            return cls(builder=data, source=source)
         if not isinstance(data, dict):
-            raise source.error(path, f"{as_yaml(data)} is not a mapping; allowed: a mapping with the key builder")
-        if "builder" not in data:
-            near = difflib.get_close_matches("builder", map(str, data), n=1, cutoff=0.5)
-            guess = f" (is {near[0]} meant to be it?)" if near else ""
-            raise source.error((*path, "builder"), f"missing{guess}; allowed: {_BUILDER}")
-        builder = data["builder"]
-        if not isinstance(builder, str) or not builder:
+            raise source.error(path, f"{as_yaml(data)} is not allowed; allowed: {_SECTION}")
+        near = difflib.get_close_matches("builder", map(str, data), n=1, cutoff=0.6)
+        if near and "builder" not in data:
+            raise source.error((*path, "builder"), f"missing (is {near[0]} meant to be it?); allowed: {_BUILDER}")
+        builder = data.get("builder")
+        if "builder" in data and (not isinstance(builder, str) or not builder):
             raise source.error((*path, "builder"), f"{as_yaml(builder)} is not a name; allowed: {_BUILDER}")
         options = {key: value for key, value in data.items() if key not in ("builder", "variables")}
         overrides = _read_overrides(data.get("variables"), source)
         return cls(builder=builder, options=options, variables=overrides, source=source)
+
+    @classmethod
+    def from_script(cls, data: str | Mapping[str, Any]) -> StrategySection:
+        """Reads what the YAML would have under `strategy`, given from Python; it is copied.
+
+        Raises:
+            ResourceSpecError: it cannot be used.
+        """
+        return cls.from_plain(plain_copy(data), Source())
 
     def place(self, *path: str | int) -> Place | None:
         """Where a key below `strategy` stands, or, if it is missing there, where the thing around it does.
@@ -80,7 +92,8 @@ class StrategySection(Model):
     def to_dict(self) -> dict[str, Any]:
         """The section as it stands in the YAML."""
         overrides = {override.pattern: override.settings for override in self.variables}
-        return {"builder": self.builder, **self.options, **({"variables": overrides} if overrides else {})}
+        named = {} if self.builder is None else {"builder": self.builder}
+        return {**named, **self.options, **({"variables": overrides} if overrides else {})}
 
 
 def _read_overrides(data: Any, source: Source) -> tuple[VariableOverride, ...]:

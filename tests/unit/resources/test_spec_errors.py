@@ -386,17 +386,18 @@ SECTIONS = {
         "ssh.lab.shared_envs.TOKEN",
         "this is not allowed; allowed: a mapping of environment variables",
     ),
-    "strategy text": (
-        HEAD + "strategy: PS\n",
+    "strategy number": (
+        HEAD + "strategy: 5\n",
         3,
         "strategy",
-        '"PS" is not a mapping; allowed: a mapping with the key builder',
+        "5 is not allowed; allowed: the name of a strategy builder, such as AllReduce, or a mapping with builder, its",
     ),
-    "no builder": (
-        HEAD + "strategy:\n  chunk_size: 1\n",
-        3,
+    "no text": (HEAD + 'strategy: ""\n', 3, "strategy", '"" is not allowed; allowed: the name of a strategy builder'),
+    "null builder": (
+        HEAD + "strategy:\n  builder:\n",
+        4,
         "strategy.builder",
-        "missing; allowed: the name of a strategy builder",
+        "null is not a name; allowed: the name of a strategy builder",
     ),
     "builder number": (
         HEAD + "strategy:\n  builder: 1\n",
@@ -526,7 +527,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: pathlib.Path, name: str, 
         ({"ssh": {"a\0": {}}}, "ssh: the text cannot be used: it holds the character U+0000"),
         ({"nodes": [{1: "a"}]}, "nodes[0]: the key 1 is a int; allowed: text"),
         ({"nodes": [{"address": b"a"}]}, "nodes[0].address: b'a' is a bytes; allowed: text"),
-        ({"nodes": [{"address": "a"}], "strategy": {}}, "strategy.builder: missing; allowed: the name"),
+        ({"nodes": [{"address": "a"}], "strategy": []}, "strategy: a list is not allowed; allowed: the name"),
         (
             {"nodes": [{"address": "a"}], "strategy": {"bilder": "PS"}},
             "strategy.builder: missing (is bilder meant to be it?); allowed: the name",

@@ -69,3 +69,12 @@ def test_there_are_no_places_without_a_file() -> None:
     assert spec.strategy is not None
     assert spec.strategy.place("builder") is None
     assert spec.strategy.variables[0].place is None
+
+
+@pytest.mark.parametrize("written", ["AllReduce", {}, {"compressor": "FLOAT16"}, {"variables": {"a": {"x": 1}}}])
+def test_what_names_a_builder_alone_or_none_is_written_as_it_was_read(written: str | dict[str, object]) -> None:
+    spec = ResourceSpec.from_dict({"nodes": [{"address": "a"}], "strategy": written})
+    assert spec.strategy is not None
+    assert spec.strategy.builder == ("AllReduce" if written == "AllReduce" else None)
+    assert spec.to_dict()["strategy"] == ({"builder": "AllReduce"} if written == "AllReduce" else written)
+    assert ResourceSpec.from_payload(spec.to_payload()) == spec

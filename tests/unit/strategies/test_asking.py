@@ -124,7 +124,10 @@ def test_what_a_module_does_wrong_is_told_with_its_place_in_the_file(section, la
     "given, said",
     [
         (PS, r"strategy_builder is the class PS; give an instance, PS\(\)"),
-        ("PS", "strategy_builder is 'PS', a str; give an object that has build"),
+        (1, "strategy_builder is 1, a int; give an object that has build.*or a builder's name, such as 'PS'"),
+        ("Parallex", "There is no builder named Parallex. Did you mean Parallax"),
+        ({"builder": "PS", "ower": 1}, "PS has no option ower. Did you mean owner"),
+        ({"chunk_size": 0}, r"AllReduce \(the default builder\): chunk_size is 0, which is not allowed"),
         (dataclasses, "strategy_builder is <module 'dataclasses'"),
     ],
 )

@@ -3,7 +3,7 @@ import textwrap
 import pytest
 
 from autodist.errors import StrategyError
-from autodist.resources import ResourceSpec
+from autodist.resources import ResourceSpec, StrategySection
 from autodist.strategies import (
     PS,
     AllReduce,
@@ -21,6 +21,7 @@ from autodist.strategies import (
     UseAllReduce,
     UseParameterServer,
     builder_from_section,
+    chosen_builder,
 )
 
 NODES = "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
@@ -58,6 +59,11 @@ def test_without_a_section_it_is_all_reduce():
     ("section", "builder"),
     [
         ("{builder: AllReduce}", AllReduce()),
+        ("AllReduce", AllReduce()),
+        ("Parallax", Parallax()),
+        ("autodist.strategies.PS", PS()),
+        ("{}", AllReduce()),
+        ("{compressor: FLOAT16}", AllReduce(compressor=Compressor("FLOAT16"))),
         ("{builder: AllReduce, chunk_size: 64, all_reduce_spec: RING}", AllReduce(64, "RING")),
         ("{builder: PS, owner: 1}", PS(owner=1)),
         ("{builder: PS, owner: 'localhost:1'}", PS(owner="localhost:1")),
@@ -90,6 +96,36 @@ def test_without_a_section_it_is_all_reduce():
 )
 def test_builder_and_options_come_from_the_section(read, section, builder):
     assert read(f"strategy: {section}") == builder
+
+
+def test_variables_alone_are_exceptions_from_the_default_builder(read):
+    builder = read("strategy: {variables: {emb: {synchronizer: PS, owner: 1}}}")
+    assert builder.builder == AllReduce()
+    assert [(override.pattern, override.use) for override in builder.overrides] == [
+        ("emb", UseParameterServer(owner=1))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "builder"),
+    [
+        (None, PS(owner=1)),  # the YAML's
+        ("AllReduce", AllReduce()),
+        ({"compressor": "FLOAT16"}, AllReduce(compressor=Compressor("FLOAT16"))),
+        (Parallax(), Parallax()),
+    ],
+)
+def test_what_a_script_gives_comes_before_the_yaml(given, builder):
+    section = StrategySection.from_script({"builder": "PS", "owner": 1})
+    assert chosen_builder(given, section) == builder
+
+
+def test_faults_of_a_section_without_a_builder_name_the_default_one(refusal):
+    said = refusal("strategy:\n  max_shards: 4\n")
+    assert said.startswith("3: strategy.max_shards: AllReduce (the default builder) has no option max_shards. It is an")
+    assert refusal("strategy: Paralax\n").startswith(
+        "2: strategy.builder: There is no builder named Paralax. Did you mean"
+    )
 
 
 def test_a_section_given_from_python_reads_the_same():
