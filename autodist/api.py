@@ -18,6 +18,7 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_models import KerasModels
 from autodist.capture.local_training import put_back
+from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
@@ -116,12 +117,17 @@ class AutoDist:
 
     @contextmanager
     def scope(self) -> Iterator[AutoDist]:
-        """What is built here trains on all replicas, also after the scope."""
+        """What is built here trains on all replicas, also after the scope.
+
+        Raises:
+            CaptureError: a strategy of `tf.distribute` is in use around it, or within it.
+        """
         if not tf.executing_eagerly():
             tf.compat.v1.enable_resource_variables()
         seed_what_has_no_seed(self._run.seed)
         try:
             with (
+                refusing_strategies(),
                 self._keras.adopting(),
                 noting_gradients(in_functions=False) as self._notes,
                 noting_sums(in_functions=False) as self._sums,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +35,9 @@ _COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
 
 Passed = tuple[str, Any, Any]
 """A parameter, a leaf of what is passed for it, and what the script declares of that, or None."""
+
+_NO_LENGTH = re.compile(r"NoneType|None values|\(None\)|partially known|got None")
+"""In what TensorFlow, and Python, say of a length that is not known."""
 
 Constants = Sequence[tuple[str, Any]]
 """By parameter, the leaves of the arguments; None in the place of arrays."""
@@ -259,7 +263,8 @@ class DistributedFunction:
 
         axes = [leaf.axis for leaf in leaves]
         name = self._name
-        with _explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
+        has_nones = any(x is None for x in tf.nest.flatten(list(arguments.values())))
+        with nullcontext() if has_nones else _explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
             captured = capture_function(
                 step, specs, axes,
                 jit_compile=self._tracing.jit_compile, may_evaluate=True, autograph=self._tracing.autograph,
@@ -315,7 +320,7 @@ def _explaining_open_axes() -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError) as error:
-        if "None" in str(error):
+        if _NO_LENGTH.search(str(error)):
             error.add_note(
                 "AutoDist captures a step with its batch axis open: x.shape[0] of an argument x is None there. Write "
                 "tf.shape(x)[0] for it, or -1 where tf.reshape is to find it."

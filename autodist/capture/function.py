@@ -24,6 +24,7 @@ from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_g
 from autodist.capture.inline import inlining_functions
 from autodist.capture.local_training import distributing
 from autodist.capture.named_captures import naming_captures
+from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.overwrites import noting_overwrites
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.errors import CaptureError
@@ -135,6 +136,7 @@ def _trace(
         inlining_functions(),
         naming_captures(),
         distributing(),
+        refusing_strategies(),
         OptionalXlaContext(jit_compile),
     ):
         return tf.function(function, autograph=autograph).get_concrete_function(*arguments), noted, sums

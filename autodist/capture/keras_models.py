@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import keras
+import tensorflow as tf
+from keras import tree
 
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep, timing_the_start
-from autodist.errors import CaptureError
+from autodist.capture.other_strategies import require_no_strategy
+from autodist.messages import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
 
 StepMaker = Callable[[Callable[..., Any], bool], TracedStep]
 """Makes of a Keras `train_step`, a function of one batch, one that trains on all replicas; compiled by XLA or not."""
@@ -109,13 +115,14 @@ class KerasModels:
         step = timing_the_start(self._distribute(train_step, model.jit_compile), model)
 
         def train(iterator: Iterator[Any]) -> Any:
-            logs = step(next(iterator))
-            for _ in range(model.steps_per_execution - 1):
-                try:
-                    data = next(iterator)
-                except StopIteration:
-                    break
-                logs = step(data)
+            with _explaining_graphs(model):
+                logs = step(_without_optionals(next(iterator)))
+                for _ in range(model.steps_per_execution - 1):
+                    try:
+                        data = next(iterator)
+                    except StopIteration:
+                        break
+                    logs = step(_without_optionals(data))
             return logs
 
         return train
@@ -127,8 +134,29 @@ def _definer(method: str) -> Any:
 
 
 def _check(model: keras.Model) -> None:
+    require_no_strategy(model.distribute_strategy, model.name)
     if model.run_eagerly:
-        raise CaptureError(
-            f"{model.name} is compiled with run_eagerly=True, and a step that is never a graph cannot be distributed. "
-            "Compile it without."
-        )
+        log.warning(
+            "%s is compiled with run_eagerly=True; AutoDist compiles its steps all the same, since what is distributed "
+            "is their graph.", model.name, extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+
+
+@contextmanager
+def _explaining_graphs(model: keras.Model) -> Iterator[None]:
+    """What a step says that cannot be a graph comes with why it is one, where the script asks for none."""
+    try:
+        yield
+    except Exception as error:
+        if model.run_eagerly and not isinstance(error, StopIteration):
+            error.add_note(
+                f"{model.name} is compiled with run_eagerly=True, and AutoDist compiles its steps all the same: there "
+                "tensors have no values yet. What needs values (x.numpy(), say) can stand in tf.py_function or in a "
+                "callback; tf.print prints them."
+            )
+        raise
+
+
+def _without_optionals(data: Any) -> Any:
+    """A batch as Keras's own train function hands it to the step: what a generator leaves out is None."""
+    return tree.map_structure(lambda x: None if isinstance(x, tf.experimental.Optional) else x, data)

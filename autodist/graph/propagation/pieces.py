@@ -113,6 +113,8 @@ def pack(site: Site) -> Fact:
         if all(form_of(fact) == SAME for fact in site.facts):
             return SAME
         return site.opaque("it builds a shape from what is not known")
+    if site.rank(0) == 1 and site.number("axis") in (1, -1) and (columns := with_columns(site, indices)):
+        return columns
     alike = _alike(site, [form_of(fact) for fact in site.facts])
     if not isinstance(alike, Form) or alike.rows is None:
         return alike

@@ -62,6 +62,15 @@ def test_lookups_that_give_every_example_a_row(case, feeds, combiner, weighted):
     assert_rows(case, feeds, tf.nn.safe_embedding_lookup_sparse([table()], ids, weights, combiner))
 
 
+def test_numbers_of_examples_that_are_stacked_beside_columns(case, feeds):
+    ids = tensor(case, "ids")
+    at = tf.where(tf.not_equal(ids, 0))
+    indices = tf.stack([at[:, 0], tf.gather_nd(ids, at)], axis=1)
+    shape = tf.stack([tf.shape(ids, tf.int64)[0], IDS])
+    one_each = tf.SparseTensor(indices, tf.cast(at[:, 1], tf.float64), shape)
+    assert_rows(case, feeds, tf.sparse.sparse_dense_matmul(one_each, table()))
+
+
 @pytest.mark.parametrize("combiner", COMBINERS)
 def test_lookups_of_tensorflow_1(case, feeds, combiner):
     rows = tf.compat.v1.nn.safe_embedding_lookup_sparse([table()], sparse(case), combiner=combiner, default_id=3)

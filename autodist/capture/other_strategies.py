@@ -1,0 +1,57 @@
+"""Strategies of `tf.distribute`, which would share out what AutoDist shares out itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.errors import CaptureError
+
+_DEFAULT = type(tf.distribute.get_strategy())
+"""Of the strategy that is there where the script has none; it shares out nothing."""
+
+
+def require_no_strategy(strategy: Any, what: str) -> None:
+    """Passes unless `strategy` is one that the script has made.
+
+    Args:
+        strategy: of `tf.distribute`.
+        what: stands under it, and AutoDist is to distribute it.
+
+    Raises:
+        CaptureError: it is.
+    """
+    if not isinstance(strategy, _DEFAULT):
+        raise CaptureError(
+            f"{what} stands under tf.distribute's {type(strategy).__name__}, which would share out once more what "
+            "AutoDist shares out over the replicas, and its variables are none that AutoDist can place. Take the "
+            "strategy out: ad.scope() stands in the place of strategy.scope(), ad.distribute_dataset in that of "
+            "strategy.experimental_distribute_dataset, and strategy.run(step, args) becomes step(*args)."
+        )
+
+
+@contextmanager
+def refusing_strategies() -> Iterator[None]:
+    """Within it, and around it, no strategy of `tf.distribute` is in use.
+
+    Raises:
+        CaptureError: one is; where it is opened, or runs something.
+    """
+    require_no_strategy(tf.distribute.get_strategy(), "what is built here")
+    definer: Any = next(base for base in tf.distribute.Strategy.__mro__ if "scope" in vars(base))
+    plain = definer.scope
+
+    @functools.wraps(plain)
+    def scope(self: Any) -> Any:
+        require_no_strategy(self, "what is built here")
+        return plain(self)
+
+    definer.scope = scope
+    try:
+        yield
+    finally:
+        definer.scope = plain

@@ -1,0 +1,188 @@
+"""What `fit` is given beside dense arrays, and how a model may be compiled: as on one device."""
+
+from __future__ import annotations
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist import AutoDist, ResourceSpec
+from autodist.errors import CaptureError
+
+DRAWS = np.random.default_rng(0)
+X = DRAWS.normal(size=(11, 6))
+Y = DRAWS.normal(size=(11, 2))
+
+pytestmark = pytest.mark.usefixtures("keras_in_float64")
+
+
+def autodist(replicas=2):
+    node = {"address": "localhost", "cpus": list(range(replicas))}
+    return AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [node]}))
+
+
+def assert_fits_alike(make, fit):
+    """A model that is fitted on two replicas has the weights and the losses of one device."""
+    keras.utils.set_random_seed(1)
+    alone = make()
+    expected = fit(alone).history
+    keras.utils.set_random_seed(1)
+    with autodist().scope():
+        model = make()
+        found = fit(model).history
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(found[name], values, rtol=1e-12, err_msg=name)
+    for mine, its in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-12, atol=1e-12)
+
+
+def dense(**options):
+    inputs = keras.Input((6,))
+    model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dense(3, activation="tanh")(inputs)))
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"], **options)
+    return model
+
+
+# -- inputs that may be left out -------------------------------------------------------------------------------------
+
+
+def functional():
+    first, second = keras.Input((6,), name="first"), keras.Input((6,), name="second", optional=True)
+    model = keras.Model([first, second], Sum()([keras.layers.Dense(2)(first), second]))
+    model.compile("sgd", "mse")
+    return model
+
+
+class Sum(keras.layers.Layer):
+    def call(self, inputs):
+        first, second = inputs
+        return first if second is None else first + second[:, :2]
+
+    def compute_output_shape(self, shapes):
+        return shapes[0]
+
+
+@pytest.mark.parametrize("with_second", [False, True])
+def test_a_generator_may_leave_out_an_optional_input(with_second):
+    def batches():
+        while True:
+            for start in (0, 4, 8):
+                rows = slice(start, start + 4)
+                yield (X[rows], X[rows] if with_second else None), Y[rows]
+
+    assert_fits_alike(functional, lambda m: m.fit(batches(), steps_per_epoch=3, epochs=2, verbose=0, shuffle=False))
+
+
+def test_what_fails_for_a_none_of_the_scripts_own_says_nothing_of_batch_axes():
+    with autodist().scope() as ad:
+
+        @ad.function
+        def step(x, y):
+            return tf.reduce_mean(x + y)
+
+        @ad.function
+        def by_length(x):
+            return tf.zeros(x.shape[0])
+
+    with pytest.raises((TypeError, ValueError), match="None") as seen:
+        step(X, None)
+    assert not hasattr(seen.value, "__notes__")
+    with pytest.raises((TypeError, ValueError), match="None") as seen:
+        by_length(X)
+    assert "batch axis open" in seen.value.__notes__[0]
+
+
+# -- how it is compiled ----------------------------------------------------------------------------------------------
+
+
+def test_a_model_that_is_to_run_eagerly_is_compiled_all_the_same(caplog):
+    with caplog.at_level(logging.WARNING, "autodist"):
+        assert_fits_alike(
+            lambda: dense(run_eagerly=True), lambda m: m.fit(X, Y, batch_size=4, epochs=2, verbose=0, shuffle=False)
+        )
+    assert [r.message for r in caplog.records if "run_eagerly=True" in r.message] != []
+
+
+def test_a_step_that_needs_values_says_why_it_has_none():
+    class Reading(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            return {"first": float(data[0][0, 0].numpy())}
+
+    with autodist().scope():
+        model = Reading()
+        model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.raises(AttributeError, match="numpy") as seen:
+        model.fit(X, Y, verbose=0)
+    assert "AutoDist compiles its steps all the same" in seen.value.__notes__[0]
+
+
+@pytest.mark.filterwarnings("ignore:Even though")  # of tf.data's functions
+def test_a_model_trains_where_functions_are_to_run_eagerly():
+    tf.config.run_functions_eagerly(True)
+    try:
+        assert_fits_alike(dense, lambda m: m.fit(X, Y, batch_size=4, verbose=0, shuffle=False))
+    finally:
+        tf.config.run_functions_eagerly(False)
+
+
+# -- strategies of tf.distribute -------------------------------------------------------------------------------------
+
+REFUSED = r"tf.distribute's MirroredStrategy, .*Take the strategy out: ad.scope\(\)"
+
+
+@pytest.fixture
+def strategy():
+    return tf.distribute.MirroredStrategy(["cpu:0"])
+
+
+def test_a_strategy_within_the_scope_is_refused(strategy):
+    with autodist().scope(), pytest.raises(CaptureError, match=REFUSED):
+        strategy.scope()
+
+
+def test_the_scope_within_a_strategy_is_refused(strategy):
+    ad = autodist()
+    with strategy.scope(), pytest.raises(CaptureError, match=REFUSED), ad.scope():
+        pass
+
+
+def test_a_strategy_within_a_step_is_refused(strategy):
+    with autodist().scope() as ad:
+
+        @ad.function
+        def step(x):
+            return strategy.run(tf.reduce_mean, (x,))
+
+    with pytest.raises(CaptureError, match=REFUSED):
+        step(X)
+
+
+def test_a_model_that_was_built_under_a_strategy_is_refused(strategy):
+    with strategy.scope():
+        model = dense()
+    with autodist().scope(), pytest.raises(CaptureError, match=REFUSED):
+        model.fit(X, Y, verbose=0)
+
+
+def test_the_strategy_that_is_there_without_one_shares_out_nothing():
+    with autodist().scope(), tf.distribute.get_strategy().scope():
+        model = dense()
+    model.fit(X, Y, verbose=0)
+    assert int(model.optimizer.iterations) == 1
+    with strategy_scope() as used:
+        assert tf.distribute.get_strategy() is used
+
+
+def strategy_scope():
+    return tf.distribute.OneDeviceStrategy("cpu:0").scope()
