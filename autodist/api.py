@@ -63,9 +63,7 @@ class AutoDist:
     ) -> None:
         with quiet_tensorflow():
             tf.config.list_physical_devices()  # now, since TensorFlow says what it finds when it is asked first
-        spec = _read_spec(resource_spec_file, resource_spec)
-        builder = chosen_builder(strategy_builder, spec.strategy)
-        self._run = Run.begin(spec, builder)
+        self._run = Run.begin(lambda: _choose(resource_spec_file, resource_spec, strategy_builder))
         if self.is_chief and self._run.workers > 1:
             require_script()
         log_to_the_terminal(self.is_chief)
@@ -242,6 +240,15 @@ class AutoDist:
             watch_script_end().end_by(signal.SIGTERM)
         except KeyboardInterrupt:
             watch_script_end().end_by(signal.SIGINT)
+
+
+def _choose(
+    file: str | os.PathLike[str] | None,
+    given: ResourceSpec | None,
+    builder: BuildsStrategy | str | Mapping[str, Any] | None,
+) -> tuple[ResourceSpec, BuildsStrategy]:
+    spec = _read_spec(file, given)
+    return spec, chosen_builder(builder, spec.strategy)
 
 
 def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -> ResourceSpec:

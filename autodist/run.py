@@ -29,6 +29,7 @@ from autodist.resources import ResourceSpec
 from autodist.runtime.arrays import combine_parts, pack_part, require_reduction, unpack
 from autodist.runtime.first_batches import FirstBatches
 from autodist.runtime.fusions import may_fuse_convolutions
+from autodist.runtime.gpus import GPUSupport
 from autodist.runtime.host import Host
 from autodist.runtime.messages import Messages
 from autodist.runtime.pieces import Pieces
@@ -52,7 +53,7 @@ class Run:
 
     Args:
         spec: the machines.
-        builder: decides the strategy; asked on the chief only.
+        builder: decides the strategy; None on the others, which the chief tells.
         member: this process's part, None on the chief.
         seed: drawn by the chief for the whole run.
         said: what the chief has shared before it started the others, and they have not asked for yet.
@@ -62,7 +63,7 @@ class Run:
     """
 
     spec: ResourceSpec
-    builder: BuildsStrategy
+    builder: BuildsStrategy | None
     member: Member | None
     seed: int
     said: list[str] = field(default_factory=list)
@@ -96,13 +97,17 @@ class Run:
         self._has_work = False
 
     @classmethod
-    def begin(cls, spec: ResourceSpec, builder: BuildsStrategy) -> Run:
-        """The run that this process takes part in: the chief's own, or the one that its chief has started."""
+    def begin(cls, choose: Callable[[], tuple[ResourceSpec, BuildsStrategy]]) -> Run:
+        """The run that this process takes part in: the chief's own, or the one that its chief has started.
+
+        Args:
+            choose: reads machines and strategy; called on the chief, whose choice counts.
+        """
         member = Member.from_environment()
         if member is None:
-            return cls(spec, builder, None, secrets.randbelow(2**31))
+            return cls(*choose(), None, secrets.randbelow(2**31))
         told = json.loads(member.payload)
-        return cls(ResourceSpec.from_payload(told["spec"]), builder, member, told["seed"], told["said"])
+        return cls(ResourceSpec.from_payload(told["spec"]), None, member, told["seed"], told["said"])
 
     def _payload(self) -> bytes:
         """What the chief tells the others that it starts."""
@@ -117,7 +122,8 @@ class Run:
         """
         if any(node.gpus for node in self.spec.nodes):
             present = len(tf.config.list_physical_devices("GPU"))
-            self.spec.check_gpus(present, self.spec.workers[self.index].node if self.member else None)
+            node = self.spec.workers[self.index].node if self.member else None
+            self.spec.check_gpus(present, node, lambda: GPUSupport.of_this_process().why_too_few(present))
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -207,6 +213,7 @@ class Run:
     def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         if not item.gradients:
             return strategy_pb2.Strategy(builder="none", graph_config=graph_config(self.spec))
+        assert self.builder is not None, "the chief asks it"
         strategy = ask_builder(self.builder, item, self.spec)
         for node in strategy.nodes:
             earlier = self._decided.get(names.get(node.variable, ""))

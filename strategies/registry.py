@@ -74,7 +74,7 @@ def _module(name: str, place: Place | None) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise StrategyError(f"The builder's module {name} cannot be imported: {error}.", place) from error
         raise StrategyError(
-            f"There is no module {error.name}. It must stand beside the script or be installed on every machine.", place
+            f"There is no module {error.name}. It must stand beside the script or be installed.", place
         ) from error
     except ImportError as error:
         raise StrategyError(f"The builder's module {name} cannot be imported: {error}.", place) from error

@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 from autodist.resources._limits import shown
 from autodist.resources._local import is_own_address
 from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
+from autodist.resources._venv import VENV, venv_fault
 
 DEFAULT_NETWORK_BANDWIDTH = 10.0
 """Gbit/s between a node and the others where the YAML says nothing: what servers' Ethernet usually has."""
@@ -29,7 +30,7 @@ _Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
 _NOT_IN_NAMES = r"\s\x00-\x1f\x7f'`\";&<>|(){}"
 _UserName = Annotated[str, Field(pattern=rf"^[^-{_NOT_IN_NAMES}][^{_NOT_IN_NAMES}]*$")]
 # `env PATH …` starts the interpreter there: a path with = would be a variable, one with - in front an option.
-_RemotePath = Annotated[str, Field(pattern=r"^[^-=~\x00-\x1f\x7f][^=\x00-\x1f\x7f]*$|^~(/[^=\x00-\x1f\x7f]*)?$")]
+_RemotePath = Annotated[str, Field(pattern=r"^(~|~?/[^=\x00-\x1f\x7f]*)$")]
 # A list in YAML, a tuple in the model: only the container is converted, its items stay strict.
 Indices = Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)]
 EnvName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
@@ -162,11 +163,7 @@ class SSHGroup(Model):
     port: Annotated[int, Field(ge=1, le=HIGHEST_PORT)] = Field(
         default=22, description=f"a whole number from 1 to {HIGHEST_PORT}"
     )
-    python_venv: _RemotePath | None = Field(
-        default=None,
-        description="the path of a virtual environment on the node, absolute or with ~/ in front, without = and "
-        "control characters",
-    )
+    python_venv: _RemotePath | None = Field(default=None, description=VENV)
     shared_envs: Annotated[dict[EnvName, str], EMPTY_IF_NULL] = Field(
         default_factory=dict,
         repr=False,  # they may be secret
@@ -175,6 +172,14 @@ class SSHGroup(Model):
     )
     host_key_checking: bool = Field(default=True, description="true or false")
     known_hosts: _Line | None = Field(default=None, description="the path of a known_hosts file")
+
+    @field_validator("python_venv", mode="before")
+    @classmethod
+    def _check_venv(cls, path: Any) -> Any:
+        fault = venv_fault(path) if isinstance(path, str) else None
+        if fault is not None:
+            raise Fault(fault)
+        return path
 
     @property
     def key_path(self) -> pathlib.Path | None:

@@ -6,7 +6,7 @@ import functools
 import ipaddress
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -130,12 +130,13 @@ class ResourceSpec(Timeouts):
             return None
         return SSHGroup() if node.ssh_config is None else self.ssh[node.ssh_config]
 
-    def check_gpus(self, present: int, node: Node | None = None) -> None:
+    def check_gpus(self, present: int, node: Node | None = None, why: Callable[[], str] = str) -> None:
         """Checks that the GPUs which the spec names exist.
 
         Args:
             present: how many GPUs TensorFlow sees in this process.
             node: the one that this process runs on; None checks each node that is local.
+            why: is asked for the reason if one is not there; "" if it is not known.
 
         Raises:
             ResourceSpecError: one is not there.
@@ -147,7 +148,7 @@ class ResourceSpec(Timeouts):
             for position, gpu in enumerate(candidate.gpus):
                 if gpu >= present:
                     path = ("nodes", index, "gpus", position)
-                    raise self.source.error(path, _no_gpu(candidate.address, gpu, present))
+                    raise self.source.error(path, _no_gpu(candidate.address, gpu, present, why()))
 
     @classmethod
     def _parse(cls, data: Any, source: Source) -> ResourceSpec:
@@ -222,6 +223,7 @@ def _comparable(address: str) -> str:
         return name
 
 
-def _no_gpu(address: str, gpu: int, present: int) -> str:
+def _no_gpu(address: str, gpu: int, present: int, why: str) -> str:
     allowed = f"0 to {present - 1}" if present > 1 else "0" if present else "none, name cpus instead"
-    return f"{address} has no GPU {gpu}, TensorFlow sees {present} there; allowed: {allowed}"
+    reason = f": {why}" if why else ""
+    return f"{address} has no GPU {gpu}, TensorFlow sees {present or 'none'} there{reason}; allowed: {allowed}"

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import json
 import sys
 
 import pytest
 
 from autodist import AutoDist, ResourceSpec
+from autodist.cluster.member import Member
 from autodist.errors import ClusterError
 
 KERNEL = ["python", "-m", "ipykernel_launcher", "-f", "kernel.json"]
@@ -12,6 +14,22 @@ KERNEL = ["python", "-m", "ipykernel_launcher", "-f", "kernel.json"]
 
 def spec_of(workers: int) -> ResourceSpec:
     return ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": workers}]})
+
+
+class AnotherWorker:
+    """The part of worker 1 in a run of two that a chief has started."""
+
+    index = 1
+    payload = json.dumps({"spec": spec_of(2).to_payload(), "seed": 1, "said": []}).encode()
+
+    def wait_for_end(self) -> None:
+        """There is no chief."""
+
+
+def test_other_workers_need_neither_the_yaml_nor_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Member, "from_environment", staticmethod(AnotherWorker))
+    ad = AutoDist("/not/there.yml", strategy_builder="not_installed.Builder")
+    assert (ad.worker_index, ad.num_workers, ad.num_replicas) == (1, 2, 2)
 
 
 def test_several_workers_are_refused_in_a_notebook_and_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

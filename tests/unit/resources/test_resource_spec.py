@@ -203,6 +203,10 @@ def test_check_gpus_names_the_first_that_is_not_there(tmp_path: pathlib.Path) ->
     assert caught.value.place is not None
     assert (caught.value.place.line, caught.value.place.key) == (5, "nodes[0].gpus[1]")
     assert caught.value.problem == "localhost has no GPU 3, TensorFlow sees 2 there; allowed: 0 to 1"
+    with pytest.raises(
+        ResourceSpecError, match="has no GPU 0, TensorFlow sees none there: no driver; allowed: none, na"
+    ):
+        spec.check_gpus(0, why=lambda: "no driver")
 
 
 def test_check_gpus_asks_only_for_the_node_that_is_meant(two_machines: ResourceSpec) -> None:

@@ -348,8 +348,14 @@ SECTIONS = {
             "ssh.lab.python_venv",
             f"{json.dumps(path)} is not allowed; allowed: the path of a virtual environment on the node, absolute or",
         )
-        for path in ("", "-S", "/a=b", "a\nb", "~ann/venv")
+        for path in ("", "-S", "/a=b", "a\nb", "~ann/venv", "venv", "./venv")
     },
+    "venv of a shell": (
+        HEAD + "ssh:\n  lab:\n    python_venv: source ~/venv/bin/activate\n",
+        5,
+        "ssh.lab.python_venv",
+        '"source ~/venv/bin/activate" is for a shell, and none reads it; allowed: the path of a virtual environment',
+    ),
     "key file": (
         HEAD + 'ssh:\n  lab:\n    key_file: "a\\nb"\n',
         5,

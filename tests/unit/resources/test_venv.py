@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from autodist.resources import _venv
+from autodist.resources._venv import VENV, venv_fault
+
+
+def test_example_holds() -> None:
+    assert doctest.testmod(_venv) == (0, 1)
+
+
+@pytest.mark.parametrize("path", ["~/venv", "/opt/my venv", "/opt/python3.11", "~", "/R&D/bin", "/home/source x/venv"])
+def test_paths_of_environments_have_no_fault(path: str) -> None:
+    assert venv_fault(path) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "here"),
+    [
+        ("source ~/venv/bin/activate", ": ~/venv"),
+        (". /opt/venv/bin/activate", ": /opt/venv"),
+        ("module load python && source ~/venv/bin/activate", ": ~/venv"),
+        ("/opt/venv/bin/activate; export A=1", ": /opt/venv"),
+        ("conda activate lab", ""),
+        ("$HOME/venv", ""),
+        ("echo | cat", ""),
+    ],
+)
+def test_shell_lines_are_told_with_the_environment_that_they_name(line: str, here: str) -> None:
+    assert venv_fault(line) == f'"{line}" is for a shell, and none reads it; allowed: {VENV}{here}'
+
+
+@pytest.mark.parametrize(
+    ("path", "venv"), [("~/my venv/bin/activate.fish", "~/my venv"), ("/opt/venv/bin/python3.11", "/opt/venv")]
+)
+def test_files_in_an_environment_are_told_with_it(path: str, venv: str) -> None:
+    assert str(venv_fault(path)).endswith(f"is a file in an environment; allowed: the environment itself, {venv}")
