@@ -1,0 +1,1 @@
+"""Keras's own tests, run within `ad.scope()`: what scripts/keras_tests runs."""

@@ -1,0 +1,121 @@
+"""Runs Keras's own tests, as they are installed with it, within `ad.scope()`.
+
+    ./scripts/keras_tests                                       all of those named below
+    ./scripts/keras_tests optimizers trainers/trainer_test.py   a folder of keras/src, and a file
+    ./scripts/keras_tests saving -k h5                          tests whose names hold "h5"
+
+Each test has an AutoDist of its own, of one worker with two replicas on the CPU. What fails, and what has trained on
+the replicas, is run once more without AutoDist: a test that fails there as well is not AutoDist's, and what training
+returned and the weights that it left are to be the same (1e-5, float32). Each file runs in processes of its own.
+
+scripts/keras_suite/promises.toml lists the tests that are refused, and those whose numbers are others than those of one
+device, each with the reason. A listed test that is neither is an error, too.
+
+Ends with 0 if all is well, 1 if a test fails or is listed wrongly, 2 if it is called wrongly.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib.util
+import pathlib
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+
+from keras_suite.files import Judged, Options, run_and_judge
+from keras_suite.verdicts import Promises, Verdict
+
+PROMISES = pathlib.Path(__file__).resolve().parent / "promises.toml"
+FOLDERS = (
+    "trainers",
+    "callbacks",
+    "models",
+    "optimizers",
+    "layers/rnn",
+    "layers/normalization",
+    "layers/attention",
+    "layers/convolutional",
+    "saving",
+)
+SHOWN = 300
+"""Characters of an error that are shown."""
+
+
+def main() -> int:
+    asked = _arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # told to end, it still ends what it has started
+    root = keras_sources()
+    try:
+        files = list(find_files(root, asked.files or FOLDERS))
+    except FileNotFoundError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    promises = Promises.read(PROMISES)
+    options = Options(asked.replicas, asked.names, asked.limit, asked.logs)
+    all_tested: dict[str, Judged] = {}
+    for file in files:
+        tested = run_and_judge(root, file, options, promises)
+        all_tested.update(tested)
+        print(f"{file}: {summary(tested)}", flush=True)
+        for test, one in tested.items():
+            if one.verdict.is_wrong:
+                print(f"    {one.verdict.value}: {test}\n        {_short(one.text)}", flush=True)
+    print(f"\nall {len(files)} files: {summary(all_tested)}")
+    return 1 if not all_tested or any(one.verdict.is_wrong for one in all_tested.values()) else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/keras_tests", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("files", nargs="*", help=f"files or folders in keras/src; without any: {', '.join(FOLDERS)}")
+    parser.add_argument("-k", dest="names", default="", help="only tests whose names match, as for pytest")
+    parser.add_argument("--replicas", type=int, default=2, help="of the one worker (default 2)")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds that one run of a file has (default 1800)")
+    parser.add_argument("--logs", type=pathlib.Path, help="folder that keeps what pytest says of each file")
+    asked = parser.parse_args()
+    if asked.replicas < 1:
+        parser.error("--replicas is 1 or more")
+    return asked
+
+
+def keras_sources() -> pathlib.Path:
+    """The folder of Keras's own modules, beside which its tests stand."""
+    spec = importlib.util.find_spec("keras")
+    assert spec is not None and spec.origin is not None, "AutoDist depends on Keras"
+    return pathlib.Path(spec.origin).parent / "src"
+
+
+def find_files(root: pathlib.Path, asked: Iterable[str]) -> Iterator[str]:
+    """The files of tests that are asked for, as paths in `root`, each once.
+
+    Raises:
+        FileNotFoundError: there are none of what is asked for.
+    """
+    found: dict[str, None] = {}
+    for name in asked:
+        path = root / name
+        files = [path] if path.is_file() else sorted(path.rglob("*_test.py"))
+        if not files:
+            raise FileNotFoundError(f"{path} is no file, and no folder with *_test.py; name what is in {root}.")
+        found.update((str(file.relative_to(root)), None) for file in files)
+    yield from found
+
+
+def summary(tested: Mapping[str, Judged]) -> str:
+    """How many tests there are of each verdict, and how many trained on the replicas."""
+    counts = collections.Counter(one.verdict for one in tested.values())
+    steps = sum(bool(one.steps) for one in tested.values())
+    parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]
+    return f"{len(tested)} tests, {steps} with distributed steps: {', '.join(parts)}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN else f"{line[:SHOWN]} …"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,120 @@
+"""A plugin of pytest: runs each test within `ad.scope()` of an AutoDist of its own, of one worker and some replicas.
+
+    --replicas N       how many; 0: without AutoDist, as Keras itself runs the test
+    --outcomes FILE    takes a line of JSON for each test, as `verdicts.read_outcomes` reads it
+    --values DIR       takes what training gave in each test, as `values.recording` writes it
+"""  # fmt: skip
+
+from __future__ import annotations
+
+import atexit
+import json
+import pathlib
+import sys
+import types
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from autodist import AutoDist, ResourceSpec  # before Keras, which imports TensorFlow
+from autodist.running_step import RunningStep
+
+import keras  # isort: skip
+from keras_suite.values import recording, values_file  # isort: skip
+
+SEED = 1
+"""Of Python, NumPy and TensorFlow, before each test: Keras's tests draw without one."""
+
+_STEPS = pytest.StashKey[int]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--replicas", type=int, default=2)
+    parser.addoption("--outcomes", type=pathlib.Path, required=True)
+    parser.addoption("--values", type=pathlib.Path, required=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "requires_trainable_backend: of Keras, whose other backends only infer")
+    sys.modules["conftest"] = _conftest_of_keras()
+    config.pluginmanager.register(_InScope(*map(config.getoption, ("--replicas", "--outcomes", "--values"))))
+
+
+def _conftest_of_keras() -> types.ModuleType:
+    """What tests import from Keras's own conftest.py, which is not installed with them."""
+    module = types.ModuleType("conftest")
+
+    def skip_if_backend(given: str, reason: str) -> pytest.MarkDecorator:
+        return pytest.mark.skipif(keras.backend.backend() == given, reason=reason)
+
+    vars(module)["skip_if_backend"] = skip_if_backend
+    return module
+
+
+@dataclass(frozen=True)
+class _InScope:
+    replicas: int
+    outcomes: pathlib.Path
+    values: pathlib.Path
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, Any, Any]:
+        """Keras's `setUp` and `tearDown` are part of the call, and so stand in the scope."""
+        keras.utils.set_random_seed(SEED)
+        scope = _scope(self.replicas) if self.replicas else nullcontext()
+        steps: list[RunningStep] = []
+        try:
+            with recording(self.values / values_file(item.nodeid)), _counting(steps), scope:
+                return (yield)
+        finally:
+            item.stash[_STEPS] = sum(bool(step.item.gradients) for step in steps)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._tell(report.nodeid, "failed", str(report.longrepr).strip().splitlines()[-1])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        self._tell(nodeid, "started")  # stays the last word of a test that takes the process with it
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+        report = yield
+        if report.when == "call" or not report.passed:
+            why = call.excinfo.exconly() if call.excinfo is not None and not report.passed else ""
+            self._tell(item.nodeid, report.outcome, why, item.stash.get(_STEPS, 0))
+        return report
+
+    def _tell(self, test: str, outcome: str, why: str = "", steps: int = 0) -> None:
+        with self.outcomes.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"test": test, "outcome": outcome, "why": why, "steps": steps}) + "\n")
+
+
+@contextmanager
+def _scope(replicas: int) -> Iterator[None]:
+    node = {"address": "localhost", "cpus": list(range(replicas))}
+    ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [node]}))
+    try:
+        with ad.scope():
+            yield
+    finally:  # what an AutoDist does at the end of a script, less the warning that nothing was distributed
+        atexit.unregister(ad._end)
+        ad._alone.stop()
+        ad._run.finish()
+
+
+@contextmanager
+def _counting(steps: list[RunningStep]) -> Iterator[None]:
+    """Appends the steps that run on the replicas, each as often as it runs."""
+    run = RunningStep.__call__
+
+    def call(step: RunningStep, *args: Any, **kwargs: Any) -> Any:
+        outputs = run(step, *args, **kwargs)
+        steps.append(step)
+        return outputs
+
+    with mock.patch.object(RunningStep, "__call__", call):
+        yield

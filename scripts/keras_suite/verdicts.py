@@ -1,0 +1,160 @@
+"""What is to be said of each test of Keras's, from what became of it with AutoDist and without."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a test.
+
+    Attributes:
+        test: its id, below `keras/src`.
+        outcome: pytest's "passed", "failed" or "skipped"; "started" where the process ended in the test.
+        why: the type and text of what it failed with, or was skipped for.
+        steps: how many training steps ran on the replicas.
+    """
+
+    test: str
+    outcome: str
+    why: str = ""
+    steps: int = 0
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether it passed."""
+        return self.outcome == "passed"
+
+    @property
+    def asks_for_comparison(self) -> bool:
+        """Whether what becomes of it without AutoDist tells more."""
+        return bool(self.steps) or self.outcome in ("failed", "started")
+
+
+def read_outcomes(path: pathlib.Path) -> dict[str, Outcome]:
+    """By test; of what is told of one test, a failure counts before all else, and then what was told last."""
+    found: dict[str, Outcome] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        told = Outcome(**json.loads(line))
+        if told.test not in found or found[told.test].outcome != "failed":
+            found[told.test] = told
+    return found
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Why a test does not do what it does on one device, and the error with which it is refused."""
+
+    why: str
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Promises:
+    """By test, those that are refused, and those whose numbers are others than one device's."""
+
+    refused: Mapping[str, Listed]
+    different: Mapping[str, Listed]
+
+    @classmethod
+    def read(cls, path: pathlib.Path) -> Promises:
+        """From a file of tables `refused` (`tests`, `error`, `why`) and `different` (`tests`, `why`).
+
+        Raises:
+            ValueError: there are other tables or keys, a reason is missing, or a test is listed twice.
+        """
+        told = tomllib.loads(path.read_text(encoding="utf-8"))
+        if unknown := set(told) - {"refused", "different"}:
+            raise ValueError(f"{path.name} has {', '.join(sorted(unknown))}; it may have `refused` and `different`.")
+        found = cls(_by_test(told.get("refused", []), "error"), _by_test(told.get("different", [])))
+        if twice := set(found.refused) & set(found.different):
+            raise ValueError(f"{path.name} lists {', '.join(sorted(twice))} twice.")
+        return found
+
+    @property
+    def tests(self) -> list[str]:
+        """All that are listed."""
+        return [*self.refused, *self.different]
+
+
+def _by_test(tables: Sequence[Mapping[str, Any]], *more: str) -> dict[str, Listed]:
+    found: dict[str, Listed] = {}
+    for table in tables:
+        if set(table) != {"tests", "why", *more} or not all(table.values()):
+            raise ValueError(
+                f"{dict(table)} has other keys than {', '.join(('tests', 'why', *more))}, or an empty one."
+            )
+        for test in table["tests"]:
+            if test in found:
+                raise ValueError(f"{test} is listed twice.")
+            found[test] = Listed(table["why"], *(table[key] for key in more))
+    return found
+
+
+class Verdict(Enum):
+    """What is said of a test."""
+
+    PASSED = "passed"
+    SKIPPED = "skipped by Keras"
+    REFUSED = "refused by promise"
+    NOT_OURS = "fail without AutoDist"
+    FAILED = "FAILED"
+    OTHER_NUMBERS = "HAVE OTHER NUMBERS THAN ON ONE DEVICE"
+    WRONGLY_LISTED = "WRONGLY LISTED"
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether something is to be mended."""
+        return self in (Verdict.FAILED, Verdict.OTHER_NUMBERS, Verdict.WRONGLY_LISTED)
+
+
+@dataclass(frozen=True)
+class Said:
+    """The verdict on a test, and what there is to add."""
+
+    verdict: Verdict
+    text: str = ""
+
+
+def judge(scoped: Outcome, alone: Outcome | None, difference: str | None, promises: Promises) -> Said:
+    """The verdict on a test.
+
+    Args:
+        scoped: what became of it in the scope.
+        alone: what became of it without AutoDist; None: it was not run so.
+        difference: where its numbers differ from those without AutoDist, "" if nowhere; None: not compared.
+        promises: what is listed.
+    """
+    if scoped.test in promises.refused:
+        return _judge_refused(scoped, promises.refused[scoped.test])
+    if alone is not None and not alone.has_passed:
+        return Said(Verdict.NOT_OURS, alone.why)
+    if scoped.outcome == "started":
+        return Said(Verdict.FAILED, "the process ended in this test")
+    if scoped.outcome == "failed":
+        return Said(Verdict.FAILED, scoped.why)
+    listed = promises.different.get(scoped.test)
+    if listed is not None and not difference:
+        return _wrongly(listed, "gives one device's numbers" if difference == "" else "is not compared")
+    if scoped.outcome == "skipped":
+        return Said(Verdict.SKIPPED, scoped.why)
+    return Said(Verdict.OTHER_NUMBERS, difference) if difference and listed is None else Said(Verdict.PASSED)
+
+
+def _judge_refused(scoped: Outcome, listed: Listed) -> Said:
+    if scoped.outcome != "failed":
+        return _wrongly(listed, f"is not refused ({scoped.outcome})")
+    if listed.error not in scoped.why:
+        return Said(Verdict.FAILED, f"listed as refused by {listed.error}, and failed with {scoped.why}")
+    return Said(Verdict.REFUSED, listed.why)
+
+
+def _wrongly(listed: Listed, what: str) -> Said:
+    return Said(Verdict.WRONGLY_LISTED, f'it {what}, and is listed since "{listed.why}"')
