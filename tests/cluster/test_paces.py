@@ -57,8 +57,7 @@ def each_by_itself(workers: int = 2) -> np.ndarray:
     return np.full(3, -0.5 * sum(range(1, workers + 1)) * sum(range(1, STEPS + 1)))
 
 
-@pytest.mark.parametrize("owner", [0, 1])
-@pytest.mark.parametrize("sync", [True, False])
+@pytest.mark.parametrize("sync, owner", [(True, 0), (False, 1)])
 def test_workers_get_ahead_of_a_slow_one_by_the_staleness_and_no_more(tmp_path: Path, sync: bool, owner: int) -> None:
     script = "is_bounded = True\n" + TRAIN + KEEP
     options = {"builder": "PS", "owner": owner, "sync": sync, "staleness": STALENESS}

@@ -38,9 +38,12 @@ keep(kernel=kernel.numpy(), losses=losses)
 """
 
 
-@pytest.mark.parametrize("builder", ["AllReduce", "PartitionedPS"])
 @pytest.mark.parametrize(
-    "writes, kernel, losses", [(CHIEF, -1.0, [0.0, -1.5, 0.0, -1.5]), (OTHER, -2.0, [0.0, -1.5, -3.0, -4.5])]
+    "builder, writes, kernel, losses",
+    [
+        ("PartitionedPS", CHIEF, -1.0, [0.0, -1.5, 0.0, -1.5]),
+        ("AllReduce", OTHER, -2.0, [0.0, -1.5, -3.0, -4.5]),
+    ],
 )
 def test_all_workers_go_on_from_the_chiefs_values(
     tmp_path: Path, builder: str, writes: str, kernel: float, losses: list[float]

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch
 from tests.cluster.runs import MARK, survivors, within
 
 ROOT = Path(__file__).parents[2]
@@ -238,7 +239,7 @@ def run_to_its_end(
     Args:
         command: what to run.
         directory: where.
-        limit: seconds after which it is ended.
+        limit: seconds of a `Stopwatch` after which it is ended.
         via: makes the command that starts it elsewhere.
         mark: value of `MARK`, if its processes on other hosts already have one.
     """
@@ -256,7 +257,7 @@ def run_to_its_end(
     )
     problem = None
     try:
-        output, _ = process.communicate(timeout=limit)
+        output = _all_output(process, limit)
         if process.returncode:
             problem = f"exit status {process.returncode}"
         if not within(10, lambda: not survivors(mark)):
@@ -268,6 +269,16 @@ def run_to_its_end(
     finally:
         _end(mark)
     return Ended(output, problem)
+
+
+def _all_output(process: subprocess.Popen[str], limit: float) -> str:
+    stopwatch = Stopwatch()
+    while True:
+        try:
+            return process.communicate(timeout=LOOK_INTERVAL)[0]
+        except subprocess.TimeoutExpired:
+            if stopwatch.read() >= limit:
+                raise
 
 
 def _end(mark: str) -> None:

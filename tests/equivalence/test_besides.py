@@ -64,33 +64,20 @@ ALL_REDUCE = (
 )
 
 PARAMETER_SERVERS = (
-    "fit_gradient_accumulation",
     "fit_last_batch_of_one_example",
-    "fit_learning_rate_by_callback",
-    "fit_loss_scale",
     "fit_masked_lstm",
     "fit_outputs_reduced_in_two_ways",
     "fit_sum_reduced_loss",
-    "function-embedding-adam-clipped",
-    "graph-embedding-adam-clipped",
     "graph_alternating_optimizers",
-    "graph_decay_and_averages",
     "graph_feedable_iterator",
     "graph_loop",
     "graph_one_example",
-    "graph_saved_and_restored",
-    "step_added_variables",
-    "step_assigned_in_python",
-    "step_checkpoint_guide",
     "step_large_matrix",
     "step_scalar_variable",
     "step_statistics",
-    "step_target_network",
-    "step_tied_embedding",
-    "step_two_functions",
     "step_two_optimizers",
-    "step_written_past_assign",
 )
+"""What is not among PARTITIONED, whose shards lie at servers too, and some that have much that may lie there whole."""
 
 PARTITIONED = (
     "fit_gradient_accumulation",
@@ -115,18 +102,13 @@ PARTITIONED = (
 
 RING = (
     "fit_last_batch_of_one_example",
-    "fit_masked_lstm",
     "function-embedding-adam-clipped",
-    "graph_decay_and_averages",
-    "graph_one_example",
     "graph_run_options",
-    "graph_terms_of_several_weights",
     "step_statistics",
     "step_tied_embedding",
-    "step_two_optimizers",
 )
 
-MIXED = ("fit_masked_lstm", "function-embedding-adam-clipped", "graph-embedding-adam-clipped", "step_two_optimizers")
+MIXED = ("fit_masked_lstm", "graph-embedding-adam-clipped")
 
 BY_STRATEGY = {
     "shuffle": ALL_REDUCE,
