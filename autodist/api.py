@@ -15,6 +15,7 @@ import tensorflow as tf
 from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
+from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_models import KerasModels
 from autodist.capture.local_training import put_back
@@ -23,12 +24,14 @@ from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError, ResourceSpecError
+from autodist.evaluation_step import EvaluationStep
 from autodist.function_step import DistributedFunction, Tracing
 from autodist.messages import log_to_the_terminal
 from autodist.quiet import quiet_tensorflow
 from autodist.resources import ResourceSpec
 from autodist.run import Run
 from autodist.runtime.dataset import DistributedDataset
+from autodist.runtime.first_batches import digest_of
 from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.session import DistributedSession
@@ -64,21 +67,30 @@ class AutoDist:
         with quiet_tensorflow():
             tf.config.list_physical_devices()  # now, since TensorFlow says what it finds when it is asked first
         self._run = Run.begin(lambda: _choose(resource_spec_file, resource_spec, strategy_builder))
-        if self.is_chief and self._run.workers > 1:
+        if self._run.index == 0 and self._run.workers > 1:
             require_script()
-        log_to_the_terminal(self.is_chief)
+        log_to_the_terminal(self._run.index == 0)
         self._run.check_devices()
         share_cores(self._run.spec.workers, self._run.index)
         keras_steps_are_global = self._run.spec.batch != "per_worker"
+        fits = Fits(self._run.index == 0, self._run.share) if self._run.workers > 1 else None
+        evaluations = Evaluations(
+            lambda step, jit_compile: EvaluationStep(step, self._run, jit_compile),
+            self._run.makes_together,
+            digest_of,
+            fits.validates if fits is not None else lambda model: False,
+        )
+        shares_evaluations = len(self._run.spec.replicas) > 1 and keras_steps_are_global
         self._keras = KerasModels(
             lambda step, jit_compile: DistributedFunction(
                 step, self._run, is_global=keras_steps_are_global, tracing=Tracing(jit_compile)
             ),
-            Fits(self.is_chief, self._run.share) if self._run.workers > 1 else None,
+            fits,
+            evaluations if shares_evaluations else None,
         )
         self._notes: GradientNotes | None = None
         self._sums: SumNotes | None = None
-        self._alone = TrainsAlone(self._run.spec, self.is_chief, self._is_in_scope)
+        self._alone = TrainsAlone(self._run.spec, self._run.index == 0, self._is_in_scope)
         self._run.on_training = self._alone.stop
         self._process = os.getpid()
         atexit.register(self._end)
@@ -88,11 +100,13 @@ class AutoDist:
     @property
     def is_chief(self) -> bool:
         """Whether this is the process that the user started."""
+        self._run.is_told_apart = True
         return self._run.index == 0
 
     @property
     def worker_index(self) -> int:
         """Index of this worker; the chief's is 0."""
+        self._run.is_told_apart = True
         return self._run.index
 
     @property

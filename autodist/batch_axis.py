@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from autodist.errors import CaptureError
+
+
+def is_array(value: Any) -> bool:
+    """Whether an argument is given to each step anew; all else is part of it."""
+    return isinstance(value, np.ndarray | np.generic | tf.Tensor)
 
 
 def require_mapping(batch_axis: Any, keys: str) -> dict[Any, Any]:

@@ -67,6 +67,10 @@ class EmptyBatchError(UnevenBatchError):
     """A batch has no examples on any worker; raised on all that take part in the step."""
 
 
+class NotSharedError(AutoDistError):
+    """An evaluation cannot be shared among the replicas; each worker computes the whole. Never seen by a script."""
+
+
 class ReductionError(AutoDistError, ValueError):
     """Values cannot be reduced over the workers as asked; raised on all workers alike."""
 

@@ -9,14 +9,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.impl.api import autograph_artifact  # what AutoGraph calls as it is
 from tensorflow.python.eager.polymorphic_function import function_type_utils  # by which tf.function takes arguments
 
-from autodist.batch_axis import axis_within, require_axis, require_mapping
+from autodist.batch_axis import axis_within, is_array, require_axis, require_mapping
 from autodist.bound_functions import BoundFunction, BoundFunctions
 from autodist.capture.batch_length import Dealt, require_any_length
 from autodist.capture.function import CapturedFunction, capture_function
@@ -31,7 +31,7 @@ from autodist.runtime.first_batches import Meant
 from autodist.traces import TracedFor, Traces, constant_key
 
 _PLAIN = (bool, int, float, str, bytes)
-_COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
+COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
 
 Passed = tuple[str, Any, Any]
 """A parameter, a leaf of what is passed for it, and what the script declares of that, or None."""
@@ -107,6 +107,9 @@ class DistributedFunction:
     worker without replicas what is passed is not used, and what its replicas would return is nothing: no rows. Called
     while a step is captured, it is part of that step.
 
+    Attributes:
+        survivable: what a call raises on all workers alike, so that the script may go on.
+
     Args:
         function: the step.
         run: in which it runs.
@@ -116,6 +119,8 @@ class DistributedFunction:
             passed is this worker's own part.
         tracing: how it is traced.
     """
+
+    survivable: ClassVar[type[Exception] | tuple[type[Exception], ...]] = EmptyBatchError
 
     def __init__(
         self,
@@ -181,10 +186,10 @@ class DistributedFunction:
             return call_in_function(self._plain, self._name, args, kwargs)
         arguments = self._bound(args, kwargs)
         flat = [passed for p, value in arguments.items() for passed in self._flatten(p, value)]
-        leaves = [Leaf(p, v, self._axis(p, v), spec) for p, v, spec in flat if _is_array(v)]
-        constants = tuple((p, None if _is_array(v) else constant_key(v)) for p, v, _ in flat)
+        leaves = [Leaf(p, v, self._axis(p, v), spec) for p, v, spec in flat if is_array(v)]
+        constants = tuple((p, None if is_array(v) else constant_key(v)) for p, v, _ in flat)
         asked = TracedFor(constants, tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves))
-        with self._run.missed_step.noted(but=EmptyBatchError):
+        with self._run.missed_step.noted(but=self.survivable):
             traced = self._traced.get(asked)
             if traced is not None:
                 results = self._run_step(traced, leaves)
@@ -225,7 +230,7 @@ class DistributedFunction:
         if self._declared is not None and parameter in self._declared:
             declared = tf.nest.flatten(self._declared[parameter], expand_composites=is_whole)
         for leaf, spec in zip(tf.nest.flatten(value, expand_composites=is_whole), declared, strict=False):
-            if isinstance(leaf, _COMPOSITES):
+            if isinstance(leaf, COMPOSITES):
                 rows = self._rows_of(parameter, leaf)
                 yield parameter, rows, None
                 yield from ((parameter, array, open_spec(array)) for array in rows.arrays(leaf))
@@ -250,10 +255,10 @@ class DistributedFunction:
             bound = self._signature.bind_partial()
 
             def traced(name: str, value: Any) -> Any:
-                if isinstance(value, _COMPOSITES):
+                if isinstance(value, COMPOSITES):
                     rows = self._rows_of(name, value)
                     return rows.tensor(*itertools.islice(remaining, rows.arrays_per_tensor))
-                return next(remaining) if _is_array(value) else value
+                return next(remaining) if is_array(value) else value
 
             for name, value in arguments.items():  # in the order of `leaves`; a nest of all would sort them by name
                 bound.arguments[name] = tf.nest.map_structure(
@@ -265,18 +270,23 @@ class DistributedFunction:
         name = self._name
         has_nones = any(x is None for x in tf.nest.flatten(list(arguments.values())))
         with nullcontext() if has_nones else _explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
-            captured = capture_function(
-                step, specs, axes,
-                jit_compile=self._tracing.jit_compile, may_evaluate=True, autograph=self._tracing.autograph,
-            )  # fmt: skip
+            captured = self._capture(step, specs, axes)
         self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.item.variables))
         captured = replace(captured, item=replace(captured.item, is_global=self._is_global))
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
         require_any_length(captured.item, self._dealt(_count(leaves), names))
-        sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
         own = self._own_part(leaves, _count(leaves))[0]
         shapes = {name: np.shape(value) for name, value in zip(captured.inputs, own, strict=True)}
+        sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
         return _Traced(captured, prepare(self._run, captured.item, sources, shapes))
+
+    def _capture(
+        self, step: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], axes: Sequence[int | None]
+    ) -> CapturedFunction:
+        return capture_function(
+            step, specs, axes,
+            jit_compile=self._tracing.jit_compile, may_evaluate=True, autograph=self._tracing.autograph,
+        )  # fmt: skip
 
     def _tell_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:
         """Lets the chief see whether the workers feed a training step what is meant."""
@@ -331,10 +341,6 @@ def _explaining_open_axes() -> Iterator[None]:
 def _count(leaves: Sequence[Leaf]) -> int:
     """The number of examples of a call."""
     return count_examples([(x.parameter, x.value, x.axis) for x in leaves if x.axis is not None])
-
-
-def _is_array(value: Any) -> bool:
-    return isinstance(value, np.ndarray | np.generic | tf.Tensor)
 
 
 def _numpy(value: Any) -> Any:

@@ -39,7 +39,7 @@ class MissedStep:
         return self._made_at is not None and self._made_at > moment
 
     @contextmanager
-    def noted(self, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    def noted(self, but: type[Exception] | tuple[type[Exception], ...] = ()) -> Iterator[None]:
         """Around what all workers do alike.
 
         Args:
@@ -53,7 +53,7 @@ class MissedStep:
             yield
 
     @contextmanager
-    def _in_turn(self, but: type[Exception] | tuple[()]) -> Iterator[None]:
+    def _in_turn(self, but: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
         if isinstance(self._error, WorkerFailedError):
             raise self._error
         if self._error is not None:

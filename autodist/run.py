@@ -27,10 +27,12 @@ from autodist.peers import Peers
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runtime.arrays import combine_parts, pack_part, require_reduction, unpack
+from autodist.runtime.common_calls import Call, CommonCalls, Note
 from autodist.runtime.first_batches import FirstBatches
 from autodist.runtime.fusions import may_fuse_convolutions
 from autodist.runtime.gpus import GPUSupport
 from autodist.runtime.host import Host
+from autodist.runtime.mailbox import Mailbox
 from autodist.runtime.messages import Messages
 from autodist.runtime.pieces import Pieces
 from autodist.runtime.program import Program
@@ -60,6 +62,7 @@ class Run:
 
     Attributes:
         on_training: called where a step that trains is made ready to run on all replicas.
+        is_told_apart: whether the script has asked which worker it is, so that each may do something else.
     """
 
     spec: ResourceSpec
@@ -69,6 +72,8 @@ class Run:
     said: list[str] = field(default_factory=list)
     strategy: strategy_pb2.Strategy | None = None
     _host: Host | None = None
+    _calls: CommonCalls | None = None
+    _mailbox: Mailbox | None = None
     _steps: int = 0
     _fuses_convolutions: bool = True
     _rehearsed: tuple[tf.compat.v1.GraphDef, GraphItem] | None = None
@@ -94,6 +99,7 @@ class Run:
         )
         self._landings: list[Callable[[], Any]] = []
         self.on_training: Callable[[], None] = lambda: None
+        self.is_told_apart = False
         self._has_work = False
 
     @classmethod
@@ -226,6 +232,7 @@ class Run:
 
     def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> strategy_pb2.Strategy:
         """The chief's strategy, on every worker, for a step that all have captured alike."""
+        self.passes()
         mine = Fingerprint.of(item)
         if strategy is not None:
             self._messages.exchange(mine.packed_with(strategy.SerializeToString(deterministic=True)))
@@ -246,9 +253,14 @@ class Run:
         self._host = Host(self._peers.join(config), config)
         self._messages = Messages(self._host, self.index, self.workers)
         self._pieces = Pieces(self._host, self.index, self.workers, self._home)
+        self._mailbox = Mailbox(self._host, self.index, self.workers) if self.workers > 1 else None
         self.written_values = WrittenValues(
-            self._host, self._pieces, self.tracker, self.index, self.workers, self.guard, self.pull
+            self._pieces, self.tracker, self._mailbox, self.index, self.workers, self.guard, self.pull
         )
+        if self._mailbox is not None:
+            send = self._mailbox.open_box(lambda message: calls.receive(Note.decode(message)))
+            self._calls = calls = CommonCalls(self.index, self.workers, lambda to, note: send(to, note.encode()))
+            self._mailbox.start()
 
     def _home(self, worker: int, dtype: tf.DType) -> str:
         """The device on which a worker keeps a variable."""
@@ -267,6 +279,9 @@ class Run:
             return
         if not self._peers.have_joined or (self._peers.is_idle and self._updates.is_idle and not self._ends_badly):
             self.written_values.close()
+            if self._calls is not None and self._mailbox is not None:
+                self.guard(self._calls.leave)
+                self._mailbox.close()
             self._host.close()
         else:
             self._host.abandon()
@@ -301,6 +316,7 @@ class Run:
         with self._turn:
             if self._host is None:
                 self._start()
+            self.passes()
             parts = self.guard(self._messages.gather, mine)
             return unpack(self.guard(self._messages.exchange, combine_parts(parts) if parts else b""))
 
@@ -314,7 +330,33 @@ class Run:
         if self._host is None:
             self._start()
         with self.missed_step.noted():
+            self.passes()
             return self.guard(self._messages.exchange, said.encode()).decode()
+
+    def passes(self) -> None:
+        """This worker comes to what all workers do alike: a step, or what they tell one another between two."""
+        if self._calls is not None and self._calls.passes():
+            self.guard(self._calls.answer)
+
+    def makes_together(self, describe: Callable[[], tuple[str, str]], is_certain: bool) -> bool:
+        """Whether all workers make a call that each can also make for itself; the first may start the other workers.
+
+        Before there are others nobody can be asked. Then it is all workers' if the script cannot know which it is on,
+        and else nobody else's: one that runs on the chief alone would wait for others, which have no part in it.
+
+        Args:
+            describe: says what is called, and with which data.
+            is_certain: whether all workers are known to come to it.
+        """
+        if self.workers == 1:
+            return True
+        if self._host is None:
+            if self.is_told_apart:
+                return False
+            is_certain = True
+            self._start()
+        assert self._calls is not None, "there are several workers"
+        return bool(self.guard(self._calls.are_made_together, Call(*describe()), is_certain))
 
     def wait_for_chief(self, say: bytes = b"set") -> None:
         """On another worker, returns once the chief has called it as well."""
@@ -323,6 +365,7 @@ class Run:
     def meet(self) -> None:
         """On the chief, waits until all others have finished their last step."""
         self.land()
+        self.passes()
         self.guard(self._messages.meet)
 
     @property

@@ -70,6 +70,7 @@ class RunningStep:
 
     def __call__(self, values: Sequence[Any], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """Runs one step on this worker's part of a batch; see `Program.run`."""
+        self.run.passes()
         if self._rewritten_for != self._placements:  # another step, which trains a variable, has moved it since
             self.rewrite()
         assert self._program is not None, "it is there once the step was rewritten"

@@ -246,6 +246,8 @@ class DistributedSession(SessionInterface):
         asked = (fetched.program.run, values, examples, options, metadata, all_examples)
         if fetched.looks:
             self._run.land()
+        elif not fetched.is_alone:
+            self._run.passes()
         if not fetched.sets or self._run.workers == 1:
             return self._run.guard(*asked)
         self._run.meet()

@@ -8,7 +8,6 @@ from typing import Any
 
 from autodist.proto import strategy_pb2
 from autodist.runtime.accord import Accord, Letter, Turn
-from autodist.runtime.host import Host
 from autodist.runtime.mailbox import Mailbox
 from autodist.runtime.pieces import Pieces
 from autodist.runtime.variables import Tracked, VariableTracker
@@ -23,9 +22,9 @@ class WrittenValues:
     """Sees to it, around each step, that all workers start from the same values.
 
     Args:
-        host: of this worker.
         pieces: where the values are.
         tracker: of the script's variables.
+        mailbox: brings what the workers tell one another; None where there is one.
         worker: index of this worker.
         workers: how many there are.
         guard: calls what may wait for other workers.
@@ -34,9 +33,9 @@ class WrittenValues:
 
     def __init__(
         self,
-        host: Host,
         pieces: Pieces,
         tracker: VariableTracker,
+        mailbox: Mailbox | None,
         worker: int,
         workers: int,
         guard: Callable[..., Any],
@@ -46,11 +45,9 @@ class WrittenValues:
         self._guard, self._catch_up = guard, catch_up
         self._accord: Accord | None = None
         self._told: set[str] = set()
-        if workers > 1:
-            self._mailbox = Mailbox(host, worker, workers)
-            self._accord = Accord(worker, workers, lambda to, letter: self._mailbox.send(to, letter.encode()))
-            take = self._accord.receive
-            self._mailbox.start(lambda message: take(Letter.decode(message)))
+        if mailbox is not None:
+            send = mailbox.open_box(lambda message: accord.receive(Letter.decode(message)))
+            self._accord = accord = Accord(worker, workers, lambda to, letter: send(to, letter.encode()))
 
     def before_step(self, variables: Iterable[Tracked], land: Callable[[], None], keeps_pace: bool) -> Turn:
         """Gives all workers what was written; says whether the step counts.
@@ -109,10 +106,9 @@ class WrittenValues:
         return self._accord.ended()
 
     def close(self) -> None:
-        """This worker's script makes no more steps, and takes no more messages."""
+        """This worker's script makes no more steps."""
         if self._accord is not None:
             self._guard(self._accord.leave)
-            self._mailbox.close()
 
     def _tell(self, alone: Sequence[Tracked]) -> None:
         new = [t.source.name.removesuffix(":0") for t in alone if t.shared_name not in self._told]

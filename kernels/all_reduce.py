@@ -58,6 +58,8 @@ class ReduceByShuffle(Kernel):
         for join in mine:
             if join.is_sparse:
                 _gather_rows(results, join, context)
+            elif join.merge is Merge.ROWS:
+                _put_one_after_the_other(results, join, context)
         return replace(results.applied_to(item, mine), initializers=initializers)
 
     def _buckets(self, joins: Iterable[Join], plan: Plan) -> list[tuple[Bucket, Compressor | None]]:
@@ -66,7 +68,7 @@ class ReduceByShuffle(Kernel):
         def group_of(join: Join) -> Hashable:
             return plan.group(join), compressors[join.name]
 
-        dense = [join for join in joins if not join.is_sparse]
+        dense = [join for join in joins if not join.is_sparse and join.merge is not Merge.ROWS]
         return [(b, compressors[b.joins[0].name]) for b in make_buckets(dense, group_of, self.bucket_bytes)]
 
 
@@ -161,4 +163,14 @@ def _gather_rows(results: Results, join: Join, context: Context) -> None:
     with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
         rows = rows_of(join, exchange.all_to_all("rows", own_rows(f, join)))
     results.give(join, [f.name(t) for t in rows])
+    results.run(f.name(op) for op in exchange.effects)
+
+
+def _put_one_after_the_other(results: Results, join: Join, context: Context) -> None:
+    key = key_of([join])
+    exchange = Exchange(context, key)
+    with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
+        parts = exchange.all_to_all("rows", [f.input(join.local[0], join.dtype, join.shape)])
+        whole = tf.concat([rows for (rows,) in parts], join.axis)
+    results.give(join, [f.name(whole)])
     results.run(f.name(op) for op in exchange.effects)

@@ -7,7 +7,7 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -29,8 +29,8 @@ Share = Callable[[str], str]
 class Fits:
     """How one worker of several fits models.
 
-    Logs, decisions to stop and the first epoch are the chief's on every worker: validation, which every worker computes
-    for itself, may differ in its last bits, and clocks and files differ altogether. When `fit` returns, the chief has
+    Logs, decisions to stop and the first epoch are the chief's on every worker: validation that every worker computes
+    for itself may differ in its last bits, and clocks and files differ altogether. When `fit` returns, the chief has
     written what its callbacks write.
 
     Args:
@@ -41,7 +41,12 @@ class Fits:
     def __init__(self, is_chief: bool, share: Share) -> None:
         self._is_chief, self._share = is_chief, share
         self._under_way: set[tuple[int, str]] = set()
+        self._validated: list[keras.Model] = []
         self._has_told = False
+
+    def validates(self, model: keras.Model) -> bool:
+        """Whether a model is being validated by its own `fit`."""
+        return any(one is model for one in self._validated)
 
     def wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """One of `SHOW_PROGRESS`, bound to its model, as this worker is to call it."""
@@ -59,7 +64,7 @@ class Fits:
                 _set_argument(bound, "callbacks", self._with_ours(_argument(bound, "callbacks"), given))
             if not self._is_chief:
                 _set_argument(bound, "verbose", 0)
-            with self._noted(key), self._files(given):
+            with self._noted(key), self._files(given), self._validating(model, kwargs):
                 return method(*bound.args, **bound.kwargs)
 
         return call
@@ -71,6 +76,17 @@ class Fits:
             yield
         finally:
             self._under_way.discard(key)
+
+    @contextmanager
+    def _validating(self, model: keras.Model, options: Mapping[str, Any]) -> Iterator[None]:
+        is_validation = bool(options.get("_use_cached_eval_dataset"))  # which `fit` alone says
+        if is_validation:
+            self._validated.append(model)
+        try:
+            yield
+        finally:
+            if is_validation:
+                self._validated.pop()
 
     @contextmanager
     def _files(self, given: Sequence[keras.callbacks.Callback]) -> Iterator[None]:

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
-import tensorflow as tf
-from keras import tree
 
+from autodist.capture.keras_batches import without_optionals
+from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep, timing_the_start
 from autodist.capture.other_strategies import require_no_strategy
@@ -29,10 +29,11 @@ class KerasModels:
     Args:
         distribute: makes a distributed step of a model's `train_step`.
         fits: how this worker is to fit models where it is one of several.
+        evaluations: how models are to be evaluated where several replicas share that.
     """
 
-    def __init__(self, distribute: StepMaker, fits: Fits | None = None) -> None:
-        self._distribute, self._fits = distribute, fits
+    def __init__(self, distribute: StepMaker, fits: Fits | None = None, evaluations: Evaluations | None = None) -> None:
+        self._distribute, self._fits, self._evaluations = distribute, fits, evaluations
 
     @contextmanager
     def adopting(self) -> Iterator[None]:
@@ -104,6 +105,8 @@ class KerasModels:
 
         vars(model)["make_train_function"] = make_train_function
         model.train_function = None
+        if self._evaluations is not None:
+            self._evaluations.adopt(model)
         if self._fits is not None:
             for name in SHOW_PROGRESS:
                 vars(model)[name] = self._fits.wrapped(getattr(type(model), name).__get__(model))
@@ -116,13 +119,13 @@ class KerasModels:
 
         def train(iterator: Iterator[Any]) -> Any:
             with _explaining_graphs(model):
-                logs = step(_without_optionals(next(iterator)))
+                logs = step(without_optionals(next(iterator)))
                 for _ in range(model.steps_per_execution - 1):
                     try:
                         data = next(iterator)
                     except StopIteration:
                         break
-                    logs = step(_without_optionals(data))
+                    logs = step(without_optionals(data))
             return logs
 
         return train
@@ -155,8 +158,3 @@ def _explaining_graphs(model: keras.Model) -> Iterator[None]:
                 "callback; tf.print prints them."
             )
         raise
-
-
-def _without_optionals(data: Any) -> Any:
-    """A batch as Keras's own train function hands it to the step: what a generator leaves out is None."""
-    return tree.map_structure(lambda x: None if isinstance(x, tf.experimental.Optional) else x, data)

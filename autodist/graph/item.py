@@ -68,6 +68,8 @@ class GraphItem:
             nodes say so (`autodist.graph.jit_scope`).
         is_global: whether every worker is given the same batch, of which it keeps its share, so that each knows how
             many examples there are in all.
+        is_whole: whether each worker is to have the whole of what the step returns, rows of all workers in order, and
+            nothing may be guessed: a step of which it is not known how it is that of one device is refused.
         replicated: captured nodes of which each replica has a copy of its own, once the step is replicated.
         counts_examples: whether the last of `outputs` is none of the script's, but above 0 if any worker has examples.
         wiring: how the nodes of `graph_def` hang together; `replace` hands it on for as long as the graph is the same.
@@ -95,6 +97,7 @@ class GraphItem:
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     jit_compile: bool = False
     is_global: bool = False
+    is_whole: bool = False
     replicated: frozenset[str] = frozenset()
     counts_examples: bool = False
     wiring: Wiring = field(default=_UNREAD, compare=False, repr=False)

@@ -137,6 +137,7 @@ class Merge(enum.Enum):
     MAX = "max"
     MIN = "min"
     PRODUCT = "product"
+    ROWS = "rows"  # the rows of one part after those of another, as many as each has
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,7 @@ class Join:
         row_join: how rows are joined, if it is rows.
         aligned: how many rows are aligned, if only the last ones are.
         merge: by what the workers' parts become one; all but sums are dense and have no weight.
+        axis: along which rows follow one another, if parts become one so.
         depth: how many joins of its level stand one behind the other before it, each made of what the last one gave.
     """
 
@@ -175,6 +177,7 @@ class Join:
     row_join: RowJoin = RowJoin.IN_TURN
     aligned: int = 0
     merge: Merge = Merge.ADD
+    axis: int = 0
     depth: int = 0
 
     @property

@@ -10,6 +10,9 @@ import tensorflow as tf
 from autodist.graph.devices import cpu_of
 from autodist.runtime.host import Host
 
+Send = Callable[[Sequence[int], bytes], None]
+"""Brings a message to some workers."""
+
 _END = b""
 """What a worker sends itself at the end."""
 
@@ -18,7 +21,7 @@ _END_LIMIT = 5.0
 
 
 class Mailbox:
-    """Reads messages in a thread of its own.
+    """Reads messages in a thread of its own, and hands each to whom it is for.
 
     Args:
         host: where sending and receiving run.
@@ -33,11 +36,26 @@ class Mailbox:
             queues = [self._queue(w, workers) for w in range(workers)]
             self._sends = [queue.enqueue(self._content) for queue in queues]
             self._next = queues[worker].dequeue()
+        self._receivers: list[Callable[[bytes], None]] = []
         self._reader: threading.Thread | None = None
 
-    def start(self, receive: Callable[[bytes], None]) -> None:
-        """Calls `receive` with each message from now on, in the order of arrival."""
-        self._reader = threading.Thread(target=self._read, args=(receive,), name="autodist-mailbox", daemon=True)
+    def open_box(self, receive: Callable[[bytes], None]) -> Send:
+        """A box of its own, the same on all workers if they open theirs in one order; returns what sends to others'.
+
+        Args:
+            receive: called with each message to this worker's, in the order of arrival, once the reading has started.
+        """
+        mark = bytes([ord("a") + len(self._receivers)])
+        self._receivers.append(receive)
+
+        def send(workers: Sequence[int], content: bytes) -> None:
+            self._send(workers, mark + content)
+
+        return send
+
+    def start(self) -> None:
+        """Reads from now on."""
+        self._reader = threading.Thread(target=self._read, name="autodist-mailbox", daemon=True)
         self._reader.start()
 
     @staticmethod
@@ -45,17 +63,17 @@ class Mailbox:
         with tf.device(cpu_of(worker, workers)):  # without a limit: who sends does not wait for the reader
             return tf.queue.FIFOQueue(-1, tf.string, [[]], shared_name=f"autodist/mail/{worker}")
 
-    def send(self, workers: Sequence[int], content: bytes) -> None:
+    def _send(self, workers: Sequence[int], content: bytes) -> None:
         """Brings a message to some workers; returns when it is there, read or not."""
         self._host.session.run([self._sends[w] for w in workers], {self._content: content})
 
     def close(self) -> None:
         """Ends the reading. What comes later lies there unread."""
         if self._reader is not None:
-            self.send([self._worker], _END)
+            self._send([self._worker], _END)
             self._reader.join(_END_LIMIT)
 
-    def _read(self, receive: Callable[[bytes], None]) -> None:
+    def _read(self) -> None:
         while True:
             try:
                 message = bytes(self._host.session.run(self._next))
@@ -63,4 +81,4 @@ class Mailbox:
                 return
             if message == _END:
                 return
-            receive(message)
+            self._receivers[message[0] - ord("a")](message[1:])

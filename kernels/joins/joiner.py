@@ -7,12 +7,24 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, Template, fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.parts import Join, JoinKind, Merge
-from autodist.graph.propagation import Examples, Joined, Mean, Propagation, Reduced, ReducedBy, Weight
+from autodist.graph.propagation import (
+    Examples,
+    Joined,
+    Kind,
+    Mean,
+    PerExample,
+    Propagation,
+    Reduced,
+    ReducedBy,
+    Unknown,
+    Weight,
+)
 from autodist.graph.stages import Stages
 from autodist.kernels.base import Context
 from autodist.kernels.sums import merged, nothing_like, ordered_sum
@@ -98,6 +110,20 @@ class Joiner:
             self._templates[key] = Template(dtypes, build)
         return self._templates[key]
 
+    def require_known(self, name: str, kind: Kind) -> None:
+        """Passes unless the step may not be guessed at, and it is not known how a tensor is that of the whole batch.
+
+        Raises:
+            RewriteError: it is not known, or examples see those of their own replica alone.
+        """
+        if not self.item.is_whole:
+            return
+        if isinstance(kind, Joined | PerExample):
+            if kind.mixed_at is not None:
+                raise RewriteError(f"examples see one another in what {name} is made of (first at {kind.mixed_at!r})")
+        elif isinstance(kind, Unknown):
+            raise RewriteError(f"it is not known how {name} depends on the batch ({kind.reason})")
+
     def late_readers(self, name: str) -> list[str]:
         """What reads a captured tensor and runs once."""
         return sorted(c for c in self.editor.consumers(node_of(name)) if c in self.stages.once)
@@ -149,6 +175,8 @@ class Joiner:
         return f.name(whole.result)
 
     def _locally(self, f: Fragment, captured: str, kind: Joined, copies: Sequence[str] | None) -> _Local:
+        if copies is None:
+            self.require_known(captured, kind)
         spec = self.item.spec_of(captured)
         names = copies or [self.parts.named(captured, k) for k in range(self.count)]
         values = [f.input(name, spec.dtype, spec.shape) for name in names]

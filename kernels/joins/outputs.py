@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from autodist.errors import RewriteError
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.names import node_of
-from autodist.graph.parts import JoinKind
+from autodist.graph.parts import Join, JoinKind, Merge
 from autodist.graph.propagation import Examples, Joined, Kind, Mean, PerExample, Replicated, Sum, Unknown
 from autodist.kernels.joins.joiner import Joiner
 from autodist.kernels.joins.statistics import Statistics
@@ -28,7 +29,8 @@ class OutputJoins:
 
     def join_outputs(self) -> list[str]:
         """The step's outputs as the script expects them: joined over the local replicas, scalars over all workers."""
-        self._tell_of_mixing()
+        if not self._joiner.item.is_whole:
+            self._tell_of_mixing()
         return [
             self._join_output(position, name) if node_of(name) in self._joiner.varying else name
             for position, name in enumerate(self._joiner.item.outputs)
@@ -92,6 +94,9 @@ class OutputJoins:
     def _joined_as(self, label: str, name: str, kind: Kind) -> str:
         if isinstance(kind, Joined) and (self._joiner.context.computes or self._is_of_all(name)):
             return self._joined(label, name, kind, self._is_of_all(name))
+        if isinstance(kind, PerExample) and self._joiner.item.is_whole:
+            self._joiner.require_known(name, kind)
+            return self._rows_of_all(label, name, kind.axis)
         if not self._joiner.context.computes:
             return self._nothing(label, self._joiner.item.spec_of(name))
         return self._concatenated(label, name, kind.axis) if isinstance(kind, PerExample) else name
@@ -120,7 +125,8 @@ class OutputJoins:
 
     def _is_of_all(self, name: str) -> bool:
         """Whether a mean, sum or the like is joined over all workers."""
-        return self._joiner.context.joins_outputs and self._joiner.item.spec_of(name).shape.rank == 0
+        is_asked = self._joiner.item.is_whole or self._joiner.item.spec_of(name).shape.rank == 0
+        return self._joiner.context.joins_outputs and is_asked
 
     def _joined(self, label: str, name: str, kind: Joined, is_of_all: bool) -> str:
         """A mean, sum or the like over the local replicas, or over those of all workers."""
@@ -147,6 +153,7 @@ class OutputJoins:
 
     def _guess(self, name: str, kind: Unknown) -> Kind:
         """What is done with an output of unknown kind: float scalars are averaged, the rest is the first replica's."""
+        self._joiner.require_known(name, kind)
         spec = self._joiner.item.spec_of(name)
         averaged = spec.dtype.is_floating and spec.shape.rank == 0
         over_all = self._joiner.context.joins_outputs
@@ -155,6 +162,24 @@ class OutputJoins:
             text = "output %s is %s: it is not known how it depends on the batch (%s)."
             log.warning(text, name, how, kind.reason, extra=ALIKE_EVERYWHERE if over_all else None)
         return Mean(Examples()) if averaged else Replicated()
+
+    def _rows_of_all(self, label: str, name: str, axis: int) -> str:
+        """The rows of all workers, in their order."""
+        spec = self._joiner.item.spec_of(name)
+        if spec.shape.rank is None:
+            raise RewriteError(f"it is not known how many axes {name} has")
+        local = self._concatenated(label, name, axis)
+        with fragment(self._joiner.editor, f"{label}/rows") as f:
+            result = tf.identity(f.input(local, spec.dtype, spec.shape))
+        shape = [None if a == axis else length for a, length in enumerate(spec.shape)]
+        self._joiner.note(
+            Join(
+                name=label, kind=JoinKind.STATE, local=(local,), result=(f.name(result),), weight=None,
+                level=self._joiner.level(name), dtype=spec.dtype, shape=tf.TensorShape(shape), merge=Merge.ROWS,
+                axis=axis,
+            )
+        )  # fmt: skip
+        return f.name(result)
 
     def _concatenated(self, label: str, name: str, axis: int) -> str:
         with fragment(self._joiner.editor, label) as f:

@@ -11,7 +11,7 @@ from autodist.errors import RewriteError
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.names import node_of
 from autodist.graph.parts import Aggregation, GradientCall, Join, JoinKind, Variable
-from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Weight
+from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.graph.walks import reach
 from autodist.kernels.growth import Growth
 from autodist.kernels.joins.joiner import Joiner
@@ -61,6 +61,8 @@ class StateJoins:
         if change.variable.is_overwritten and (call := self._looked_at(change)) is not None:
             raise _not_known(change.variable, f"it is computed of gradients of {call.targets[0]}")
         unknown = whole.unknown(change)
+        if unknown is not None:
+            self._joiner.require_known(change.variable.name, Unknown(unknown))
         if unknown is not None and declared is Aggregation.SUM and self._takes_averages(change, unknown):
             unknown = whole.unknown(change)
         if unknown is not None:
@@ -70,7 +72,9 @@ class StateJoins:
         return whole.value(change) if mean is None else self._mean_of_states(change, mean.weight)
 
     def _adds_sums(self, change: StateChange) -> bool:
-        return all(isinstance(self._joiner.flows.kind(t), Sum) for t in change.in_all.changes)
+        kinds = [self._joiner.flows.kind(t) for t in change.in_all.changes]
+        is_guessed = self._joiner.item.is_whole and any(isinstance(kind, Sum) and kind.mixed_at for kind in kinds)
+        return not is_guessed and all(isinstance(kind, Sum) for kind in kinds)
 
     def _looked_at(self, change: StateChange) -> GradientCall | None:
         """The call whose gradients are looked at for what is written, by their size, where that is a replica's own."""

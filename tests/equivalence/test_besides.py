@@ -17,6 +17,7 @@ ALL_REDUCE = (
     "fit_class_weight",
     "fit_dataset",
     "fit_ema",
+    "fit_evaluated",
     "fit_frozen_layer",
     "fit_gradient_accumulation",
     "fit_last_batch_does_not_divide",
@@ -80,6 +81,7 @@ PARAMETER_SERVERS = (
 """What is not among PARTITIONED, whose shards lie at servers too, and some that have much that may lie there whole."""
 
 PARTITIONED = (
+    "fit_evaluated",
     "fit_gradient_accumulation",
     "fit_learning_rate_by_callback",
     "fit_loss_scale",
@@ -101,6 +103,7 @@ PARTITIONED = (
 )
 
 RING = (
+    "fit_evaluated",
     "fit_last_batch_of_one_example",
     "function-embedding-adam-clipped",
     "graph_run_options",

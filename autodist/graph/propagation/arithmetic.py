@@ -55,6 +55,14 @@ def cast(site: Site) -> Fact:
     return fact
 
 
+def bitcast(site: Site) -> Fact:
+    """The same bits as another type: element by element, where that has as many of them (Keras's argmax does it)."""
+    from tensorflow import dtypes
+
+    source, target = (dtypes.as_dtype(site.node.attr[name].type) for name in ("T", "type"))
+    return nonlinear(site) if source.size == target.size else site.opaque("it makes elements of another length")
+
+
 def nonlinear(site: Site, indices: Sequence[int] | None = None) -> Fact:
     """Any function of elements: rows stay rows, what is the same stays the same, sums and means are lost."""
     chosen = list(range(len(site.facts))) if indices is None else list(indices)
@@ -245,4 +253,5 @@ RULES: dict[str, Rule] = {
     "Neg": negate,
     "Square": square,
     "Cast": cast,
+    "Bitcast": row_by_row(bitcast),
 }

@@ -2,6 +2,7 @@
 
 from tests.equivalence.cases import (
     cotangents,
+    evaluations,
     fit_extras,
     graph_data,
     graph_extras,
@@ -23,6 +24,7 @@ __all__ = [
     "Results",
     "Trainer",
     "cotangents",
+    "evaluations",
     "fit_extras",
     "graph_data",
     "graph_extras",

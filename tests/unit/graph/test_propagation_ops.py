@@ -121,6 +121,7 @@ OPS: dict[str, Made] = {
     "quantized by channel": lambda v: tf.quantization.fake_quant_with_min_max_vars_per_channel(
         tf.cast(v, tf.float32), tf.zeros([6]), tf.range(1.0, 7.0)
     ),
+    "bits": lambda v: tf.bitcast(tf.bitwise.bitwise_and(tf.bitcast(v, tf.int64), 2**63 - 1), v.dtype),
     "isotonic": lambda v: tf.nn.isotonic_regression(v)[0],
     "places in a sorted row": lambda v, w: tf.searchsorted(tf.sort(v, 1), w),
     "counts in a row": lambda i: tf.math.bincount(i, axis=-1, minlength=5, maxlength=5),

@@ -33,6 +33,7 @@ def capture(
     *examples: np.ndarray | tf.TensorSpec,
     jit_compile: bool = False,
     is_global: bool = False,
+    is_whole: bool = False,
 ) -> CapturedFunction:
     """A step whose arguments of rank 1 and more are split along their first axis."""
     specs, axes = [], []
@@ -40,8 +41,8 @@ def capture(
         shape = list(example.shape)
         axes.append(0 if shape else None)
         specs.append(tf.TensorSpec([None, *shape[1:]] if shape else [], example.dtype))
-    captured = capture_function(step, tuple(specs), axes, jit_compile=jit_compile)
-    return replace(captured, item=replace(captured.item, is_global=is_global))
+    captured = capture_function(step, tuple(specs), axes, jit_compile=jit_compile, may_evaluate=is_whole)
+    return replace(captured, item=replace(captured.item, is_global=is_global, is_whole=is_whole))
 
 
 def plan(

@@ -1,0 +1,201 @@
+"""`evaluate` and `predict` on all replicas, and what each worker computes alone, as without AutoDist."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+from keras import tree
+
+from autodist.batch_axis import is_array
+from autodist.capture.keras_batches import without_optionals
+from autodist.capture.keras_progress import TracedStep
+from autodist.errors import NotSharedError
+from autodist.messages import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
+
+StepMaker = Callable[[Callable[..., Any], bool], TracedStep]
+"""Makes of a Keras `test_step` or `predict_step`, a function of one batch, one that all replicas share."""
+
+
+class Together(Protocol):
+    """Says whether all workers make a call together; all that make it have to ask.
+
+    What is called, and with which data, `describe` says, which is asked where there are several workers.
+    """
+
+    def __call__(self, describe: Callable[[], tuple[str, str]], is_certain: bool) -> bool: ...
+
+
+class Evaluations:
+    """How models are evaluated by several replicas.
+
+    Args:
+        distribute: makes a step that all replicas share; it raises NotSharedError where it would give another result.
+        together: whether all workers make a call.
+        digest_of: tells arrays apart.
+        validates: whether a model is being validated in `fit`, which all workers come to.
+    """
+
+    def __init__(
+        self,
+        distribute: StepMaker,
+        together: Together,
+        digest_of: Callable[[Any], str],
+        validates: Callable[[keras.Model], bool] = lambda model: False,
+    ) -> None:
+        self.distribute, self.together, self.digest_of, self.validates = distribute, together, digest_of, validates
+
+    def adopt(self, model: keras.Model) -> None:
+        """Gives a model functions of ours, unless its class makes its own."""
+        for name, shared in (("test", _SharedTest), ("predict", _SharedPredict)):
+            if _is_keras_own(type(model), f"make_{name}_function"):
+                setattr(model, f"{name}_function", None)
+                vars(model)[f"make_{name}_function"] = self._maker(model, name, shared)
+
+    def _maker(self, model: keras.Model, name: str, shared: type[_Shared]) -> Callable[..., Any]:
+        make = getattr(type(model), f"make_{name}_function")
+
+        def make_function(force: bool = False) -> Any:
+            """As Keras calls it where an evaluation begins."""
+            made = getattr(model, f"{name}_function")
+            if made is None or force:
+                make(model, force=True)
+                made = shared(self, model, name, getattr(model, f"{name}_function"))
+                setattr(model, f"{name}_function", made)
+            made.begin()
+            return made
+
+        return make_function
+
+
+def _is_keras_own(kind: type[keras.Model], method: str) -> bool:
+    return next(base for base in kind.__mro__ if method in vars(base)).__module__.startswith("keras.")
+
+
+class _Shared:
+    """What Keras calls with the batches of an evaluation.
+
+    The first batch of each decides: where all workers have called with the same, all replicas share the batches.
+
+    Args:
+        how: models are evaluated.
+        model: that is.
+        name: "test" or "predict".
+        plain: Keras's own function.
+    """
+
+    def __init__(self, how: Evaluations, model: keras.Model, name: str, plain: Callable[[Any], Any]) -> None:
+        self._how, self._model, self._name, self._plain = how, model, name, plain
+        own = getattr(model, f"{name}_step")
+
+        def step(data: Any) -> Any:
+            return own(data)
+
+        step.__name__ = f"{name}_step"
+        self._step: TracedStep | None = how.distribute(step, model.jit_compile)
+        self._is_shared: bool | None = None
+
+    def begin(self) -> None:
+        """A new evaluation begins."""
+        self._is_shared = None
+
+    def _shares(self, data: Any) -> bool:
+        if self._is_shared is None:
+            self._is_shared = self._step is not None and not self._model.run_eagerly and self._meets(data)
+        return self._is_shared
+
+    def _meets(self, data: Any) -> bool:
+        return self._how.together(lambda: self._described(data), self._how.validates(self._model))
+
+    def _described(self, data: Any) -> tuple[str, str]:
+        """The model and what it does; the batch, and whether the step has been traced, for all have to trace alike."""
+        assert self._step is not None, "asked by who has one"
+        model = [self._name, *(str(tuple(v.shape)) for v in self._model.variables)]
+        leaves = tf.nest.flatten(data, expand_composites=True)
+        given = [self._how.digest_of(leaf) if is_array(leaf) else repr(leaf) for leaf in leaves]
+        return _hash(model), _hash([str(self._step.traces), *given])
+
+    def _one(self, data: Any, alone: Callable[[Any], Any]) -> Any:
+        taken = without_optionals(data)
+        if not self._shares(taken):
+            return alone(data)
+        assert self._step is not None, "there is one where it is shared"
+        try:
+            return self._step(taken)
+        except NotSharedError as error:
+            self._is_shared = False
+            self._step = None
+            log.info(
+                "each worker computes the whole of %s's %s by itself, since replicas that share it would not give what "
+                "one device gives, or it is not known: %s.",
+                self._model.name, _CALLED[self._name], str(error).rstrip("."), extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+            return alone(data)
+
+
+def _hash(told: Iterable[str]) -> str:
+    return hashlib.blake2b("\n".join(told).encode(), digest_size=16).hexdigest()
+
+
+_CALLED = {"test": "evaluation", "predict": "prediction"}
+
+
+class _SharedTest(_Shared):
+    """Takes an iterator of batches; returns the last one's logs."""
+
+    def __call__(self, iterator: Iterator[Any]) -> Any:
+        if self._is_shared is False:
+            return self._plain(iterator)
+        spec = iterator.element_spec if isinstance(iterator, tf.data.Iterator) else None
+
+        def alone(data: Any) -> Any:
+            return self._plain(iter((data,)) if spec is None else _iterator_of(data, spec))
+
+        logs = self._one(next(iterator), alone)
+        for data in itertools.islice(_until_end(iterator), self._model.steps_per_execution - 1):
+            logs = self._one(data, alone)
+        return logs
+
+
+class _SharedPredict(_Shared):
+    """Takes a list of batches; returns the outputs of all of them."""
+
+    def __call__(self, batches: Sequence[Any]) -> Any:
+        outputs = [self._one(data, self._alone) for data in batches]
+        if len(outputs) == 1:
+            return outputs[0]
+        return tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
+
+    def _alone(self, data: Any) -> Any:
+        return self._plain([data])
+
+
+def _until_end(iterator: Iterator[Any]) -> Iterable[Any]:
+    while True:
+        try:
+            yield next(iterator)
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return
+
+
+def _iterator_of(data: Any, spec: Any) -> Iterator[Any]:
+    """An iterator of one batch, which Keras's function takes for one of the iterator that the batch comes from."""
+
+    def as_open(*leaves: Any) -> Any:
+        return tf.nest.pack_sequence_as(spec, [_as_open(*pair) for pair in zip(leaves, specs, strict=True)])
+
+    specs = tf.nest.flatten(spec)
+    return iter(tf.data.Dataset.from_tensors(tuple(tf.nest.flatten(data))).map(as_open))
+
+
+def _as_open(leaf: Any, spec: Any) -> Any:
+    if not isinstance(spec, tf.TensorSpec) or spec.shape.rank is None:
+        return leaf
+    return tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=spec.shape)
