@@ -10,7 +10,7 @@ from types import FrameType
 
 from autodist.cluster.command_line import Command, Kind
 from autodist.cluster.start import Start, noted_start
-from autodist.cluster.tools import Main, is_same, script_behind, tool_of
+from autodist.cluster.tools import Main, is_kernel, is_same, script_behind, tool_of
 from autodist.errors import ClusterError
 
 _MEND = (
@@ -101,6 +101,10 @@ def _what_runs(start: Start, directory: str) -> Command:
         raise ClusterError(
             "This process was started by multiprocessing, and other workers have no such parent. Make the AutoDist of "
             "several workers in the process of the script itself, or use one worker."
+        )
+    if is_kernel():
+        raise ClusterError(
+            f"A notebook's kernel runs here, and no script that other workers could run as well. {_MEND}"
         )
     now = Main.of_this_process()
     tool = tool_of(command, now, directory)

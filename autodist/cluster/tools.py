@@ -13,6 +13,7 @@ from autodist.cluster.command_line import Command, Kind
 _CONSOLES = {
     *("code", "asyncio", "idlelib", "idlelib.idle", "idle", "IPython", "ipython", "bpython", "ptpython", "ptipython"),
     *("ipykernel", "ipykernel_launcher", "colab_kernel_launcher", "jupyter", "jupyter-run", "xpython", "marimo"),
+    *("spyder_kernels.console", "pydevconsole", "streamlit"),
 }
 _DEBUGGERS = {"pdb", "ipdb", "pudb", "pudb.run", "debugpy", "pydevd"}
 _PROFILERS = {
@@ -78,6 +79,12 @@ def tool_of(command: Command, main: Main, directory: str) -> str | None:
     name = re.sub(r"-?\d+(\.\d+)*\Z", "", os.path.basename(os.path.normpath(command.target)).removesuffix(".py"))
     is_own = command.target.endswith(".py") and main.is_file(command.target, directory)  # a script called trace.py
     return name if name in _TOOLS and not is_own else None
+
+
+def is_kernel() -> bool:
+    """Whether a notebook's kernel runs here, whichever command has started it."""
+    ask = getattr(sys.modules.get("IPython"), "get_ipython", None)
+    return ask is not None and hasattr(ask(), "kernel")
 
 
 def script_behind(tool: str, command: Command, main: Main, directory: str) -> Command | None:

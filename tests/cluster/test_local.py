@@ -48,6 +48,22 @@ member.wait_for_end()
         assert f"[localhost:{index}] to stderr \N{BULLET}\n" in run.stderr
 
 
+def test_workers_of_a_chief_in_a_debugger_run_the_script_alone(tmp_path: Path) -> None:
+    worker = """
+breakpoint()
+print("traced", sys.gettrace(), "pdb" in sys.modules, sys.orig_argv[1:2], sys.flags.inspect, arguments[0])
+member.wait_for_end()
+"""
+    run = Run(tmp_path, FINISH, worker, via=lambda line: [line[0], "-m", "pdb", "-c", "continue", *line[1:]])
+    run.environment |= {"PYTHONINSPECT": "1"}
+    with run:
+        run.wait()
+        run.assert_gone(0)
+    script = [str(tmp_path / "train.py")]
+    for index in (1, 2):
+        assert f"[localhost:{index}] traced None False {script} 0 argument with spaces\n" in run.stdout
+
+
 def test_lines_are_never_torn(tmp_path: Path) -> None:
     worker = """
 for number in range(300):

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -155,6 +156,15 @@ def test_child_of_multiprocessing_and_frozen_program_are_refused(
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     with pytest.raises(ClusterError, match="was frozen"):
         started(["train.py"])
+
+
+def test_kernel_that_is_started_by_another_name_is_known(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    shell = SimpleNamespace()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert started(["launcher.py", "-f", "kernel.json"]).arguments  # IPython's shell, without a kernel
+    shell.kernel = object()
+    with pytest.raises(ClusterError, match="A notebook's kernel runs here, and no script.*`!python file.py`"):
+        started(["launcher.py", "-f", "kernel.json"])
 
 
 def test_directory_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,27 @@
+"""What the coordinator checks on the chief's own machine, where nothing is started for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autodist.cluster.coordinator import Coordinator
+from autodist.cluster.script import Script
+from autodist.cluster.start import content_digest
+from autodist.errors import ClusterError
+from autodist.resources import ResourceSpec
+
+ALONE = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0]}]})
+
+
+def test_script_that_was_changed_since_its_start_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("print(1)")
+    script = Script((str(file),), str(tmp_path), str(file), content_digest(str(file)))
+    coordinator = Coordinator(ALONE, pytest.fail, script)
+    coordinator.prepare()
+    coordinator.held.release()
+    file.write_text("print(2)")
+    with pytest.raises(ClusterError, match=f"localhost  the script {file} is another than .*start it again"):
+        Coordinator(ALONE, pytest.fail, script).prepare()
