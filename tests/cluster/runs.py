@@ -37,9 +37,8 @@ from autodist.cluster.member import Member
 from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 
-arguments, directory = sys.argv[1:], os.getcwd()
-os.chdir("/")  # the others are started as this one was, whatever it changes
-sys.argv = ["changed"]
+directory = os.getcwd()
+os.chdir("/")  # the others are started where this one was, wherever it goes
 
 {note}
 def failed(error):

@@ -28,7 +28,7 @@ SLEEP = 'note(f"asleep{index}"); time.sleep(60)'
 @pytest.mark.busy
 def test_workers_get_script_arguments_and_payload_and_their_lines_come_back_named(tmp_path: Path) -> None:
     worker = """
-print(index, member.name, member.payload, len(member.addresses), arguments, directory)
+print(index, member.name, member.payload, len(member.addresses), sys.argv[1:], directory)
 print("to stderr \\N{BULLET}", file=sys.stderr)
 sys.stdout.buffer.write(b"bad \\xff byte\\n" + b"no line end")
 sys.stdout.flush()
@@ -51,7 +51,7 @@ member.wait_for_end()
 def test_workers_of_a_chief_in_a_debugger_run_the_script_alone(tmp_path: Path) -> None:
     worker = """
 breakpoint()
-print("traced", sys.gettrace(), "pdb" in sys.modules, sys.orig_argv[1:2], sys.flags.inspect, arguments[0])
+print("traced", sys.gettrace(), "pdb" in sys.modules, sys.orig_argv[1:2], sys.flags.inspect, sys.argv[1])
 member.wait_for_end()
 """
     run = Run(tmp_path, FINISH, worker, via=lambda line: [line[0], "-m", "pdb", "-c", "continue", *line[1:]])
