@@ -67,6 +67,27 @@ def require_one_keeper_a_write(item: GraphItem, keepers: Mapping[str, Keeper]) -
             )
 
 
+def require_written_by_updates(item: GraphItem, stages: Stages, keepers: Mapping[str, Keeper]) -> None:
+    """Passes a step that writes no trained variable itself whose updates wait for no other worker.
+
+    What a worker wrote there before it used it would undo the updates that came since it read the variable.
+
+    Raises:
+        StrategyError: names the variable and the operation.
+    """
+    names = [j.variable for j in item.joins if j.variable is not None]
+    trained = {item.by_name[name].handle: name for name in names if name in keepers}
+    for write in stages.state_writes:
+        for handle in sorted(stages.effects[write].writes & trained.keys()):
+            name = trained[handle]
+            if keepers[name].is_free and stages.is_used_after(handle, stages.state_writes):
+                raise StrategyError(
+                    f"{name} is written by the step before it is used ({write}), and its owner applies updates that "
+                    "no worker waits for (sync: false, or staleness): some would be lost. Write it after the update, "
+                    "as a constraint of Keras does, or set sync: true and staleness: 0, or use AllReduce for it."
+                )
+
+
 def require_unmixed(item: GraphItem, stages: Stages, keepers: Mapping[str, Keeper]) -> None:
     """Passes a step in which no update needs gradients that are combined at different times.
 

@@ -18,7 +18,13 @@ from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.parts import Join, JoinKind
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.joins import EVEN_PARTS, SOME_EXAMPLES
-from autodist.kernels.keepers import find_keepers, require_one_keeper_a_write, require_unmixed, runs_freely
+from autodist.kernels.keepers import (
+    find_keepers,
+    require_one_keeper_a_write,
+    require_unmixed,
+    require_written_by_updates,
+    runs_freely,
+)
 from autodist.kernels.results import Results
 
 log = logging.getLogger("autodist")
@@ -41,6 +47,7 @@ class SetPace(Kernel):
         keepers = find_keepers(item, item.stages, context.strategy)
         require_one_keeper_a_write(item, keepers)
         if any(keeper.is_free for keeper in keepers.values()):
+            require_written_by_updates(item, item.stages, keepers)
             require_unmixed(item, item.stages, keepers)
         item = replace(item, keepers=keepers)
         return _keep_state(item, context) if runs_freely(item, keepers) else item

@@ -75,6 +75,9 @@ def take_state_writes(
 
         v.assign(f(v, x)); y = g(v)      becomes      v1 = f(v, x); y = g(v1); and once, at the end, v.assign(combined)
 
+    So are writes that are alike everywhere, of a trained variable that one worker owns and that is used after them: the
+    owner writes when the gradients of all have come, and what these are made of cannot wait for that.
+
     Raises:
         RewriteError: if such a write is of a kind that cannot be combined.
     """
@@ -82,9 +85,11 @@ def take_state_writes(
     for write in stages.state_writes:
         for handle in stages.effects[write].writes:
             by_variable.setdefault(handle, []).append(write)
+    owned = {item.by_name[g.variable].handle for g in stages.gradients if g.variable in item.owners}
     changes = []
     for handle, writes in by_variable.items():
-        if any(w in varying for w in writes):
+        is_waited_for = handle in owned and stages.is_used_after(handle, writes)
+        if is_waited_for or any(w in varying for w in writes):
             changes.append(_take(editor, item, stages, handle, writes))
     return changes
 
@@ -181,6 +186,8 @@ def _reads_become_values(
         node = editor[name]
         if not earlier:
             editor.add_control(final, [name])
+        elif node.op == "ResourceGather" and not node.attr["batch_dims"].i:
+            _become_gather(editor, node, max(earlier, key=stages.order.__getitem__))
         elif node.op != "ReadVariableOp":
             raise RewriteError(
                 f"{name} ({node.op}) reads {handle} after the step wrote it outside any optimizer's update; only a "
@@ -194,6 +201,21 @@ def _reads_become_values(
             node.attr.clear()
             node.attr["T"].type = dtype
             editor.set_inputs(name, [tensor(current)])
+
+
+def _become_gather(editor: GraphEditor, node: NodeDef, current: str) -> None:
+    """Rows of the value that a write has left, in place of the variable's."""
+    dtype, index_dtype = node.attr["dtype"].type, node.attr["Tindices"].type
+    ids = node.input[1]
+    axis = NodeDef(name=f"{node.name}/axis", op="Const", device=node.device)
+    axis.attr["dtype"].type = tf.int32.as_datatype_enum
+    axis.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(0, tf.int32))
+    editor.add(axis)
+    node.op = "GatherV2"
+    node.attr.clear()
+    for name, of in (("Tparams", dtype), ("Tindices", index_dtype), ("Taxis", tf.int32.as_datatype_enum)):
+        node.attr[name].type = of
+    editor.set_inputs(node.name, [tensor(current), ids, axis.name])
 
 
 def _become_value(editor: GraphEditor, node: NodeDef, current: str) -> None:

@@ -10,7 +10,7 @@ examples.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -54,6 +54,14 @@ class Stages:
     def readers(self, handle: str) -> list[str]:
         """What reads the variable of a handle, in topological order."""
         return self._readers_of.get(handle, [])
+
+    def is_used_after(self, handle: str, writes: Collection[str]) -> bool:
+        """Whether the compute part reads a variable after some of its `writes`, for more than these."""
+        return any(
+            not set(writes).isdisjoint(self.writes_before(name, handle))
+            for name in self.readers(handle)
+            if name not in self.once and name not in writes
+        )
 
     @cached_property
     def _writes_of(self) -> Mapping[str, list[int]]:
