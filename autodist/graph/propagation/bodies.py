@@ -12,6 +12,7 @@ from tensorflow.python.framework import function_def_to_graph
 from autodist.graph.propagation.factors import Count, Factor, Factors, Part
 from autodist.graph.propagation.facts import (
     Base,
+    ByColumn,
     Coordinates,
     Dims,
     Fact,
@@ -19,9 +20,11 @@ from autodist.graph.propagation.facts import (
     Form,
     InTurn,
     ListOf,
+    Numbered,
     Numbers,
     Positions,
     Rows,
+    Shuffled,
 )
 from autodist.graph.propagation.kinds import Elements
 from autodist.graph.propagation.site import Site
@@ -176,7 +179,15 @@ def _rename(fact: Fact, outer: Rename) -> Fact:
         case Positions():
             return _rename_positions(fact, outer)
         case Coordinates():
-            return Coordinates(_rename_positions(fact.positions, outer))
+            return _rename_coordinates(fact, outer)
+        case Numbered():
+            return replace(fact, within=_rename_rows(fact.within, outer), rows=_rename_form(fact.rows, outer))
+        case ByColumn(Coordinates() as columns):
+            return replace(fact, columns=_rename_coordinates(columns, outer))
+        case ByColumn(Positions() as columns):
+            return replace(fact, columns=_rename_positions(columns, outer))
+        case Shuffled():
+            return replace(fact, within=_rename_rows(fact.within, outer))
         case Followed():
             rest = _rename_form(fact.rest, outer) if isinstance(fact.rest, Form) else fact.rest
             return replace(fact, first=_rename_form(fact.first, outer), rest=rest)
@@ -194,6 +205,10 @@ def _rename_form(form: Form, outer: Rename) -> Form:
 
 def _rename_rows(rows: Rows, outer: Rename) -> Rows:
     return replace(rows, count=_rename_count(rows.count, outer))
+
+
+def _rename_coordinates(coordinates: Coordinates, outer: Rename) -> Coordinates:
+    return Coordinates(_rename_positions(coordinates.positions, outer))
 
 
 def _rename_positions(positions: Positions, outer: Rename) -> Positions:

@@ -9,8 +9,20 @@ import tensorflow as tf
 from autodist.graph.propagation.arithmetic import add_operands, factors_of, is_neutral, nonlinear
 from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of
 from autodist.graph.propagation.factors import NONE, additive_over
-from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, ListOf, Opaque, Positions, Statistic
-from autodist.graph.propagation.lengths import is_length_of
+from autodist.graph.propagation.facts import (
+    SAME,
+    Base,
+    Dims,
+    Fact,
+    Form,
+    ListOf,
+    Opaque,
+    Positions,
+    Rows,
+    Shuffled,
+    Statistic,
+)
+from autodist.graph.propagation.lengths import is_length_of, length
 from autodist.graph.propagation.site import Rule, Site, tensor_name
 
 
@@ -18,6 +30,8 @@ def select(site: Site) -> Fact:
     """Chooses between two values; the condition may only be of rows or the same everywhere."""
     if isinstance(site.facts[1], Positions) and _holds_for_several(site, site.facts[1]):
         return site.facts[1]
+    if isinstance(site.facts[2], Positions | Shuffled) and _is_negative(site, site.facts[2]):
+        return site.facts[2]
     guarded = _guarded_quotient(site)
     if guarded is not None:
         return guarded
@@ -49,6 +63,15 @@ def _holds_for_several(site: Site, positions: Positions) -> bool:
     bound = asked.constant(1)
     all_of_them = positions.entries == positions.within and is_length_of(asked, 0, positions.within)
     return all_of_them and bound is not None and bound.ndim == 0 and int(bound) == 1
+
+
+def _is_negative(site: Site, numbers: Positions | Shuffled) -> bool:
+    """Whether the condition asks which of the numbers of rows are below zero: none is."""
+    condition = site.scope.producer(site.inputs[0])
+    if condition is None or condition.op != "Less":
+        return False
+    asked = Site(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
+    return asked.is_zero(1) and site.scope.fact(asked.inputs[0]) == numbers
 
 
 def _same_condition(site: Site, branches: Form | Statistic) -> Fact:
@@ -115,6 +138,9 @@ def _guarded_quotient(site: Site) -> Fact | None:
 
 def maximum(site: Site) -> Fact:
     """`maximum(count, 1)` is the count where it divides: with nothing to count the weight is zero anyway."""
+    counted = _of_one_length(site)
+    if counted is not None:
+        return counted
     for index, other in ((0, 1), (1, 0)):
         form, bound = operands_of(site, (index,))[0], site.constant(other)
         if bound is None or bound.size != 1 or not 0 <= bound.reshape(-1)[0] <= 1 or not isinstance(form, Form):
@@ -122,6 +148,21 @@ def maximum(site: Site) -> Fact:
         if form.base is Base.SAME and additive_over(form.factors, NONE) and _counts(site, site.inputs[index]):
             return form
     return nonlinear(site)
+
+
+def minimum(site: Site) -> Fact:
+    """Minimum: of lengths that are the same, one of them."""
+    counted = _of_one_length(site)
+    return nonlinear(site) if counted is None else counted
+
+
+def _of_one_length(site: Site) -> Dims | None:
+    """The greater or smaller of two lengths that are the same, as tensors that fit each other have them."""
+    first, second = site.facts
+    if isinstance(first, Dims) and isinstance(second, Dims) and first.is_scalar and first.forms == second.forms:
+        counted = length(site, 0)
+        return first if isinstance(counted, Rows) and counted == length(site, 1) else None
+    return None
 
 
 def _counts(site: Site, tensor: str) -> bool:
@@ -142,4 +183,5 @@ def _counts(site: Site, tensor: str) -> bool:
 RULES: dict[str, Rule] = {
     **dict.fromkeys(["Select", "SelectV2"], select),
     "Maximum": maximum,
+    "Minimum": minimum,
 }

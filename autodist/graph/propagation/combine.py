@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from autodist.graph.propagation.facts import Base, Form, Opaque, Recovery, Rows, Statistic, form_of
+from autodist.graph.propagation.facts import Base, Form, Opaque, Recovery, Reordered, Rows, Statistic, form_of
 from autodist.graph.propagation.site import Site
 
 Operand = Form | Statistic | Opaque
@@ -37,10 +37,10 @@ def joined_rows(site: Site, operands: Sequence[Operand], indices: Sequence[int])
             continue
         base = operand.rows
         aligned = base if own_rank is None else replace(base, axis=base.axis + rank - own_rank)
-        if found is not None and not same_rows(found, aligned):
+        paired = (aligned, None) if found is None else in_one_order(found, aligned)
+        if paired is None:
             return site.opaque("its inputs have their examples along different axes or in different orders")
-        found = aligned if found is None or found.per is None else found
-        mixed_at = mixed_at or operand.mixed_at
+        found, mixed_at = paired[0], mixed_at or operand.mixed_at or paired[1]
     assert found is not None
     for operand, own_rank, index in zip(operands, ranks, indices, strict=True):
         verdict = _beside_rows(site, operand, index, found.axis - (rank - (own_rank or 0)), own_rank == rank)
@@ -53,6 +53,31 @@ def joined_rows(site: Site, operands: Sequence[Operand], indices: Sequence[int])
 def same_rows(left: Rows, right: Rows) -> bool:
     """Whether the rows of two tensors belong to the same examples, along the same axis."""
     return (left.axis, left.count, left.order) == (right.axis, right.count, right.order)
+
+
+def in_one_order(left: Rows, right: Rows) -> tuple[Rows, str | None] | None:
+    """Rows of the same examples as one tensor has them that holds both; and the node that made pairs of examples.
+
+    None where they do not belong together: those in another order within a part meet those that are in none.
+    """
+    told = right if left.per is None else left
+    if same_rows(left, right):
+        return told, None
+    change = change_of_places(left) or change_of_places(right)
+    if change is None or not same_rows(_before(left), _before(right)):
+        return None
+    return _before(told), change.node
+
+
+def change_of_places(rows: Rows) -> Reordered | None:
+    """How the examples have changed places within their part; None where they have not."""
+    first = next(iter(rows.order), None)
+    return first if isinstance(first, Reordered) else None
+
+
+def _before(rows: Rows) -> Rows:
+    change = change_of_places(rows)
+    return rows if change is None else replace(rows, order=change.before)
 
 
 def _beside_rows(site: Site, operand: Operand, index: int, position: int, same_rank: bool) -> Opaque | str | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from autodist.graph.propagation.combine import Operand, operands_of
+from dataclasses import replace
+
+from autodist.graph.propagation.combine import Operand, in_one_order, operands_of
 from autodist.graph.propagation.factors import NONE, times
 from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Rows, Statistic
 from autodist.graph.propagation.site import Rule, Site
 
 Labels = list[object]
+_Labelled = tuple[Rows | None, Labels]
 
 
 def matmul(site: Site) -> Fact:
@@ -66,6 +69,8 @@ def contract(site: Site, left: Labels, right: Labels, result: Labels) -> Fact:
         factors = times(factors, form.factors)
     mixed_at = next((form.mixed_at for form in forms if form.mixed_at), None)
     labelled = [(form.rows, labels) for form, labels in zip(forms, (left, right), strict=False)]
+    labelled, paired_at = _in_one_order(labelled)
+    mixed_at = mixed_at or paired_at
     batch = _batch_label(labelled)
     if batch is None:
         if all(form.rows is None for form in forms):
@@ -88,7 +93,19 @@ def _beside_noise(operands: list[Operand]) -> list[Operand]:
     return [SAME if isinstance(o, Opaque) and o.recovery is Recovery.ALWAYS else o for o in operands]
 
 
-def _batch_label(labelled: list[tuple[Rows | None, Labels]]) -> tuple[Rows, object] | None:
+def _in_one_order(labelled: list[_Labelled]) -> tuple[list[_Labelled], str | None]:
+    """Both operands' rows in the order of the product's; and the node that made pairs of examples."""
+    found = [rows for rows, _ in labelled if rows is not None]
+    if len(found) < 2:
+        return labelled, None
+    paired = in_one_order(found[0], replace(found[1], axis=found[0].axis))
+    if paired is None or paired[1] is None:
+        return labelled, None
+    order = paired[0].order
+    return [(rows and replace(rows, order=order), labels) for rows, labels in labelled], paired[1]
+
+
+def _batch_label(labelled: list[_Labelled]) -> tuple[Rows, object] | None:
     """The one label that the batch has; None if operands have it along different axes, or one lacks its rows."""
     found = [(rows, labels[rows.axis]) for rows, labels in labelled if rows is not None]
     if not found or len({label for _, label in found}) != 1:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from autodist.graph.propagation.facts import SAME, Distinct, Fact, Form, Numbers, Opaque, form_of
+from autodist.graph.propagation.facts import SAME, Distinct, Fact, Form, Numbered, Numbers, Opaque, Positions, form_of
 from autodist.graph.propagation.site import Rule, Site
 
 
@@ -35,14 +35,23 @@ def looked_up(site: Site) -> Fact | None:
 
 
 def numbers(rule: Callable[[Site], Fact]) -> Callable[[Site], Fact]:
-    """A rule for ops that move elements, for numbers of different ids too: they are as the rows of the ids are."""
+    """A rule for ops that move elements, for numbers of different ids or of rows too: they are moved as rows are."""
 
     def apply(site: Site) -> Fact:
         found = site.facts[0]
-        if not isinstance(found, Numbers):
+        if not isinstance(found, Numbers | Numbered):
             return rule(site)
         moved = rule(replace(site, facts=[found.rows, *site.facts[1:]]))
-        return Numbers(found.of, moved) if isinstance(moved, Form) else moved
+        if not isinstance(moved, Form):
+            return moved
+        if isinstance(found, Numbers):
+            return Numbers(found.of, moved)
+        is_vector = site.output_shape().rank == 1 and moved.rows is not None and not moved.rows.order
+        return (
+            Positions(found.within, moved.rows, found.covers)
+            if is_vector and moved.rows
+            else replace(found, rows=moved)
+        )
 
     return apply
 

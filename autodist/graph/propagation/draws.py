@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, Recovery, form_of
-from autodist.graph.propagation.shapes import batch_of
+from autodist.graph.propagation.shapes import counted_batch
 from autodist.graph.propagation.site import Rule, Site, op_names
 
 
 def of_shape(site: Site) -> Fact:
     """Random numbers: one draw an example where the shape holds the batch, else noise of each replica's own."""
     dims = site.dims(0)
-    batch = batch_of(dims) if dims is not None else None
+    batch = counted_batch(site, 0, dims) if dims is not None else None
     if batch is not None:
         return Form(batch)
     return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
@@ -39,7 +39,7 @@ def draw_for_each(site: Site) -> Fact:
 
 
 def _drawn_for_batch(site: Site, dims: Dims) -> Fact:
-    batch = batch_of(dims)
+    batch = counted_batch(site, 0, dims)
     return (
         Form(batch) if batch is not None and form_of(site.facts[1]) == SAME else site.opaque("its shape is not known")
     )

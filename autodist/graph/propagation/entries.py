@@ -16,6 +16,7 @@ from autodist.graph.propagation.facts import (
     Positions,
     elements_of,
     form_of,
+    with_axis,
 )
 from autodist.graph.propagation.lengths import is_length_of
 from autodist.graph.propagation.site import Rule, Site, op_names
@@ -103,7 +104,11 @@ def _dense(site: Site, coordinates: Fact, shape: int, values: tuple[int, ...]) -
 
 
 def sparse_matmul(site: Site) -> Fact:
-    """SparseTensorDenseMatMul: positions, values, shape, a matrix that is the same everywhere."""
+    """SparseTensorDenseMatMul: positions, values, shape, a matrix; either one is the same everywhere."""
+    dense = site.form(3)
+    if isinstance(dense, Form) and dense.rows is not None and all(form_of(fact) == SAME for fact in site.facts[:3]):
+        is_behind = dense.rows.axis == (0 if site.flag("adjoint_b") else 1)
+        return with_axis(dense, 1) if is_behind else site.opaque("it adds up examples by their position in the part")
     if form_of(site.facts[3]) == SAME and not site.flag("adjoint_a"):
         return _dense(site, site.facts[0], 2, (1,))
     return _opaque_among(site)
@@ -157,6 +162,8 @@ def sparse_segments(site: Site) -> Fact:
     """SparseSegmentSum and its like: data, which rows of it, and of each of these the segment."""
     number = 3 if site.node.op.endswith("NumSegments") else None
     data, ids, owners = site.facts[0], site.facts[1], site.facts[2]
+    if isinstance(data, Form) and data.rows is not None and form_of(owners) == SAME:
+        return beside_segments(site, data, site.rank(2))
     if isinstance(owners, Positions):
         of_different = isinstance(data, Distinct) and isinstance(ids, Numbers) and ids.of == data.of
         taken = ids.rows if of_different and isinstance(ids, Numbers) else form_of(ids)
@@ -171,8 +178,28 @@ def unsorted_segments(site: Site) -> Fact | None:
     return _by_example(site, 0, 1, 2) if isinstance(site.facts[1], Positions) else None
 
 
+def beside_segments(site: Site, data: Form, depth: int | None) -> Fact:
+    """Segments that are the same on all replicas, of the axes before that of the examples, which stay by themselves.
+
+    Args:
+        site: the op.
+        data: rows.
+        depth: how many axes the segments have.
+    """
+    is_linear = site.node.op.endswith(("Sum", "SegmentMean", "SqrtN", "NumSegments"))
+    if data.rows is None or depth is None or data.rows.axis < depth:
+        return site.opaque("its data and its segments do not have the examples along the first axis")
+    if not all(form_of(fact) == SAME for fact in site.facts[1:]):
+        return site.opaque("the number of segments may differ between replicas")
+    if data.factors and not is_linear:
+        return site.opaque("it is not linear in rows that are scaled by sums over the batch")
+    return with_axis(data, data.rows.axis - depth + 1)
+
+
 def _by_example(site: Site, data: int, owners: int, number: int | None) -> Fact:
     positions, form = site.facts[owners], site.form(data)
+    if isinstance(form, Form) and form.rows is not None and form_of(positions) == SAME:
+        return beside_segments(site, form, site.rank(owners))
     if isinstance(positions, Positions) and isinstance(form, Form) and are_entries(form, positions):
         if form.factors and not site.node.op.endswith("Sum"):
             return site.opaque("it is not linear in rows that are scaled by sums over the batch")

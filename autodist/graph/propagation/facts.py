@@ -42,6 +42,21 @@ class Rows:
 
 
 @dataclass(frozen=True)
+class Reordered:
+    """An order of rows, as the one thing that tells it: the examples have changed places within their part.
+
+    Attributes:
+        key: alike where they have changed places alike.
+        before: the order before.
+        node: that changed it.
+    """
+
+    key: object
+    before: tuple[object, ...]
+    node: str = field(compare=False)
+
+
+@dataclass(frozen=True)
 class Form:
     """base × Π factorᵉ. See the module's text."""
 
@@ -149,6 +164,49 @@ class Coordinates:
 
 
 @dataclass(frozen=True)
+class Numbered:
+    """Rows of which each element is the number of a row of the part: `Positions` that lie along any axis.
+
+    Attributes:
+        within: the rows that are numbered.
+        rows: how the elements lie.
+        covers: whether every row's number is among them.
+    """
+
+    within: Rows
+    rows: Form
+    covers: bool = False
+
+
+@dataclass(frozen=True)
+class ByColumn:
+    """Numbers or coordinates with one column behind the other: as a vector, or as a matrix with a row for each column.
+
+    Attributes:
+        columns: what they are once the columns stand side by side.
+        number: of columns.
+    """
+
+    columns: Positions | Coordinates
+    number: int
+
+
+@dataclass(frozen=True)
+class Shuffled:
+    """The numbers of all rows of a part, in an order of the part's own: what is taken by them pairs its examples.
+
+    Attributes:
+        within: the rows that are numbered.
+        key: tells orders apart.
+        node: that put them in this order.
+    """
+
+    within: Rows
+    key: str
+    node: str
+
+
+@dataclass(frozen=True)
 class Followed:
     """Rows of examples and, behind them along the same axis, what belongs to none: true classes, then sampled ones.
 
@@ -217,14 +275,16 @@ class Nothing:
     """What an old loop brings back before its first turn has been followed."""
 
 
-_OfRows = Positions | Coordinates | Followed | Distinct | Numbers | InTurn
+_OfRows = Positions | Coordinates | Numbered | ByColumn | Shuffled | Followed | Distinct | Numbers | InTurn
 Fact = Form | Dims | Reduction | Statistic | Opaque | ListOf | _OfRows | Nothing
 
 _NO_FORM: dict[type, str] = {
     ListOf: "it is a list of tensors",
     Nothing: "it stands in a loop that has no turn",
-    Positions: "it holds positions of rows, which each replica counts for its own part of the batch",
-    Coordinates: "it holds positions of rows, which each replica counts for its own part of the batch",
+    **dict.fromkeys(
+        [Positions, Coordinates, Numbered, ByColumn, Shuffled],
+        "it holds positions of rows, which each replica counts for its own part of the batch",
+    ),
     Followed: "it holds rows of examples and, behind them, what belongs to no example",
     InTurn: "it depends on the one example that a turn of a loop is for",
     Distinct: "it has a row for each different id of a part of the batch, whose ids other parts may have too",
@@ -256,6 +316,13 @@ def with_axis(form: Form, axis: int, **changes: object) -> Form:
     return replace(form, base=replace(form.rows, axis=axis, **changes))  # type: ignore[arg-type]
 
 
+def reordered(form: Form, key: object, node: str) -> Form:
+    """Rows whose examples have changed places within their part; equal keys stand for the same change."""
+    if form.rows is None:
+        return form
+    return replace(form, base=replace(form.rows, order=(Reordered(key, form.rows.order, node),)))
+
+
 _HOLDS_A_BATCH = "it is a shape that holds the size of the batch"
 WITHOUT_A_NODE = frozenset([*_NO_FORM.values(), _HOLDS_A_BATCH])
 """Reasons that do not say at which node something is not known."""
@@ -281,6 +348,8 @@ def rows_of(fact: Fact) -> Fact:
             return Form(fact.entries)
         case Coordinates():
             return Form(fact.positions.entries)
-        case Numbers():
+        case Numbers() | Numbered():
             return fact.rows
+        case Shuffled():
+            return Form(fact.within)
     return fact

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autodist.graph.propagation.arithmetic import nonlinear
 from autodist.graph.propagation.combine import operands_of, same_rows
-from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Rows, form_of
+from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Rows, form_of, reordered
 from autodist.graph.propagation.layout import moving
 from autodist.graph.propagation.network import along_last_axis, first_axis_by_itself, is_same_for_all
 from autodist.graph.propagation.site import Rule, Site, op_names, tensor_name
@@ -45,7 +45,9 @@ def roll(site: Site, form: Form, batch: Rows) -> Fact:
     if form_of(site.facts[1]) != SAME or axes is None or None in axes or rank is None:
         return site.opaque("the axes along which it rolls are not known")
     if batch.axis in [axis % rank for axis in axes if axis is not None]:
-        return site.opaque("it rolls the batch")
+        moved = site.constant(1)
+        by = site.inputs[1] if moved is None else (tuple(moved.reshape(-1)), tuple(axes))
+        return reordered(form, ("rolled", by), site.node.name)
     return form
 
 

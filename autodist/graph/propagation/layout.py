@@ -6,26 +6,38 @@ from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
 
+import tensorflow as tf
+
+from autodist.graph.propagation.combine import change_of_places
 from autodist.graph.propagation.distinct import numbers
 from autodist.graph.propagation.facts import (
     SAME,
     Base,
+    ByColumn,
     Coordinates,
     Dims,
     Fact,
     Form,
+    Numbered,
     Opaque,
     Positions,
     Recovery,
     Rows,
     Statistic,
     form_of,
+    reordered,
     with_axis,
 )
+from autodist.graph.propagation.lengths import is_length_of, length
 from autodist.graph.propagation.numbered import expanded
 from autodist.graph.propagation.site import Rule, Site
 
 RowsRule = Callable[[Site, Form, Rows], Fact]
+
+BEHIND = "behind one another"
+"""An order: each tuple after it is a part that holds rows of every example, with its rows for each and their order."""
+OVER_AND_OVER = "over and over"
+"""An order: the one part after it, as often as is not known."""
 
 
 def moving(rule: RowsRule, adds_elements: bool = False, drawn: int | None = None) -> Callable[[Site], Fact]:
@@ -53,6 +65,16 @@ def moving(rule: RowsRule, adds_elements: bool = False, drawn: int | None = None
         if adds_elements and not form.is_same:
             return site.opaque("it adds elements to a sum or mean over the batch")
         return form
+
+    return apply
+
+
+def by_column(rule: Callable[[Site], Fact]) -> Callable[[Site], Fact]:
+    """A rule for `Transpose`, which makes rows of a matrix its columns."""
+
+    def apply(site: Site) -> Fact:
+        fact = site.facts[0]
+        return fact.columns if isinstance(fact, ByColumn) and site.rank(0) == 2 else rule(site)
 
     return apply
 
@@ -106,6 +128,9 @@ def _kept_by_reshape(site: Site) -> Positions | Dims | None:
 def reshape(site: Site) -> Fact:
     if isinstance(site.facts[0], Positions):
         return _reshaped_positions(site, site.facts[0])
+    if isinstance(site.facts[0], ByColumn):
+        is_matrix = site.output_shape().rank == 2 and site.output_shape()[0] == site.facts[0].number
+        return site.facts[0] if is_matrix else site.opaque("it cuts positions of entries")
     kept = _kept_by_reshape(site)
     if kept is not None:
         return kept
@@ -141,16 +166,39 @@ def _reshape_rows(site: Site, form: Form, batch: Rows) -> Fact:
         open_axes = _static_batch(before.as_list(), after, batch)
     if len(open_axes) != 1:
         return site.opaque("the shape that it makes does not show where the batch axis goes")
+    layers = _in_layers(site, batch, dims, before)
+    if layers is not None:
+        return replace(form, base=layers)
     axis = open_axes[0]
     lead_before, lead_after = _product(before.as_list()[: batch.axis]), _product(after[:axis])
     per = _rows_per_example(before.as_list(), after, batch, axis)
     if lead_before is not None and lead_before == lead_after:
-        if batch.order and per != batch.per:
+        if batch.order and change_of_places(batch) is None and per != batch.per:
             return site.opaque("it cuts rows that are not in the order of the examples")
         return replace(form, base=replace(batch, axis=axis, per=per))
     if axis == 0 and not batch.order and per is not None:
         return replace(form, base=Rows(0, batch.count, per, ("under other axes", lead_before)))
     return site.opaque("it moves the batch axis among others")
+
+
+def _in_layers(site: Site, batch: Rows, dims: Dims, before: tf.TensorShape) -> Rows | None:
+    """Rows that stand several times behind one another, once the times have an axis of their own before theirs."""
+    parts = {part for part in batch.order[1:] if isinstance(part, tuple)}
+    if (
+        batch.axis != 0
+        or batch.order[:1] not in ((BEHIND,), (OVER_AND_OVER,))
+        or len(parts) != 1
+        or len(dims.forms) < 2
+    ):
+        return None
+    [(per, order)] = parts
+    if per is None or _product(before.as_list()[1:]) != _product(list(dims.values[2:])):
+        return None
+    is_cut = batch.order[0] == BEHIND and dims.values[0] == len(batch.order) - 1
+    is_cut = is_cut and (dims.values[1] == -1 or dims.forms[1] == count_of(batch))
+    if is_cut or is_length_of(site, 1, Rows(0, batch.count, per), 1):
+        return replace(batch, axis=1, per=per, order=order)
+    return None
 
 
 def count_of(batch: Rows) -> Form:
@@ -182,10 +230,10 @@ def _rows_per_example(before: list[int | None], after: list[int | None], batch: 
 
 def _product(lengths: list[int | None]) -> int | None:
     total = 1
-    for length in lengths:
-        if length is None:
+    for known in lengths:
+        if known is None:
             return None
-        total *= length
+        total *= known
     return total
 
 
@@ -208,16 +256,24 @@ def tile(site: Site) -> Fact:
         return form if isinstance(form, Opaque) else site.opaque("how often it repeats is not known")
     if form.rows is None:
         return _tile_same(site, form, dims)
-    if all(dim.is_same for dim in dims.forms) and dims.values[form.rows.axis] == 1:
+    times = dims.values[form.rows.axis] if all(dim.is_same for dim in dims.forms) else None
+    if times == 1:
         return form
-    return site.opaque("it repeats the batch")
+    if times is None or times < 1 or form.rows.per is None:
+        return site.opaque("it repeats the batch, and it is not known how often")
+    order = (BEHIND, *[(form.rows.per, form.rows.order)] * times)
+    return replace(form, base=replace(form.rows, per=form.rows.per * times, order=order))
 
 
 def _tile_numbers(site: Site, positions: Positions, dims: Dims) -> Fact:
-    """A column of numbers repeated beside itself: what a reshape then makes a vector of, each number some times."""
+    """A column of numbers repeated beside itself, what a reshape then makes a vector of; or a vector, over and over."""
     if site.rank(0) == 2 and dims.values[0] == 1 and dims.values[1] and positions.entries.per is not None:
         entries = replace(positions.entries, per=positions.entries.per * dims.values[1])
         return replace(positions, entries=entries)
+    if site.rank(0) == 1 and dims.forms[0].is_same:
+        part = (positions.entries.per, positions.entries.order)
+        rows = replace(positions.entries, per=None, order=(OVER_AND_OVER, part))
+        return Numbered(positions.within, Form(rows), positions.covers)
     return site.opaque("it repeats the numbers of all rows")
 
 
@@ -227,18 +283,52 @@ def _tile_same(site: Site, form: Form, dims: Dims) -> Fact:
         return form
     axis = counted[0]
     shape = site.shape(0)
-    if len(counted) == 1 and shape.rank and shape[axis] == 1 and form.base is Base.SAME:
+    if len(counted) == 1 and shape.rank and form.base is Base.SAME:
+        times, each = length(site, 1, axis), shape[axis]
+        if isinstance(times, Rows) and times.per is not None and each is not None:
+            return Form(Rows(axis, times.count, times.per * each), form.factors, form.mixed_at)
         factor, exponent = next(iter(dims.forms[axis].factors))
-        if len(dims.forms[axis].factors) == 1 and exponent == 1 and factor == Rows(0).count:
+        if len(dims.forms[axis].factors) == 1 and exponent == 1 and factor == Rows(0).count and each == 1:
             return Form(Rows(axis, per=None), form.factors, form.mixed_at)
     return site.opaque("it repeats a tensor as often as there are examples")
 
 
 def reverse(site: Site, form: Form, batch: Rows) -> Fact:
     axes, rank = site.integers(1), site.rank(0)
-    if axes is None or rank is None or None in axes or batch.axis in [axis % rank for axis in axes if axis is not None]:
-        return site.opaque("it reverses the batch, or it is not known which axes it reverses")
-    return form
+    if axes is None or rank is None or None in axes:
+        return site.opaque("it is not known which axes it reverses")
+    return (
+        reordered(form, "reversed", site.node.name)
+        if batch.axis in [axis % rank for axis in axes if axis is not None]
+        else form
+    )
+
+
+def reversed_dims(rule: Callable[[Site], Fact]) -> Callable[[Site], Fact]:
+    """A rule for `ReverseV2`, of a shape too."""
+
+    def apply(site: Site) -> Fact:
+        dims = site.facts[0]
+        if isinstance(dims, Dims) and not dims.is_scalar and site.integers(1) in ([0], [-1]):
+            return Dims(dims.forms[::-1], dims.values[::-1])
+        return rule(site)
+
+    return apply
+
+
+def padded_dims(rule: Callable[[Site], Fact]) -> Callable[[Site], Fact]:
+    """A rule for `Pad`, of a shape too, which gets axes of a length that is given."""
+
+    def apply(site: Site) -> Fact:
+        dims, widths = site.facts[0], site.constant(1)
+        filler = site.scalar(2) if len(site.inputs) > 2 else 0
+        if not isinstance(dims, Dims) or dims.is_scalar or widths is None or site.node.op == "MirrorPad":
+            return rule(site)
+        before, after = (int(width) for width in widths.reshape(-1))
+        forms = (*[SAME] * before, *dims.forms, *[SAME] * after)
+        return Dims(forms, (*[filler] * before, *dims.values, *[filler] * after))
+
+    return apply
 
 
 def scan(site: Site, form: Form, batch: Rows) -> Fact:
@@ -261,13 +351,13 @@ def reverse_sequence(site: Site) -> Fact:
 
 
 RULES: dict[str, Rule] = {
-    "Transpose": moving(transpose),
+    "Transpose": by_column(numbers(moving(transpose))),
     "ExpandDims": moving(expand_dims),
     "Squeeze": moving(squeeze),
     "Reshape": numbers(reshape),
-    **dict.fromkeys(["Pad", "PadV2", "MirrorPad"], moving(pad, adds_elements=True)),
+    **dict.fromkeys(["Pad", "PadV2", "MirrorPad"], padded_dims(moving(pad, adds_elements=True))),
     "Tile": tile,
-    "ReverseV2": moving(reverse),
+    "ReverseV2": reversed_dims(moving(reverse)),
     **dict.fromkeys(["Cumsum", "Cumprod", "CumulativeLogsumexp"], moving(scan, adds_elements=True)),
     "ReverseSequence": reverse_sequence,
 }

@@ -46,8 +46,20 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
         number = scope.shape(sources[0]).num_elements() or 0
         counted = {_length(scope, sources[0], k, depth - 1) for k in range(number)}
         return counted.pop() if len(counted) == 1 else None
+    if node.op == "Mul":
+        return _times(*(_length(scope, name, element if scope.shape(name).rank else 0, depth - 1) for name in sources))
     found = _source(scope, node, sources, element)
     return None if found is None else _length(scope, *found, depth - 1)
+
+
+def _times(left: Length, right: Length) -> Length:
+    """A number of rows some times."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left * right
+    rows, number = (left, right) if isinstance(left, Rows) else (right, left)
+    if isinstance(rows, Rows) and rows.per is not None and isinstance(number, int) and number > 0:
+        return Rows(0, rows.count, rows.per * number)
+    return None
 
 
 def _axis(scope: Scope, tensor: str, axis: int, op: str) -> Length:
@@ -71,6 +83,9 @@ def _source(scope: Scope, node: tf.compat.v1.NodeDef, sources: list[str], elemen
         return _part(scope, sources[:-1], element)
     if node.op == "Prod":
         return (sources[0], 0) if scope.shape(sources[0]).num_elements() == 1 else None
+    if node.op == "ReverseV2":
+        number = scope.shape(sources[0]).num_elements()
+        return (sources[0], number - 1 - element) if number is not None and element < number else None
     if node.op in ("Slice", "StridedSlice"):
         return _sliced(scope, node, sources, element)
     chosen = scope.constant(sources[1]) if node.op == "GatherV2" else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.propagation.combine import same_rows
 from autodist.graph.propagation.distinct import looked_up
 from autodist.graph.propagation.entries import kept, values_at
 from autodist.graph.propagation.facts import (
@@ -16,13 +17,16 @@ from autodist.graph.propagation.facts import (
     Opaque,
     Positions,
     Recovery,
+    Rows,
+    Shuffled,
     elements_of,
     form_of,
     with_axis,
 )
 from autodist.graph.propagation.positions import element_of_each
 from autodist.graph.propagation.sampling import of_both
-from autodist.graph.propagation.site import Rule, Site
+from autodist.graph.propagation.shuffles import in_order_of
+from autodist.graph.propagation.site import Rule, Site, op_names, tensor_name
 
 
 def gather(site: Site) -> Fact:
@@ -65,6 +69,8 @@ def _gather(site: Site, axis: int, batch_dims: int) -> Fact:
         return found
     if isinstance(site.facts[1], Positions):
         return _masked(site, site.facts[1], axis)
+    if is_noise(site.facts[1]) and not batch_dims:
+        return _at_drawn_places(site, axis)
     forms = site.forms(0, 1)
     if isinstance(forms, Opaque):
         return forms
@@ -91,9 +97,30 @@ def _gather_special(site: Site) -> Fact | None:
         return kept(site, indices, params)
     if isinstance(indices, Followed):
         return of_both(lambda part: _gather(part, 0, 0), site, 1)
-    if isinstance(indices, Opaque) and indices.recovery is Recovery.ALWAYS and form_of(params) == SAME:
-        return indices
+    if isinstance(params, Positions) and isinstance(indices, Positions) and _fit(indices.within, params.entries):
+        return Positions(params.within, indices.entries)
+    if isinstance(indices, Shuffled):
+        return in_order_of(site, indices)
     return looked_up(site)
+
+
+def _fit(left: Rows, right: Rows) -> bool:
+    """Whether rows are the same as far as it is known; two tensors that fit have as many for each example."""
+    return same_rows(left, right) and (None in (left.per, right.per) or left.per == right.per)
+
+
+def is_noise(fact: Fact) -> bool:
+    return isinstance(fact, Opaque) and fact.recovery is Recovery.ALWAYS
+
+
+def _at_drawn_places(site: Site, axis: int) -> Fact:
+    """What each replica draws the places of, the same for all its examples: of rows rows, else noise."""
+    params, places = site.form(0), site.facts[1]
+    if isinstance(params, Form) and params.rows is not None and params.rows.axis != axis:
+        return _beside_gathered_axis(site, params, axis)
+    if params == SAME:
+        return places
+    return Opaque(params.reason if isinstance(params, Opaque) else form_of(places).reason)  # type: ignore[union-attr]
 
 
 def where(site: Site) -> Fact:
@@ -102,9 +129,29 @@ def where(site: Site) -> Fact:
     if isinstance(form, Opaque) or form.is_same:
         return form
     if form.rows is not None and form.rows.axis == 0 and not form.factors and not form.rows.order:
-        found = Positions(form.rows, elements_of(site.scope.same_as(("where", site.inputs[0]), site.named())))
-        return found if site.rank(0) == 1 else Coordinates(found)
+        is_vector = site.rank(0) == 1
+        mask = _in_order(site) if is_vector else site.inputs[0]
+        found = Positions(form.rows, elements_of(site.scope.same_as(("where", is_vector, mask), site.named())))
+        return found if is_vector else Coordinates(found)
     return site.opaque("positions in the replica's own part of the batch")
+
+
+def _in_order(site: Site) -> object:
+    """What a vector has the elements of in their order: two that are made alike of one tensor are the same."""
+    tensor = site.inputs[0]
+    while (node := site.scope.producer(tensor)) is not None and node.op in ("Reshape", "Identity", "Squeeze"):
+        tensor = tensor_name(node.input[0])
+    return _made_of(site, tensor)
+
+
+def _made_of(site: Site, tensor: str) -> object:
+    """What stands for a mask: a comparison is the same as another one of the same tensors and constants."""
+    node, value = site.scope.producer(tensor), site.scope.constant(tensor)
+    if value is not None and value.size == 1:
+        return str(value.dtype), value.item()
+    if node is None or node.op not in _COMPARE:
+        return tensor
+    return node.op, *(_made_of(site, tensor_name(name)) for name in node.input if not name.startswith("^"))
 
 
 def _masked(site: Site, positions: Positions, axis: int) -> Fact:
@@ -133,8 +180,9 @@ def _beside_gathered_axis(site: Site, params: Form, axis: int) -> Fact:
 def _gather_in_batches(site: Site, params: Form, indices: Form, batch_dims: int) -> Fact:
     if params.is_same and indices.is_same:
         return SAME
-    if params.rows is not None and params.base == indices.base and params.rows.axis < batch_dims:
-        return params
+    if params.rows is not None and indices.rows is not None and same_rows(params.rows, indices.rows):
+        if params.rows.axis < batch_dims:
+            return replace(params, mixed_at=params.mixed_at or indices.mixed_at)
     return site.opaque("its values and its indices do not have the examples along the same axis")
 
 
@@ -173,6 +221,8 @@ def table_lookup(site: Site) -> Fact:
     keys = site.form(1)
     return keys if isinstance(keys, Opaque) or not keys.factors else site.opaque("its keys are sums over the batch")
 
+
+_COMPARE = op_names("Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr LogicalNot")
 
 RULES: dict[str, Rule] = {
     "GatherV2": gather,

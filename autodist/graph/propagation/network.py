@@ -8,6 +8,7 @@ from autodist.graph.propagation.arithmetic import nonlinear
 from autodist.graph.propagation.combine import weakest
 from autodist.graph.propagation.factors import power, times
 from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Statistic, form_of
+from autodist.graph.propagation.shuffles import sorted_places
 from autodist.graph.propagation.site import Rule, Site, op_names
 
 
@@ -43,10 +44,13 @@ def transposed_convolution(site: Site) -> Fact:
     return site.opaque("its filter or sizes are not the same on all replicas, or the examples not along its first axis")
 
 
-def along_last_axis(site: Site) -> Fact:
+def along_last_axis(site: Site) -> Fact | list[Fact]:
     """Softmax, TopK, InTopK's like: a function of each row along the last axis."""
     form, rank = site.form(0), site.rank(0)
     if isinstance(form, Form) and form.rows is not None:
+        places = sorted_places(site) if site.node.op in ("TopK", "TopKV2") else None
+        if places is not None:
+            return [site.opaque("it sorts the replica's own part of the batch"), places]
         if rank is None or form.rows.axis == rank - 1:
             return site.opaque("it runs along the batch, or its input's rank is not known")
         if not all(map(is_same_for_all, site.facts[1:])):

@@ -17,11 +17,20 @@ def with_numbers(rule: Rule) -> Rule:
         for index, fact in enumerate(site.facts):
             if isinstance(fact, Positions) and site.node.op == "Mul" and _spreads(site, index):
                 return Coordinates(fact)
+            if isinstance(fact, Positions) and site.node.op == "Mul" and _are_ones(site, fact, 1 - index):
+                return fact
             if isinstance(fact, Coordinates) and site.node.op in ("Add", "AddV2") and _is_beside(site, 1 - index):
                 return fact
         return rule(site)
 
     return apply
+
+
+def _are_ones(site: Site, positions: Positions, index: int) -> bool:
+    """Whether it multiplies by ones, one for each number, as `tf.meshgrid` does."""
+    form = form_of(site.facts[index])
+    fits = isinstance(form, Form) and not form.factors and form.base == positions.entries
+    return fits and site.rank(0) == site.rank(1) == 1 and site.is_filled_with(index, 1)
 
 
 def _spreads(site: Site, index: int) -> bool:

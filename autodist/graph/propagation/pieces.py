@@ -8,8 +8,25 @@ from dataclasses import replace
 from fractions import Fraction
 
 from autodist.graph.propagation.arithmetic import add_forms
+from autodist.graph.propagation.combine import in_one_order
 from autodist.graph.propagation.entries import with_columns
-from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, Opaque, Rows, Statistic, form_of, with_axis
+from autodist.graph.propagation.facts import (
+    SAME,
+    ByColumn,
+    Coordinates,
+    Dims,
+    Fact,
+    Form,
+    Opaque,
+    Positions,
+    Rows,
+    Statistic,
+    elements_of,
+    form_of,
+    with_axis,
+)
+from autodist.graph.propagation.kinds import Elements
+from autodist.graph.propagation.layout import BEHIND
 from autodist.graph.propagation.sampling import put_behind
 from autodist.graph.propagation.site import Rule, Site
 
@@ -32,12 +49,14 @@ def _concat(site: Site, indices: Sequence[int], axis_index: int) -> Fact:
     if special is not None:
         return special
     forms = [form_of(site.facts[index]) for index in indices]
-    alike = _alike(site, forms)
+    alike = _of_different_numbers(site, forms, axis) or _alike(site, forms)
     if not isinstance(alike, Form) or alike.rows is None:
         return alike
     rank = site.rank(indices[0])
     if axis is None or rank is None:
         return site.opaque("the axis along which it puts tensors together is not known")
+    if isinstance(alike.rows.count.of, Elements) and alike.rows.count.of.tensor == site.named():
+        return alike
     if axis % rank != alike.rows.axis:
         return _beside(site, forms)
     return _stacked_rows(site, alike, [form.rows for form in forms if isinstance(form, Form) and form.rows])
@@ -47,6 +66,8 @@ def _put_together(site: Site, indices: Sequence[int], axis: int | None) -> Fact 
     """Columns of entries' positions; rows with what belongs to no example behind them; None where it is neither."""
     if axis in (1, -1) and site.rank(indices[0]) == 2:
         return with_columns(site, indices)
+    if axis in (0, -1) and site.rank(indices[0]) == 1 and (found := with_columns(site, indices)):
+        return ByColumn(found, len(indices))
     if axis is not None and len(indices) == 2 and (rank := site.rank(indices[0])):
         return put_behind(site, indices[0], indices[1], axis % rank)
     return None
@@ -55,11 +76,15 @@ def _put_together(site: Site, indices: Sequence[int], axis: int | None) -> Fact 
 def _beside(site: Site, forms: Sequence[Form | Statistic | Opaque]) -> Fact:
     """Rows of the same examples, put together along another axis than theirs."""
     known = [form for form in forms if isinstance(form, Form) and form.rows]
-    if len({form.rows.order for form in known if form.rows}) > 1:
-        return site.opaque("its inputs have their examples in different orders")
     mixed = next((form.mixed_at for form in known if form.mixed_at), None)
-    told = [form for form in known if form.rows and form.rows.per is not None]
-    return replace((told or known)[0], mixed_at=mixed)
+    found = known[0].rows
+    assert found is not None
+    for form in known[1:]:
+        paired = in_one_order(found, form.rows) if form.rows is not None else None
+        if paired is None:
+            return site.opaque("its inputs have their examples in different orders")
+        found, mixed = paired[0], mixed or paired[1]
+    return replace(known[0], base=found, mixed_at=mixed)
 
 
 def _stacked_rows(site: Site, form: Form, parts: list[Rows]) -> Fact:
@@ -67,9 +92,21 @@ def _stacked_rows(site: Site, form: Form, parts: list[Rows]) -> Fact:
     sizes = [part.per for part in parts if part.per is not None]
     if len(sizes) < len(parts):
         return site.opaque("it puts batches behind one another, and how many rows an example has is not known")
-    order = ("behind one another", *((part.per, part.order) for part in parts))
+    order = (BEHIND, *((part.per, part.order) for part in parts))
     assert form.rows is not None
     return replace(form, base=replace(form.rows, per=sum(sizes, Fraction(0)), order=order))
+
+
+def _of_different_numbers(site: Site, forms: Sequence[Form | Statistic | Opaque], axis: int | None) -> Form | None:
+    """Rows of examples and, behind them, other things that examples have, masked tokens say: they are counted anew."""
+    known = [form for form in forms if isinstance(form, Form) and form.rows is not None and form.rows.axis == 0]
+    if axis != 0 or len(known) < len(forms) or len({form.factors for form in known}) != 1:
+        return None
+    if len({form.rows.count for form in known if form.rows}) == 1:
+        return None
+    order = (BEHIND, *((form.rows.count, form.rows.order) for form in known if form.rows))
+    counted = replace(elements_of(site.named()), order=order)
+    return Form(counted, known[0].factors, next((form.mixed_at for form in known if form.mixed_at), None))
 
 
 def _alike(site: Site, forms: list[Form | Statistic | Opaque]) -> Form | Statistic | Opaque:
@@ -113,8 +150,8 @@ def pack(site: Site) -> Fact:
         if all(form_of(fact) == SAME for fact in site.facts):
             return SAME
         return site.opaque("it builds a shape from what is not known")
-    if site.rank(0) == 1 and site.number("axis") in (1, -1) and (columns := with_columns(site, indices)):
-        return columns
+    if isinstance(site.facts[0], Positions) and site.rank(0) == 1:
+        return _columns(site, site.facts[0])
     alike = _alike(site, [form_of(fact) for fact in site.facts])
     if not isinstance(alike, Form) or alike.rows is None:
         return alike
@@ -128,11 +165,22 @@ def pack(site: Site) -> Fact:
     return with_axis(beside, beside.rows.axis + (axis <= beside.rows.axis))
 
 
+def _columns(site: Site, first: Positions) -> Fact:
+    """Numbers of rows, and what else says where entries stand, as rows or as columns of a matrix."""
+    columns = first if len(site.facts) == 1 else with_columns(site, range(len(site.facts)))
+    if columns is None:
+        return site.opaque("it stacks numbers of rows and what does not belong to these rows")
+    return ByColumn(columns, len(site.facts)) if site.number("axis") == 0 else columns
+
+
 def unpack(site: Site) -> Fact | list[Fact]:
     """Unpack (unstack): drops an axis."""
     fact, number = site.facts[0], site.number("num")
     if isinstance(fact, Dims) and not fact.is_scalar:
         return [Dims((form,), (value,), True) for form, value in zip(fact.forms, fact.values, strict=True)]
+    if isinstance(fact, Positions | Coordinates) and site.number("axis") in (1, -1) and site.rank(0) == 2:
+        first = fact.positions if isinstance(fact, Coordinates) else fact
+        return [first, *[Form(first.entries)] * (number - 1)]
     form = form_of(fact)
     if not isinstance(form, Form) or form.rows is None:
         return [form] * number
@@ -187,7 +235,7 @@ def _unstacked(form: Form, number: int) -> list[Form] | None:
     """The parts of what was put behind one another, where they are cut just where they were joined."""
     order = form.rows.order if form.rows else ()
     parts = [part for part in order[1:] if isinstance(part, tuple)]
-    if order[:1] != ("behind one another",) or len(parts) != number or len({part[0] for part in parts}) != 1:
+    if order[:1] != (BEHIND,) or len(parts) != number or len({part[0] for part in parts}) != 1:
         return None
     assert form.rows is not None
     return [replace(form, base=replace(form.rows, per=part[0], order=part[1])) for part in parts]

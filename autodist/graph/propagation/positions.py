@@ -5,7 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.graph.propagation.combine import same_rows
-from autodist.graph.propagation.facts import SAME, Fact, Form, Opaque, Positions, Rows, elements_of, form_of
+from autodist.graph.propagation.facts import (
+    SAME,
+    Coordinates,
+    Fact,
+    Form,
+    Opaque,
+    Positions,
+    Rows,
+    elements_of,
+    form_of,
+)
 from autodist.graph.propagation.lengths import length
 from autodist.graph.propagation.site import Rule, Site, tensor_name
 
@@ -86,6 +96,8 @@ def scatter_beside(site: Site) -> Fact:
 
     The indices name places along the first axes; behind these the examples lie, in the tensor and in what is put in.
     """
+    if isinstance(site.facts[1], Positions | Coordinates):
+        return _scatter_to_own(site, site.facts[1])
     forms, indices, rank = site.forms(0, 1, 2), site.shape(1), site.rank(1)
     if isinstance(forms, Opaque):
         return forms
@@ -97,6 +109,19 @@ def scatter_beside(site: Site) -> Fact:
     behind = tensor.rows.axis >= depth and given.rows.axis >= rank - 1
     if not behind or not same_rows(tensor.rows, moved) or tensor.factors or given.factors:
         return site.opaque("what it puts in does not have the examples along the axis that the tensor has")
+    return replace(tensor, mixed_at=tensor.mixed_at or given.mixed_at)
+
+
+def _scatter_to_own(site: Site, places: Positions | Coordinates) -> Fact:
+    """Elements put where a mask over the same rows holds: each into the row of its own example."""
+    forms = site.forms(0, 2)
+    if isinstance(forms, Opaque):
+        return forms
+    tensor, given = forms
+    positions = places.positions if isinstance(places, Coordinates) else places
+    is_own = tensor.base == positions.within and given.base == positions.entries and site.rank(1) == 2
+    if not is_own or tensor.factors or given.factors:
+        return site.opaque("it puts elements in rows that it finds by their position in the part")
     return replace(tensor, mixed_at=tensor.mixed_at or given.mixed_at)
 
 

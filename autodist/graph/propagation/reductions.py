@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from autodist.graph.propagation.entries import unsorted_segments
+from autodist.graph.propagation.entries import beside_segments, unsorted_segments
 from autodist.graph.propagation.factors import NONE, power, times
 from autodist.graph.propagation.facts import (
+    SAME,
     Base,
     Dims,
     Fact,
@@ -106,6 +107,8 @@ def sum_of_segments(site: Site) -> Fact:
     if any(isinstance(fact, Opaque) for fact in (data, segments)):
         return site.opaque("its data or its segments are not known to be rows of examples")
     assert isinstance(data, Form) and isinstance(segments, Form)
+    if segments == SAME and data.rows is not None:
+        return beside_segments(site, data, site.rank(1))
     number = site.dims(2) if len(site.facts) > 2 else None
     if number is None or not all(form.is_same for form in number.forms):
         return site.opaque("the number of segments may differ between replicas")

@@ -98,10 +98,7 @@ def spread(site: Site, dims: Dims | None, value: Form | Statistic | Opaque) -> F
         return value
     if dims is None:
         return site.opaque("the shape that it makes is not known")
-    batch = batch_of(dims)
-    if batch is not None:
-        counted = length(site, 1 if site.node.op == "BroadcastTo" else 0, batch.axis)
-        batch = replace(batch, per=counted.per) if isinstance(counted, Rows) else batch
+    batch = counted_batch(site, 1 if site.node.op == "BroadcastTo" else 0, dims)
     if batch is None:
         return value if all(form.is_same for form in dims.forms) else _two_batches(site)
     if isinstance(value, Statistic) or value.base is not Base.SAME:
@@ -128,6 +125,13 @@ def batch_of(dims: Dims) -> Rows | None:
     axis, form = counted[0]
     count = additive_over(form.factors, NONE)
     return Rows(axis, count, per=None) if isinstance(count, Count) else None
+
+
+def counted_batch(site: Site, index: int, dims: Dims) -> Rows | None:
+    """The one axis of an input's shape that counts rows, with how many there are for each example, if that is known."""
+    batch = batch_of(dims)
+    counted = None if batch is None else length(site, index, batch.axis)
+    return replace(batch, per=counted.per) if batch is not None and isinstance(counted, Rows) else batch
 
 
 def ones_like(site: Site) -> Fact:

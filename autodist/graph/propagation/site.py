@@ -139,6 +139,15 @@ class Site:
         value = self.scope.constant(node.input[1] if node.op == "Fill" else tensor)
         return value is not None and not np.any(value)
 
+    def is_filled_with(self, index: int, number: int) -> bool:
+        """Whether all elements of an input are known to be this number."""
+        tensor, node = self._origin(index)
+        if node is not None and node.op in ("Fill", "OnesLike"):
+            value = np.asarray(1) if node.op == "OnesLike" else self.scope.constant(tensor_name(node.input[1]))
+        else:
+            value = self.scope.constant(tensor)
+        return value is not None and bool(np.all(value == number))
+
     def is_uniform(self, index: int) -> bool:
         """Whether all elements of an input are known to be equal, so that its length tells nothing of examples."""
         tensor, node = self._origin(index)

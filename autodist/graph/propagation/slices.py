@@ -5,8 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.graph.propagation.entries import column
-from autodist.graph.propagation.facts import Coordinates, Dims, Fact, Followed, Form, Opaque, Positions, Rows, with_axis
+from autodist.graph.propagation.facts import (
+    Coordinates,
+    Dims,
+    Fact,
+    Followed,
+    Form,
+    Opaque,
+    Positions,
+    Rows,
+    reordered,
+    with_axis,
+)
 from autodist.graph.propagation.layout import count_of, moving
+from autodist.graph.propagation.lengths import is_length_of
 from autodist.graph.propagation.sampling import one_part
 from autodist.graph.propagation.site import Rule, Site
 
@@ -17,7 +29,7 @@ def strided_slice(site: Site) -> Fact:
         return _slice_of_dims(site, fact)
     if isinstance(fact, Dims) and site.number("new_axis_mask") == 1 and site.shape(1).as_list() == [1]:
         return replace(fact, is_scalar=False)  # n[None]
-    if isinstance(fact, Positions) and _only_adds_an_axis(site):
+    if isinstance(fact, Positions) and (_only_adds_an_axis(site) or _keeps_rows(site, fact)):
         return fact
     if isinstance(fact, Coordinates):
         return column(site, fact)
@@ -30,6 +42,12 @@ def _only_adds_an_axis(site: Site) -> bool:
     """Whether it is x[:, None] of a vector."""
     whole = site.number("begin_mask") & site.number("end_mask") & 1
     return bool(whole) and site.number("new_axis_mask") == 2 and not site.number("shrink_axis_mask")
+
+
+def _keeps_rows(site: Site, positions: Positions) -> bool:
+    """Whether it takes columns alone, of which each has all numbers: x[:, 0]."""
+    found = _strided_rows(site, Form(positions.entries), positions.entries) if site.rank(0) == 2 else None
+    return isinstance(found, Form) and found.base == positions.entries and not found.mixed_at
 
 
 def _slice_of_dims(site: Site, dims: Dims) -> Fact:
@@ -78,8 +96,11 @@ def _whole_axis(site: Site, form: Form, entry: int, masks: dict[str, int], targe
     assert form.rows is not None
     whole = end is not None and end.forms[entry] == count_of(form.rows) and form.rows.per == 1
     ends = bool(masks["end"] & bit) or whole
-    if starts and ends and stride is not None and stride.values[entry] == 1 and not masks["shrink_axis"] & bit:
+    step = stride.values[entry] if stride is not None and not masks["shrink_axis"] & bit else None
+    if starts and ends and step == 1:
         return with_axis(form, target)
+    if masks["begin"] & masks["end"] & bit and step == -1:
+        return reordered(with_axis(form, target), "reversed", site.node.name)
     return site.opaque("it takes some rows of the batch by their position")
 
 
@@ -99,7 +120,9 @@ def slice_(site: Site) -> Fact:
 
 def _slice_rows(site: Site, form: Form, batch: Rows) -> Fact:
     begin, size = site.elements(1), site.elements(2)
-    if begin is not None and size is not None and begin[batch.axis] == 0 and size[batch.axis] == -1:
+    from_start = begin is not None and begin[batch.axis] == 0
+    to_end = size is not None and size[batch.axis] == -1
+    if from_start and (to_end or is_length_of(site, 2, batch, batch.axis)):
         return form
     return site.opaque("it takes some rows of the batch by their position")
 

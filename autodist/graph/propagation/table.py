@@ -26,6 +26,7 @@ from autodist.graph.propagation import (
     reductions,
     sampling,
     shapes,
+    shuffles,
     slices,
     sources,
 )
@@ -38,6 +39,7 @@ TABLE: dict[str, Rule] = {
     **reductions.RULES,
     **shapes.RULES,
     **draws.RULES,
+    **shuffles.RULES,
     **layout.RULES,
     **slices.RULES,
     **pieces.RULES,
@@ -59,7 +61,9 @@ TABLE: dict[str, Rule] = {
 }
 
 _SHAPES = ("Empty", "Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "BroadcastArgs", "DynamicStitch")
-NOT_FOLDED = frozenset([*draws.RULES, *sampling.RULES, *functions.RULES, *lists.RULES, *sources.RULES, *_SHAPES])
+NOT_FOLDED = frozenset(
+    [*draws.RULES, "RandomShuffle", *sampling.RULES, *functions.RULES, *lists.RULES, *sources.RULES, *_SHAPES]
+)
 """Ops that may give something else than "the same everywhere" although all their inputs are."""
 
 

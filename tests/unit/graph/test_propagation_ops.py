@@ -172,7 +172,6 @@ def test_each_example_by_itself(case, feeds, name):
 ALONG_THE_BATCH: dict[str, Made] = {
     "determinant": lambda m: linalg.det(tf.transpose(m, [1, 0, 2])),
     "fft": lambda v: tf.abs(tf.signal.rfft(tf.transpose(v))),
-    "roll": lambda v: tf.roll(v, 1, 0),
     "running log-sum": lambda v: tf.math.cumulative_logsumexp(v, 0),
     "fewer rows by number": lambda v: tf.gather(v, tf.range(tf.shape(v)[0] // 2)),
     "rows of others by number": lambda s, v: tf.gather(tf.reshape(s, [-1, 6]), tf.range(tf.shape(v)[0])),

@@ -1,0 +1,52 @@
+"""Examples of a part in an order that the part has for itself: each meets another, as mixup lets them."""
+
+from __future__ import annotations
+
+from autodist.graph.propagation.facts import SAME, Fact, Form, Positions, Recovery, Shuffled, reordered
+from autodist.graph.propagation.lengths import is_length_of
+from autodist.graph.propagation.site import Rule, Site
+
+
+def shuffle(site: Site) -> Fact:
+    """RandomShuffle: along the first axis."""
+    fact = site.facts[0]
+    if isinstance(fact, Positions) and fact.entries == fact.within:
+        return Shuffled(fact.within, site.named(), site.node.name)
+    form = site.form(0)
+    if form == SAME:
+        return site.opaque("an order that each replica draws for itself", Recovery.ALWAYS)
+    if isinstance(form, Form) and form.rows is not None:
+        return reordered(form, site.named(), site.node.name) if form.rows.axis == 0 else form
+    return site.opaque("it shuffles sums or means over the batch") if isinstance(form, Form) else form
+
+
+def sorted_places(site: Site) -> Shuffled | None:
+    """What TopK of a vector over the batch numbers, where it takes all of it, as `argsort` lets it."""
+    form = site.form(0)
+    if isinstance(form, Form) and form.rows is not None and site.rank(0) == 1 and not form.factors:
+        within = form.rows
+        return Shuffled(within, site.named(1), site.node.name) if is_length_of(site, 1, within) else None
+    return None
+
+
+def in_order_of(site: Site, order: Shuffled) -> Fact:
+    """Gather by an order: of the numbers of all rows again an order, of the rows themselves rows that meet others."""
+    params = site.facts[0]
+    if isinstance(params, Positions) and params.entries == params.within == order.within:
+        return order
+    if isinstance(params, Shuffled) and params.within == order.within:
+        return Shuffled(order.within, site.named(), site.node.name)
+    if isinstance(params, Form) and params.base == order.within:
+        return reordered(params, order.key, order.node)
+    return site.opaque("it takes rows by the order of others, or elements that are no rows of the batch")
+
+
+def inverted(site: Site) -> Fact:
+    """InvertPermutation."""
+    fact = site.facts[0]
+    if isinstance(fact, Shuffled):
+        return Shuffled(fact.within, site.named(), site.node.name)
+    return site.opaque("it inverts an order that is not known")
+
+
+RULES: dict[str, Rule] = {"RandomShuffle": shuffle, "InvertPermutation": inverted}

@@ -1,0 +1,182 @@
+"""Losses that are written in the ways of keras-io's examples: many replicas train what one does."""
+
+from __future__ import annotations
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import ops
+
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+
+TOKENS, WIDTH, CLASSES = 6, 3, 4
+SHAPES = [(1, 2), (2, 1)]
+EDGES = [[0, 1, 2, 3, 4, 5, 0], [1, 2, 3, 0, 0, 4, 4]]
+every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s[1]}")
+
+
+def batches(*sizes):
+    """Tokens' vectors, and classes of which some are 0, unlike in all parts."""
+    rng = np.random.default_rng(0)
+    found = []
+    for n in sizes:
+        classes = rng.integers(0, CLASSES - 1, (n, TOKENS))
+        classes[: n // 2, 1:] = 0
+        classes[:, 0] = 1 + rng.integers(0, 2, n)
+        found.append((rng.normal(size=(n, TOKENS, WIDTH)), classes))
+    return found
+
+
+def step_of(loss):
+    """Trains a matrix by a loss of what it makes of each token, and of the classes."""
+    matrix = tf.Variable(np.random.default_rng(1).normal(size=(WIDTH, CLASSES)), name="matrix")
+
+    def step(x, classes):
+        with tf.GradientTape() as tape:
+            value = tf.reduce_mean(loss(tf.tanh(x @ matrix), classes))
+        matrix.assign_sub(0.1 * tape.gradient(value, matrix))
+        return value
+
+    return step
+
+
+def check(loss, shape, sizes=(6, 5, 4, 1)):
+    step = step_of(loss)
+    captured = capture(step, *batches(6)[0])
+    found = train(captured, plan(captured.item, *shape), batches(*sizes))
+    assert_same(found, one_device(captured, step, batches(*sizes)), 1e-13)
+
+
+def drawn(h):
+    return tf.argsort(tf.random.uniform([tf.shape(h)[0], TOKENS]), axis=-1)
+
+
+def ctc_batch_cost(h, classes):
+    lengths = [length * tf.ones([tf.shape(h)[0], 1], tf.int64) for length in (TOKENS, 2)]
+    return keras.src.legacy.backend.ctc_batch_cost(classes[:, :3], tf.nn.softmax(h), *lengths)
+
+
+def masked_patches(h, _):
+    """Each half of the patches, as they are drawn: both together are all, whatever was drawn."""
+    order = drawn(h)
+    seen, hidden = (tf.gather(h, part, axis=1, batch_dims=1) for part in (order[:, :2], order[:, 2:]))
+    return tf.reduce_sum(tf.square(seen), [1, 2]) + tf.reduce_sum(tf.square(hidden), [1, 2])
+
+
+def mixup(h, _):
+    """What pairs give by arithmetic does not depend on the pairs."""
+    order = tf.random.shuffle(tf.range(tf.shape(h)[0]))
+    return 0.3 * tf.square(h) + 0.7 * tf.square(tf.gather(h, order))
+
+
+def over_a_graph(reduce):
+    def loss(h, _):
+        by_node = tf.transpose(h, [1, 0, 2])
+        return tf.square(tf.transpose(reduce(tf.gather(by_node, EDGES[1]), EDGES[0], TOKENS), [1, 0, 2]))
+
+    return loss
+
+
+def over_a_sparse_graph(h, _):
+    adjacent = tf.sparse.from_dense(np.eye(TOKENS)[EDGES[1]])
+    by_node = tf.reshape(tf.transpose(h, [1, 0, 2]), [TOKENS, -1])
+    return tf.square(tf.sparse.sparse_dense_matmul(adjacent, by_node))
+
+
+def only_chosen(h, classes):
+    places = tf.where(classes[:, 1] > 0)[:, 0]
+    return tf.reduce_sum(tf.square(tf.gather(h, places)))
+
+
+def put_where_the_mask_is(h, classes):
+    places = tf.where(classes > 0)
+    return tf.square(tf.tensor_scatter_nd_update(h, places, 2 * tf.gather_nd(h, places))) * h
+
+
+def two_masked_vectors(h, classes):
+    return tf.boolean_mask(h[..., 0], classes > 0) * tf.boolean_mask(tf.exp(h[..., 1]), classes > 0)
+
+
+def put_at_places(h, classes):
+    n = tf.shape(h)[0]
+    places = tf.stack([tf.repeat(tf.range(n), 2), tf.reshape(tf.cast(classes[:, :2], tf.int32), [-1])], 1)
+    return h[..., 0] * tf.scatter_nd(places, tf.ones([2 * n], h.dtype), [n, TOKENS])
+
+
+LOSSES = {
+    "ctc_batch_cost": ctc_batch_cost,
+    "masked patches": masked_patches,
+    "mixup": mixup,
+    "taken along an axis": lambda h, c: tf.square(ops.take_along_axis(h, c[..., None], axis=-1)),
+    "sorted along an axis": lambda h, c: ops.take_along_axis(h, ops.argsort(h, axis=1), axis=1)[:, :2] ** 2,
+    "slice": lambda h, c: tf.slice(h, [0, 1, 0], [tf.shape(h)[0], TOKENS - 1, 2]) ** 2,
+    "sums over a graph": over_a_graph(tf.math.unsorted_segment_sum),
+    "means over a graph": over_a_graph(tf.math.unsorted_segment_mean),
+    "largest over a graph": over_a_graph(tf.math.unsorted_segment_max),
+    "sums over a sparse graph": over_a_sparse_graph,
+    "chosen examples": only_chosen,
+    "put where a mask is": put_where_the_mask_is,
+    "put at places": put_at_places,
+    "two masked vectors": two_masked_vectors,
+    "repeated batch": lambda h, c: tf.tile(h, [2, 1, 1]) * tf.concat([h, tf.tanh(h)], 0),
+    "layers of a batch": lambda h, c: tf.reshape(tf.concat([h, h**2], 0), [2, -1, TOKENS, CLASSES])[1] * h,
+    "elements in batches": lambda h, c: tf.square(tf.gather_nd(h, c[:, :1], batch_dims=1)),
+    "quantile": lambda h, c: ops.quantile(h, 0.3, axis=1) ** 2,
+    "order of tokens": lambda h, c: tf.gather(h, tf.random.shuffle(tf.range(TOKENS)), axis=1) ** 2,
+}
+
+
+@every_shape
+@pytest.mark.parametrize("loss", [pytest.param(loss, id=name) for name, loss in LOSSES.items()])
+def test_many_replicas_train_what_one_does(loss, shape, caplog):
+    with caplog.at_level(logging.WARNING, "autodist"):
+        check(loss, shape)
+    assert not caplog.records
+
+
+def in_pairs(pair):
+    return lambda h, c: tf.square(h + 0.5 * pair(h))
+
+
+PAIRS = {
+    "reversed": lambda h: tf.reverse(h, [0]),
+    "sliced backwards": lambda h: h[::-1],
+    "rolled": lambda h: tf.roll(h, 1, 0),
+}
+
+
+@every_shape
+@pytest.mark.parametrize("pair", [pytest.param(pair, id=name) for name, pair in PAIRS.items()])
+def test_pairs_are_those_of_a_replicas_part_and_it_is_told(pair, shape, caplog):
+    step = step_of(in_pairs(pair))
+    (x, classes) = batches(5)[0]
+    captured = capture(step, x, classes)
+    with caplog.at_level(logging.INFO, "autodist"):
+        found = train(captured, plan(captured.item, *shape), [(x, classes)])
+    assert "examples see one another" in caplog.text
+    before = captured.sources[0].numpy()
+    change = np.zeros_like(before)
+    for part in (slice(0, 3), slice(3, 5)):
+        alone = one_device(captured, step, [(x[part], classes[part])])
+        change += (alone.variable("matrix") - before) * len(x[part]) / len(x)
+    np.testing.assert_allclose(found.variable("matrix"), before + change, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        lambda h: keras.random.shuffle(h, seed=1),
+        lambda h: ops.take(h, keras.random.shuffle(ops.arange(ops.shape(h)[0]), seed=1), axis=0),
+        tf.random.shuffle,
+        lambda h: tf.gather(h, tf.argsort(tf.random.uniform([tf.shape(h)[0]]))),
+    ],
+)
+def test_drawn_pairs_are_told_of(pair, caplog):
+    captured = capture(step_of(in_pairs(pair)), *batches(6)[0])
+    with caplog.at_level(logging.INFO, "autodist"):
+        train(captured, plan(captured.item, 1, 2), batches(5))
+    assert "examples see one another" in caplog.text
+    assert not [r for r in caplog.records if r.name == "autodist" and r.levelno > logging.INFO]
