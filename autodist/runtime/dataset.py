@@ -51,7 +51,7 @@ class DistributedDataset:
 
 
 def _examples(batch: Any) -> int:
-    counts = {np.shape(value)[0] for value in tf.nest.flatten(batch) if np.ndim(value)}
+    counts = {n for value in tf.nest.flatten(batch) if (n := _length(value)) is not None}
     if len(counts) != 1:
         raise UnevenBatchError(
             f"the arrays of a global batch have {sorted(counts)} rows; each needs one row for each example."
@@ -59,5 +59,17 @@ def _examples(batch: Any) -> int:
     return counts.pop()
 
 
+def _length(value: Any) -> int | None:
+    """How many rows there are; None of what has none."""
+    if isinstance(value, tf.SparseTensor):
+        return int(value.dense_shape[0])
+    if isinstance(value, tf.RaggedTensor):
+        return int(value.nrows())
+    return np.shape(value)[0] if np.ndim(value) else None
+
+
 def _rows(value: Any, share: Share) -> Any:
-    return value[share.start : share.start + share.size] if np.ndim(value) else value
+    if isinstance(value, tf.SparseTensor):
+        others = value.dense_shape.numpy().tolist()[1:]
+        return tf.sparse.slice(value, [share.start, *(0 for _ in others)], [share.size, *others])
+    return value if _length(value) is None else value[share.start : share.start + share.size]

@@ -197,7 +197,7 @@ class FirstBatches:
 
     def tell_of_data_set(self, batch: Any) -> None:
         """Says which global batch a data set gives first, of which this worker takes its share."""
-        arrays = tf.nest.flatten(batch)
+        arrays = tf.nest.flatten(batch, expand_composites=True)
         self.tell("data set", [(f"array {k} of the data set", array, Meant.GLOBAL) for k, array in enumerate(arrays)])
 
     def send(self) -> None:
