@@ -7,9 +7,10 @@ import json
 import os
 import subprocess
 import sys
-from typing import IO, Protocol
+from typing import IO, Any, Protocol
 
 from autodist.cluster.ssh_settings import SSHSettings
+from autodist.cluster.start import noted_start
 
 
 class Channel:
@@ -59,9 +60,18 @@ _open_channels: set[Channel] = set()
 os.register_at_fork(after_in_child=_leave_to_parent)
 
 
-def _python(module: str, *arguments: str) -> list[str]:
-    """What runs a module here, as `Transport.open` says. By a shell, since debuggers go after what starts Python."""
-    return ["/bin/sh", "-c", 'exec "$0" "$@"', sys.executable, "-P", "-m", module, *arguments]
+def _start(module: str, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
+    """Runs a module here, as `Transport.open` says.
+
+    By a shell, since debuggers go after what starts Python; where the script was started, which PYTHONPATH may go by.
+    """
+    directory = noted_start().directory
+    return subprocess.Popen(
+        ["/bin/sh", "-c", 'exec "$0" "$@"', sys.executable, "-P", "-m", module, *arguments],
+        cwd=directory if directory and os.path.isdir(directory) else None,
+        start_new_session=True,
+        **streams,
+    )
 
 
 class Transport(Protocol):
@@ -83,13 +93,8 @@ class LocalTransport:
         return tuple(self._open_one(module, *arguments) for _ in range(count))
 
     def _open_one(self, module: str, *arguments: str) -> Channel:
-        process = subprocess.Popen(
-            _python(module, *arguments),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
+        pipe = subprocess.PIPE
+        process = _start(module, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
         assert process.stdin and process.stdout and process.stderr, "all are pipes"
         return Channel(process, process.stdin, process.stdout, process.stderr)
 
@@ -114,13 +119,12 @@ class SSHTransport:
     def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
         ways = [tuple(os.pipe() for _ in ("stdin", "stdout", "stderr")) for _ in range(count)]
         theirs = [(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in ways]
-        relay = subprocess.Popen(
-            _python("autodist.cluster.relay"),
+        relay = _start(
+            "autodist.cluster.relay",
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=theirs[0][2],  # what the relay itself has to say
             pass_fds=[descriptor for three in theirs for descriptor in three],
-            start_new_session=True,
         )
         for descriptor in (descriptor for three in theirs for descriptor in three):
             os.close(descriptor)

@@ -173,6 +173,12 @@ class SSHGroup(Model):
     host_key_checking: bool = Field(default=True, description="true or false")
     known_hosts: _Line | None = Field(default=None, description="the path of a known_hosts file")
 
+    @field_validator("key_file", "known_hosts")
+    @classmethod
+    def _make_absolute(cls, path: str | None) -> str | None:
+        """It is used when the others are started, and the script may have gone elsewhere by then."""
+        return path if path is None or path.startswith("~") else os.path.abspath(path)
+
     @field_validator("python_venv", mode="before")
     @classmethod
     def _check_venv(cls, path: Any) -> Any:

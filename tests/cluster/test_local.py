@@ -10,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from autodist.cluster import transport
 from autodist.cluster.ports import hold_port
+from autodist.cluster.start import Start
+from autodist.cluster.tools import Main
 from tests.cluster.runs import Run, parent, survivors
 
 pytestmark = pytest.mark.processes
@@ -62,6 +65,19 @@ member.wait_for_end()
     script = [str(tmp_path / "train.py")]
     for index in (1, 2):
         assert f"[localhost:{index}] traced None False {script} 0 argument with spaces\n" in run.stdout
+
+
+def test_modules_are_found_where_the_script_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "beside.py").write_text("print('found')")
+    start = Start(str(tmp_path), Main(None, None, ""), None)
+    monkeypatch.setattr(transport, "noted_start", lambda: start)
+    monkeypatch.setenv("PYTHONPATH", ".")
+    (channel,) = transport.LocalTransport().open(1, "beside")
+    assert channel.stdout.read() == b"found\n"
+    assert channel.wait(20) == 0
+    channel.close()
+    channel.stdout.close()
+    channel.stderr.close()
 
 
 def test_lines_are_never_torn(tmp_path: Path) -> None:

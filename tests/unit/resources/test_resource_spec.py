@@ -215,3 +215,15 @@ def test_check_gpus_asks_only_for_the_node_that_is_meant(two_machines: ResourceS
     for node in (chief, None):
         with pytest.raises(ResourceSpecError, match="10.0.0.1 has no GPU 0, .*; allowed: none, name cpus instead"):
             two_machines.check_gpus(0, node)
+
+
+def test_relative_paths_of_an_ssh_group_are_those_of_the_moment_at_which_it_is_read(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    group = {"key_file": "keys/lab", "known_hosts": "~/known"}
+    spec = ResourceSpec.from_dict({"nodes": [{"address": "a", "ssh_config": "lab"}], "ssh": {"lab": group}})
+    monkeypatch.chdir("/")
+    assert spec.ssh["lab"].key_path == tmp_path / "keys" / "lab"
+    assert spec.ssh["lab"].known_hosts_path == tmp_path / "home" / "known"
