@@ -21,7 +21,7 @@ _MEND = (
 _PROMPT = re.compile(r"<(stdin|console|input|\w+-input-.*|pyshell#\d+)>\Z")
 
 # Where files stand that one process alone has open, as in `python <(cat train.py)`.
-_OF_ONE_PROCESS = ("/dev/", "/proc/")
+_OF_ONE_PROCESS = ("/dev/fd/", "/dev/stdin", "/proc/")
 
 
 @dataclass(frozen=True)

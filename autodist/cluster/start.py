@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 from dataclasses import dataclass
 
@@ -51,6 +50,8 @@ def content_digest(path: str) -> str | None:
     """SHA-256 of a file's content; None if it cannot be read, or is no file."""
     if not os.path.isfile(path):
         return None
+    import hashlib  # which takes longer than all else that the guard imports
+
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

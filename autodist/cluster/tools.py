@@ -77,8 +77,11 @@ def tool_of(command: Command, main: Main, directory: str) -> str | None:
         return None
     # bin/coverage-3.11, bin/ipython3, …/site-packages/debugpy, …/pydevd.py
     name = re.sub(r"-?\d+(\.\d+)*\Z", "", os.path.basename(os.path.normpath(command.target)).removesuffix(".py"))
-    is_own = command.target.endswith(".py") and main.is_file(command.target, directory)  # a script called trace.py
-    return name if name in _TOOLS and not is_own else None
+    if name not in _TOOLS:
+        return None
+    # A script called trace.py, a folder called code: commands of tools have no suffix, their folders give way to scripts.
+    is_own = command.target.endswith(".py") or main.module == "__main__"
+    return None if is_own and main.is_file(command.target, directory) else name
 
 
 def is_kernel() -> bool:

@@ -148,6 +148,10 @@ def test_what_no_other_worker_could_run_is_refused_with_the_mend(started: Starte
     assert "`python file.py` (in a notebook `!python file.py`), or use one worker" in str(caught.value)
 
 
+def test_script_in_shared_memory_is_one_as_any_other(started: Started) -> None:
+    assert started(["/dev/shm/train.py"], "/dev/shm/train.py").arguments == ("/dev/shm/train.py",)
+
+
 def test_child_of_multiprocessing_and_frozen_program_are_refused(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -132,6 +132,7 @@ def test_tool_without_a_script_is_known_as_one(form: str, here: str) -> None:
     [
         (["train.py", "coverage"], "train.py", None),
         (["trace.py"], "trace.py", None),  # the user's own
+        (["profile", "x"], "profile/__main__.py", "__main__"),  # likewise
         (["-m", "code.train"], "code/train.py", "code.train"),
         (["-m", "pytest", "x"], f"{SITE}/pytest/__main__.py", "pytest.__main__"),
         ([f"{BIN}/pytest", "x"], f"{BIN}/pytest", None),
@@ -140,6 +141,7 @@ def test_tool_without_a_script_is_known_as_one(form: str, here: str) -> None:
 )
 def test_what_is_no_tool_is_started_as_it_was(line: list[str], file: str | None, module: str | None, here: str) -> None:
     Path(here, "trace.py").write_text("")
+    Path(here, "profile").mkdir()
     command = Command.parse(["python", *line])
     assert command is not None
     assert tool_of(command, Main(file, module, line[0]), here) is None
