@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from autodist.cluster.start import noted_start
 from autodist.versions import VERSION, check_versions
 
 if TYPE_CHECKING:
@@ -15,6 +14,9 @@ __version__ = VERSION
 __all__ = ["AutoDist", "ResourceSpec"]
 
 check_versions()
+
+from autodist.cluster.start import noted_start  # noqa: E402  # it takes a Python that has passed
+
 noted_start()  # now: the script may change its directory and arguments before it makes an AutoDist
 
 _WHERE = {"AutoDist": "autodist.api", "ResourceSpec": "autodist.resources"}

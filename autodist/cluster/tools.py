@@ -79,7 +79,7 @@ def tool_of(command: Command, main: Main, directory: str) -> str | None:
     name = re.sub(r"-?\d+(\.\d+)*\Z", "", os.path.basename(os.path.normpath(command.target)).removesuffix(".py"))
     if name not in _TOOLS:
         return None
-    # A script called trace.py, a folder called code: commands of tools have no suffix, their folders give way to scripts.
+    # A script called trace.py, a folder called code: tools' commands have no suffix, and their folders give way.
     is_own = command.target.endswith(".py") or main.module == "__main__"
     return None if is_own and main.is_file(command.target, directory) else name
 
@@ -109,7 +109,9 @@ def script_behind(tool: str, command: Command, main: Main, directory: str) -> Co
 
 def _runs(kind: Kind, word: str, main: Main, is_tool: bool, directory: str) -> bool:
     if kind is Kind.MODULE:
-        return word == main.called if is_tool else main.is_module(word)
+        path = os.path.join(os.sep, *word.split("."))
+        is_called = word == main.called or main.called.endswith((f"{path}.py", os.path.join(path, "__main__.py")))
+        return is_called if is_tool else main.is_module(word)
     if word.endswith(_NOTEBOOKS):
         return False
     if is_tool:

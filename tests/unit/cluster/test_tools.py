@@ -50,6 +50,11 @@ FORMS = {
         *(f"{PYTHON}/trace.py", "trace", "train.py"),
         ["train.py", "x"],
     ),
+    "trace, a module": (
+        ["-m", "trace", "--count", "--module", "package.train", "x"],
+        *(f"{PYTHON}/trace.py", "trace", MODULE),
+        ["-m", "package.train", "x"],
+    ),
     "coverage": (["-m", "coverage", "run", "train.py", "x"], SCRIPT, None, "train.py", ["train.py", "x"]),
     "coverage by its command": (
         [f"{BIN}/coverage-3.11", "run", "--branch", "train.py"],
