@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from autodist.cluster.member import CONTROL_VARIABLE
+from autodist.cluster.patience import Stopwatch
 from autodist.cluster.ports import PortHeld
 from autodist.cluster.protocol import Exited, Line, Message, Start, decode, encode
 
@@ -119,9 +120,12 @@ class LaunchedScript:
     def _wait_for_last_lines(self, pump: threading.Thread) -> None:
         """Returns when all is passed on that the script has printed; a process that got away may hold its outputs."""
         for _ in range(_MOST_ROUNDS):
-            before = self._passed
-            pump.join(_REPORT_LIMIT / 2)
-            if not pump.is_alive() or self._passed == before:
+            before, stopwatch = self._passed, Stopwatch()
+            while self._passed == before and stopwatch.read() < _REPORT_LIMIT / 2:
+                pump.join(_REPORT_LIMIT / 4)
+                if not pump.is_alive():
+                    return
+            if self._passed == before:
                 return
 
     def _end_unguarded(self, numbers: list[int], guard_status: int) -> int:

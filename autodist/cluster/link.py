@@ -27,6 +27,9 @@ from autodist.tensorflow_log import says_nothing, tells_of_no_failure
 
 _log = logging.getLogger("autodist.cluster")
 
+_LAST_WORDS_LIMIT = 5.0
+"""Seconds for reading what an agent that has ended said before."""
+
 
 class Link:
     """One worker, as the coordinator knows it.
@@ -64,7 +67,8 @@ class Link:
         self._complaints: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         self._complaining = threading.Thread(target=self._read_complaints, daemon=True)
         self._complaining.start()
-        threading.Thread(target=self._read, name=f"autodist-{name}", daemon=True).start()
+        self._reading = threading.Thread(target=self._read, name=f"autodist-{name}", daemon=True)
+        self._reading.start()
 
     @property
     def last_lines(self) -> tuple[str, ...]:
@@ -85,8 +89,9 @@ class Link:
         return self._channel.wait(timeout) is not None
 
     def close(self) -> None:
-        """Ends the agent's process, if it still runs."""
+        """Ends the agent's process, if it still runs, and hands over what it has said."""
         self._channel.close()
+        self._reading.join(_LAST_WORDS_LIMIT)
 
     def _read(self) -> None:
         try:
