@@ -350,6 +350,8 @@ class Run:
         """
         if self.workers == 1:
             return True
+        if self.missed_step:  # by Ctrl-C, say: the others wait in it, and come to nothing that follows
+            return False
         if self._host is None:
             if self.is_told_apart:
                 return False

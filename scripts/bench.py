@@ -33,6 +33,7 @@ GROUPS = {
     "mirrored": "MirroredStrategy, 2 replicas",
     "mwms": "MultiWorkerMirroredStrategy, 2 workers",
     "ps": "ParameterServerStrategy, 2 workers",
+    "evaluate": "one device with a worker's cores, 2 workers",
     "alone": "the script alone, 1 replica",
     "rewrite": "rewriting",
     "memory": "the script alone, peak memory",

@@ -92,6 +92,9 @@ def comparisons() -> Iterator[Comparison]:
     for model, floor in (("mlp", 0.70), ("embedding", 0.125), ("lstm", 0.30)):
         ours, peer = Way("autodist", model, 2, builder="PSLoadBalancing"), Way("parameter-server", model, 2)
         yield Comparison("ps", ours, peer, floor)
+    for model, floor in (("mlp", 0.60), ("mobilenet", 0.60), ("lstm", 0.60)):
+        peer = Way("evaluation-alone", model, of_cores=2)
+        yield Comparison("evaluate", Way("evaluation", model, 2), peer, floor)
     for model in ("mlp", "embedding", "tiny"):
         yield Comparison("alone", Way("autodist", model), Way("alone", model), 1.03)
 
@@ -106,14 +109,15 @@ def compare(comparison: Comparison, length: Length) -> Result:
         JobError: one of them did not run.
     """
     ours, peer = comparison.ours, comparison.peer
-    ways = [peer, ours] if comparison.group == "alone" else [peer, ours, Way("autodist", ours.model)]
+    is_limited = comparison.group not in ("alone", "evaluate")
+    ways = [peer, ours, Way("autodist", ours.model)] if is_limited else [peer, ours]
     with running(ways, length) as jobs:
         for _ in range(length.turns):
             for job in jobs:
                 job.turn()
         for job in jobs:
             job.finish()
-    limit = None if comparison.group == "alone" else _limit(jobs[1], jobs[2], length)
+    limit = _limit(jobs[1], jobs[2], length) if is_limited else None
     return _result(comparison, jobs[1].seconds, jobs[0].seconds, limit)
 
 
@@ -142,8 +146,9 @@ def _result(
     note = f"turns {min(by_turn):.2f} to {max(by_turn):.2f}; best steps {best[0] / best[1]:.2f}"
     if comparison.group == "alone":
         note = f"{(times[0] - times[1]) * 1e3:+.2f} ms a step, best {(best[0] - best[1]) * 1e3:+.2f} ms; {note}"
+    what = "evaluation" if comparison.group == "evaluate" else "step"
     return Result(
-        comparison.group, f"{comparison.ours.model}, step", f"{times[0] * 1e3:.2f} ms", f"{times[1] * 1e3:.2f} ms",
+        comparison.group, f"{comparison.ours.model}, {what}", f"{times[0] * 1e3:.2f} ms", f"{times[1] * 1e3:.2f} ms",
         statistics.median(by_turn), comparison.floor, note,
         limit="" if limit is None else str(limit), of_limit=None if limit is None else times[0] / limit.seconds,
     )  # fmt: skip

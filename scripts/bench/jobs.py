@@ -34,12 +34,14 @@ class Way:
     """One way of training a model.
 
     Attributes:
-        name: alone, autodist, mirrored, multi-worker, parameter-server, or transfer: processes that only send.
+        name: alone, autodist, mirrored, multi-worker, parameter-server, evaluation (of AutoDist), evaluation-alone, or
+            transfer: processes that only send.
         model: which model.
         workers: processes that compute.
         replicas: of each worker.
         builder: of AutoDist's strategy.
         sent_bytes: what the processes of a transfer send in a step.
+        of_cores: into how many parts the cores are divided, of which its one process has one; 1: it has all.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Way:
     replicas: int = 1
     builder: str = "AllReduce"
     sent_bytes: int = 0
+    of_cores: int = 1
 
     @property
     def roles(self) -> list[tuple[str, int]]:
@@ -63,7 +66,7 @@ class Way:
         return self.workers + 1 if self.name == "parameter-server" else 2
 
     def __str__(self) -> str:
-        builder = f" {self.builder}" if self.name == "autodist" else ""
+        builder = f" {self.builder}" if self.name in ("autodist", "evaluation") else ""
         return f"{self.model}: {self.name}{builder}, {self.workers} × {self.replicas}"
 
 
@@ -172,7 +175,7 @@ class Job:
 
     @property
     def _intra(self) -> int:
-        return max(1, len(os.sched_getaffinity(0)) // self.way.workers)
+        return max(1, len(os.sched_getaffinity(0)) // (self.way.workers * self.way.of_cores))
 
     def _command(self, role: str, index: int) -> list[str]:
         way, length = self.way, self._length
@@ -180,6 +183,7 @@ class Job:
             "workers": way.workers, "replicas": way.replicas, "builder": way.builder, "role": role, "index": index,
             "intra": self._intra, "inter": way.inter_threads, "warmup": length.warmup, "steps": length.in_turns,
             "limit": length.limit, "reports": self._folder, "bytes": way.sent_bytes,
+            "of-cores": way.of_cores,
         }  # fmt: skip
         return [sys.executable, "-m", "bench.train", way.name, way.model, *(f"--{k}={v}" for k, v in options.items())]
 

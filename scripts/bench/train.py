@@ -18,7 +18,16 @@ import tensorflow as tf
 
 from bench.models import TASKS, Task
 from bench.transfer import transfer
-from bench.ways import Training, alone, autodist, mirrored, multi_worker, parameter_server
+from bench.ways import (
+    Training,
+    alone,
+    autodist,
+    evaluation,
+    evaluation_alone,
+    mirrored,
+    multi_worker,
+    parameter_server,
+)
 
 ANSWER = "BENCH "
 
@@ -27,7 +36,10 @@ def main() -> None:
     told = _arguments()
     # Nothing outlives the time that it has, whatever it waits for.
     faulthandler.dump_traceback_later(told.limit, exit=True)
-    if told.way != "autodist":
+    if told.of_cores > 1:
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[: max(1, len(cores) // told.of_cores)])
+    if told.way not in ("autodist", "evaluation"):
         tf.config.threading.set_intra_op_parallelism_threads(told.intra)
         tf.config.threading.set_inter_op_parallelism_threads(told.inter)
     if told.role in ("ps", "worker") and told.way == "parameter-server":
@@ -49,7 +61,11 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "way", choices=["alone", "autodist", "mirrored", "multi-worker", "parameter-server", "transfer"]
+        "way",
+        choices=[
+            *("alone", "autodist", "evaluation", "evaluation-alone"),
+            *("mirrored", "multi-worker", "parameter-server", "transfer"),
+        ],
     )
     parser.add_argument("model", choices=TASKS)
     parser.add_argument("--workers", type=int, default=1)
@@ -59,6 +75,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--index", type=int, default=0)
     parser.add_argument("--intra", type=int, required=True)
     parser.add_argument("--inter", type=int, required=True)
+    parser.add_argument("--of-cores", type=int, required=True)
     parser.add_argument("--warmup", type=int, required=True)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--limit", type=float, required=True)
@@ -73,6 +90,10 @@ def _training(told: argparse.Namespace, task: Task) -> Training:
             return alone(task)
         case "autodist":
             return autodist(task, told.workers, told.replicas, told.builder)
+        case "evaluation":
+            return evaluation(task, told.workers, told.replicas, told.builder)
+        case "evaluation-alone":
+            return evaluation_alone(task)
         case "mirrored":
             return mirrored(task, told.replicas)
         case "multi-worker":

@@ -11,12 +11,16 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 from bench.models import Task
 
 Step = Callable[[], float]
+
+PASSES = 4
+"""How often an evaluation goes over a task's batches."""
 
 
 @dataclass(frozen=True)
@@ -67,14 +71,39 @@ def alone(task: Task) -> Training:
 
 def autodist(task: Task, workers: int, replicas: int, builder: str) -> Training:
     """The same script with AutoDist's two lines: `replicas` on each of `workers` of this machine."""
-    from autodist import AutoDist, ResourceSpec
-
-    nodes = [{"address": "localhost", "cpus": list(range(workers * replicas)), "workers": workers}]
-    ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes, "strategy": {"builder": builder}}))
+    ad = _autodist(workers, replicas, builder)
     with ad.scope():
         step = ad.function(_replica_step(task, nullcontext(), task.batch))
     batches = _parts(task, ad.worker_index, ad.num_workers)
     return Training(lambda: float(step(*next(batches))), ad.is_chief)
+
+
+def _autodist(workers: int, replicas: int, builder: str) -> Any:
+    from autodist import AutoDist, ResourceSpec
+
+    nodes = [{"address": "localhost", "cpus": list(range(workers * replicas)), "workers": workers}]
+    return AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes, "strategy": {"builder": builder}}))
+
+
+def evaluation_alone(task: Task) -> Training:
+    """An evaluation of all batches, some times over, is a step."""
+    return Training(_evaluation(task, nullcontext()))
+
+
+def evaluation(task: Task, workers: int, replicas: int, builder: str) -> Training:
+    """The same with AutoDist, as `fit` validates."""
+    ad = _autodist(workers, replicas, builder)
+    return Training(_evaluation(task, ad.scope()), ad.is_chief)
+
+
+def _evaluation(task: Task, scope: AbstractContextManager[Any]) -> Step:
+    x, y = (np.concatenate([whole] * PASSES) for whole in task.make_data())
+    loss_type = keras.losses.BinaryCrossentropy if task.is_binary else keras.losses.SparseCategoricalCrossentropy
+    with scope:
+        model = task.make_model()
+        model.compile(task.optimizer(), loss_type(from_logits=True))
+        model.fit(x[: task.batch], y[: task.batch], task.batch, verbose=0)
+    return lambda: float(model.evaluate(x, y, task.batch, verbose=0))
 
 
 def mirrored(task: Task, replicas: int) -> Training:

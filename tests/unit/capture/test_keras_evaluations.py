@@ -307,3 +307,22 @@ def test_the_parts_loss_of_an_evaluation_alone_weighs_batches_as_ever():
     plain = two_outputs()
     plain.set_weights(model.get_weights())
     assert_alike(*(m.evaluate(X, TRUTH, batch_size=8, verbose=0) for m in (model, plain)))
+
+
+def test_what_xla_compiles_is_shared_as_well(count_shared):
+    shared, plain = on_two_replicas(lambda: two_outputs(jit_compile=True))
+    assert_alike(*(m.evaluate(X, TRUTH, batch_size=7, verbose=0) for m in (shared, plain)))
+    assert_alike(*(m.predict(X, batch_size=7, verbose=0) for m in (shared, plain)))
+    assert count_shared == {"test_step": 5, "predict_step": 5}
+
+
+def test_before_there_are_other_workers_a_script_that_has_asked_which_it_is_evaluates_alone():
+    nodes = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]
+    ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes}))
+    with ad.scope():
+        shared = two_outputs()
+    plain = two_outputs()
+    plain.set_weights(shared.get_weights())
+    if ad.is_chief:
+        assert_alike(*(m.evaluate(X, TRUTH, batch_size=7, verbose=0) for m in (shared, plain)))
+    assert not ad._run._peers.have_joined, "nobody was started"
