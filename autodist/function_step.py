@@ -109,6 +109,7 @@ class DistributedFunction:
 
     Attributes:
         survivable: what a call raises on all workers alike, so that the script may go on.
+        coming: numbers of examples of global batches that are known to come, refused with the first one if they are.
 
     Args:
         function: the step.
@@ -141,6 +142,7 @@ class DistributedFunction:
         self._of_instances = BoundFunctions(
             lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing)
         )
+        self.coming: tuple[int, ...] = ()
         unknown = set(named) - set(self._signature.parameters)
         if unknown:
             raise CaptureError(
@@ -306,6 +308,8 @@ class DistributedFunction:
     def _run_step(self, traced: _Traced, leaves: Sequence[Leaf]) -> Any:
         examples = _count(leaves)
         values, mine = self._own_part(leaves, examples)
+        for count in self.coming:
+            traced.running.require_even(count)
         results = iter(traced.running(values, mine, examples))
         return tf.nest.map_structure(
             lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.TensorSpec) else leaf,

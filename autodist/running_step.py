@@ -93,6 +93,15 @@ class RunningStep:
             raise empty
         return outputs
 
+    def require_even(self, all_examples: int) -> None:
+        """Passes unless a global batch of so many examples that is still to come would be refused.
+
+        Raises:
+            UnevenBatchError: replicas would have different numbers of them, and all need equally many.
+        """
+        if self._program is not None:
+            self._program.require_even(None, all_examples)
+
     def rewrite(self) -> None:
         """Makes the program for where the variables lie, and moves those that nothing has placed yet."""
         item = _as_settled(self.item, self.variables)

@@ -68,7 +68,8 @@ def _keep_state(item: GraphItem, context: Context) -> GraphItem:
             _take_for_given(results, join)
         elif not context.computes:
             _have_nothing(results, join, item.outputs)
-    return results.applied_to(item, own)
+    even = item.even_parts and replace(item.even_parts, is_own=True)
+    return replace(results.applied_to(item, own), even_parts=even)
 
 
 def _require_no_boundary(joins: Sequence[Join], keepers: Mapping[str, Keeper]) -> None:

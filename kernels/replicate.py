@@ -86,6 +86,7 @@ class _Replication:
             graph_def=self.editor.to_graph_def(),
             outputs=(*outputs, *([some_examples] if some_examples else ())),
             counts_examples=some_examples is not None,
+            even_parts=joiner.even_parts,
             targets=tuple(dict.fromkeys(targets)),
             inputs={**self.item.inputs, **parts.given},
             joins=tuple(joiner.joins),

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from autodist.capture.fit_lengths import lengths_to_come, noting_lengths
 from autodist.capture.keras_batches import without_optionals
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
@@ -110,14 +111,18 @@ class KerasModels:
         if self._fits is not None:
             for name in SHOW_PROGRESS:
                 vars(model)[name] = self._fits.wrapped(getattr(type(model), name).__get__(model))
+        fit = vars(model)["fit"] if self._fits is not None else type(model).fit.__get__(model)
+        vars(model)["fit"] = noting_lengths(fit, model)
 
     def _train_function(self, model: keras.Model) -> Callable[[Iterator[Any]], Any]:
         def train_step(data: Any) -> Any:
             return model.train_step(data)
 
-        step = timing_the_start(self._distribute(train_step, model.jit_compile), model)
+        distributed = self._distribute(train_step, model.jit_compile)
+        step = timing_the_start(distributed, model)
 
         def train(iterator: Iterator[Any]) -> Any:
+            distributed.coming = lengths_to_come(model)
             with _explaining_graphs(model):
                 logs = step(without_optionals(next(iterator)))
                 for _ in range(model.steps_per_execution - 1):

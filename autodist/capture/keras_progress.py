@@ -14,7 +14,14 @@ _PENDING = "_autodist_start_seconds"
 
 
 class TracedStep(Protocol):
-    """A distributed step of one batch."""
+    """A distributed step of one batch.
+
+    Attributes:
+        coming: numbers of examples of batches that are known to come; those that the step cannot take are refused with
+            the first one.
+    """
+
+    coming: tuple[int, ...]
 
     @property
     def traces(self) -> int:

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.keeper import Keeper
 from autodist.graph.names import node_of
-from autodist.graph.parts import Gradient, GradientCall, Join, Variable
+from autodist.graph.parts import EvenParts, Gradient, GradientCall, Join, Variable
 from autodist.graph.placement import EVERY_WORKER, Cut, Placement, shard_name
 from autodist.graph.propagation import Propagation
 from autodist.graph.stages import Stages
@@ -27,6 +27,9 @@ gives is left out.
 ALL_EXAMPLES = "autodist/all_examples:0"
 """The placeholder, in a replicated step, that is fed the number of examples of all workers, where each knows it."""
 
+
+UNEVEN = "autodist: replicas have different numbers of examples; in all"
+"""What stops a step, where it is not known before it runs, whose replicas all need equally many: the number follows."""
 
 _UNREAD = Wiring(tf.compat.v1.GraphDef())
 
@@ -72,6 +75,7 @@ class GraphItem:
             nothing may be guessed: a step of which it is not known how it is that of one device is refused.
         replicated: captured nodes of which each replica has a copy of its own, once the step is replicated.
         counts_examples: whether the last of `outputs` is none of the script's, but above 0 if any worker has examples.
+        even_parts: that all replicas need equally many examples, and why; None where they do not.
         wiring: how the nodes of `graph_def` hang together; `replace` hands it on for as long as the graph is the same.
     """
 
@@ -100,6 +104,7 @@ class GraphItem:
     is_whole: bool = False
     replicated: frozenset[str] = frozenset()
     counts_examples: bool = False
+    even_parts: EvenParts | None = None
     wiring: Wiring = field(default=_UNREAD, compare=False, repr=False)
 
     def __post_init__(self) -> None:

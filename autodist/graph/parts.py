@@ -120,6 +120,25 @@ class GradientCall:
     is_settled: bool = False
 
 
+@dataclass(frozen=True)
+class EvenParts:
+    """That a step takes batches alone of which its replicas get equally many examples.
+
+    Attributes:
+        target: of which it is not known how it depends on the batch.
+        reason: why, in words that a user can read.
+        replicas: of all workers.
+        here: of this worker.
+        is_own: whether the step waits for no other worker, so that the parts of this one alone have to be equal.
+    """
+
+    target: str
+    reason: str
+    replicas: int
+    here: int
+    is_own: bool = False
+
+
 class JoinKind(enum.Enum):
     """What a join is for; joins of different kinds never share a bucket."""
 

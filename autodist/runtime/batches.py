@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from autodist.errors import EmptyBatchError, UnevenBatchError
+from autodist.graph.parts import EvenParts
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,37 @@ def require_examples(are_there: bool) -> None:
     """
     if not are_there:
         raise EmptyBatchError("a global batch has no examples at all; leave such batches out of the dataset.")
+
+
+def require_even(even: EvenParts | None, mine: int | None, whole: int | None = None) -> None:
+    """Passes if all replicas get equally many examples, as far as this worker can tell, or need not.
+
+    Args:
+        even: why they have to.
+        mine: how many examples this worker has, where it is known.
+        whole: how many all have, where it is known.
+
+    Raises:
+        UnevenBatchError: they do not.
+    """
+    if even is None:
+        return
+    examples, among = (mine, even.here) if whole is None or even.is_own else (whole, even.replicas)
+    if examples is not None and examples % among:
+        raise uneven(even, examples, among)
+
+
+def uneven(even: EvenParts, examples: int, among: int) -> UnevenBatchError:
+    """What is wrong with a batch that does not divide evenly, and what mends it."""
+    each, rest = divmod(examples, among)
+    return UnevenBatchError(
+        f"a batch of {examples} examples does not divide evenly among {among} replicas "
+        f"({rest} of them would get {each + 1}, the others {each}), and it is not known how {even.target}, which is "
+        f"differentiated, depends on the batch ({even.reason}). It is taken for a mean over examples, which joins only "
+        f"where all have equally many. Train on batches of a multiple of {among} examples, the last one too (another "
+        "batch_size, fewer examples, or drop_remainder=True where the data set makes batches); or write the loss as "
+        "arithmetic on means and sums over the batch; or train with one replica."
+    )
 
 
 def rows_of(value: Any, axis: int, share: Share) -> np.ndarray:

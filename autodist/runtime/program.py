@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
+from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, UNEVEN, GraphItem
 from autodist.graph.names import node_of
-from autodist.runtime.batches import require_examples
+from autodist.runtime.batches import require_even, require_examples, uneven
 from autodist.runtime.host import Host
 from autodist.runtime.memory import collect_and_trim, trim_heaps
 from autodist.runtime.timeline import trace_file
@@ -57,6 +59,7 @@ class Program:
         self._updates = updates
         self._gives_back = bool(item.gradients)
         self._tells_of_examples = item.counts_examples
+        self._even, self._is_global = item.even_parts, item.is_global
         self._update = _callable_of(host, prefix, item.served)
         self.land = _callable_of(host, prefix, item.landed)
 
@@ -82,7 +85,9 @@ class Program:
 
         Raises:
             EmptyBatchError: no worker has examples; on all workers.
+            UnevenBatchError: replicas have different numbers of examples, and all need equally many.
         """
+        self.require_even(examples, all_examples if self._is_global else None)
         given = [value for value, used in zip(values, self._used, strict=True) if used]
         if self._counts_examples:
             given.append(np.int64(examples))
@@ -93,11 +98,33 @@ class Program:
         run = self._run
         if options is not None or metadata is not None:
             run = functools.partial(self._run_with_options, options=options, run_metadata=metadata)
-        outputs = self._first_run(run, given) if self._gives_back else run(*given)
+        with self._telling_of_uneven_parts():
+            outputs = self._first_run(run, given) if self._gives_back else run(*given)
         if self._tells_of_examples:
             *outputs, some_examples = outputs
             require_examples(bool(some_examples > 0))
         return outputs
+
+    def require_even(self, examples: int | None, all_examples: int | None) -> None:
+        """Passes unless it can be told before a run that the step does not take a batch of so many examples.
+
+        Raises:
+            UnevenBatchError: replicas would have different numbers of them, and all need equally many.
+        """
+        require_even(self._even, examples, all_examples)
+
+    @contextmanager
+    def _telling_of_uneven_parts(self) -> Iterator[None]:
+        """What stops a run where workers have different numbers of examples, which each of them feeds for itself."""
+        try:
+            yield
+        except tf.errors.InvalidArgumentError as error:
+            found = re.search(rf"\[{re.escape(UNEVEN)}\] \[(\d+)\]", str(error))
+            if self._even is None or found is None:
+                raise
+            raise uneven(
+                self._even, int(found[1]), self._even.here if self._even.is_own else self._even.replicas
+            ) from None
 
     @functools.cached_property
     def _run_with_options(self) -> Callable[..., Any]:

@@ -74,12 +74,12 @@ class GradientJoins:
             return None
         for target in noted.targets:
             kind = flows.kind(target)
+            reason = kind.reason if isinstance(kind, Unknown) else weight.reason
             log.warning(
                 "%s: it is not known how the loss depends on the batch (%s); it is taken for a mean over examples, and "
-                "batches that do not divide evenly are refused.", target,
-                kind.reason if isinstance(kind, Unknown) else weight.reason, extra=ALIKE_EVERYWHERE,
+                "batches that do not divide evenly are refused.", target, reason, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
-        self._joiner.require_even_parts()
+        self._joiner.require_even_parts(weight.target, weight.reason)
         return Examples()
 
     def _weigh(self, call: int, weight: Weight | None) -> None:

@@ -10,9 +10,9 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, Template, fragment
-from autodist.graph.item import GraphItem
+from autodist.graph.item import UNEVEN, GraphItem
 from autodist.graph.names import node_of
-from autodist.graph.parts import Join, JoinKind, Merge
+from autodist.graph.parts import EvenParts, Join, JoinKind, Merge
 from autodist.graph.propagation import (
     Examples,
     Joined,
@@ -82,6 +82,7 @@ class Joiner:
     Attributes:
         joins: what has to be summed over the workers; empty where there is one.
         checks: nodes that stop a step whose parts cannot be joined.
+        even_parts: why all replicas need equally many examples; None where they do not.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class Joiner:
         self.count = len(context.copied_replicas)
         self.joins: list[Join] = []
         self.checks: list[str] = []
+        self.even_parts: EvenParts | None = None
         self._templates: dict[Hashable, Template] = {}
         self._weights: dict[tuple[Weight, tf.DType], tuple[list[str], str]] = {}
 
@@ -261,10 +263,16 @@ class Joiner:
             result = tf.identity(local) if total is None else tf.math.divide_no_nan(local, total)
         return self.noted(f, SOME_EXAMPLES, JoinKind.STATE, local, total, result, beside.level)
 
-    def require_even_parts(self) -> None:
-        """Stops a step whose replicas have different numbers of examples."""
-        if self.checks or self.parts.sizes is None:
+    def require_even_parts(self, target: str, reason: str) -> None:
+        """Stops a step whose replicas have different numbers of examples.
+
+        Args:
+            target: of which it is not known how it depends on the batch.
+            reason: why.
+        """
+        if self.even_parts is not None or self.parts.sizes is None:
             return
+        self.even_parts = EvenParts(target, reason, len(self.context.replicas), self.count)
         with fragment(self.editor, "even_parts") as f:
             sizes = [self.parts.size(f, k, tf.float64) for k in range(self.count)]
             moments = tf.stack([ordered_sum(sizes), ordered_sum([s * s for s in sizes])])
@@ -274,6 +282,6 @@ class Joiner:
             total = g.input(joined, tf.float64, [2])
             check = tf.debugging.Assert(
                 tf.equal(len(self.context.replicas) * total[1], total[0] * total[0]),
-                ["the replicas have different numbers of examples, and it is not known how the loss depends on them"],
+                [UNEVEN, tf.cast(total[0], tf.int64)],
             )
         self.checks.append(g.name(check))

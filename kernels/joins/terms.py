@@ -87,7 +87,7 @@ class TermSeeds:
             "examples, and batches that do not divide evenly are refused.", term.tensor, kind.reason,
             extra=ALIKE_EVERYWHERE,
         )  # fmt: skip
-        self._joiner.require_even_parts()
+        self._joiner.require_even_parts(term.tensor, kind.reason)
         return Mean(Examples())
 
     def _is_read(self, term: Term) -> bool:

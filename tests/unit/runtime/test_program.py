@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.item import GraphItem
-from autodist.graph.parts import Gradient
+from autodist.errors import UnevenBatchError
+from autodist.graph.item import UNEVEN, GraphItem
+from autodist.graph.parts import EvenParts, Gradient
 from autodist.runtime import program as module
 from autodist.runtime.host import Host
 from autodist.runtime.program import Program
@@ -35,3 +36,33 @@ def test_memory_is_given_back_before_and_after_the_first_run_of_a_step_that_trai
     for _ in range(3):
         np.testing.assert_array_equal(step.run([np.ones(2, np.float32)], 1)[0], [2.0, 2.0])
         assert given_back == ["before", "after"] * times
+
+
+@pytest.mark.parametrize(("is_own", "among"), [(False, 6), (True, 2)])
+def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(host, is_own, among):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        tf.identity(x, name="y")
+        check = tf.debugging.Assert(tf.reduce_all(x > 0), [UNEVEN, tf.constant(7, tf.int64)])
+    even = EvenParts("loss:0", "node 'det' (MatrixDeterminant): why", 6, 2, is_own)
+    item = GraphItem(
+        graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",), targets=(check.name,), even_parts=even
+    )
+    step = Program(host, item, ["x:0"], Updates(lambda failure: failure))
+    step.run([np.ones(2, np.float32)], 4)
+    told = f"a batch of 7 examples .* among {among} replicas .*loss:0.*MatrixDeterminant.* multiple of {among}"
+    with pytest.raises(UnevenBatchError, match=told):
+        step.run([np.zeros(2, np.float32)], 4)
+    with pytest.raises(UnevenBatchError, match=r"a batch of 3 examples .* among 2 replicas"):
+        step.run([np.ones(2, np.float32)], 3)
+
+
+def test_a_step_that_needs_even_parts_leaves_other_failures_as_they_are(host):
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        tf.debugging.check_numerics(x, "not finite", name="y")
+    even = EvenParts("loss:0", "why", 2, 2)
+    item = GraphItem(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",), even_parts=even)
+    step = Program(host, item, ["x:0"], Updates(lambda failure: failure))
+    with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
+        step.run([np.full(2, np.nan, np.float32)], 2)
