@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,12 +18,13 @@ from tensorflow.python.client.session import SessionInterface  # by which a Save
 from tensorflow.python.framework import stack  # the stack of default sessions, by which Tensor.eval finds its own
 
 from autodist.batch_axis import axis_within, require_axis, require_mapping
-from autodist.capture.accumulation import require_applied, require_means
 from autodist.capture.batch_length import require_any_length
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
+from autodist.capture.graph_training import require_training, tell_unordered
 from autodist.capture.iterators import GETS, concerns_iterators_alone, share_iterators
-from autodist.errors import CaptureError, EmptyBatchError
+from autodist.errors import CaptureError, EmptyBatchError, ReductionError
+from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem, place_variables
@@ -66,6 +68,7 @@ class _Fetched:
         is_global: whether every worker is given the same batch.
         is_alone: whether no other worker has a part in it, since it trains nothing and writes nothing.
         gives_rows: whether all that is fetched has a row for each example, or does not ask for examples.
+        updates: what is fed in place of gradients, with the variable that each is for.
     """
 
     program: Program | None
@@ -76,6 +79,7 @@ class _Fetched:
     is_global: bool
     is_alone: bool
     gives_rows: Callable[[], bool]
+    updates: Mapping[tf.Tensor, str]
 
 
 class DistributedSession(SessionInterface):
@@ -107,7 +111,8 @@ class DistributedSession(SessionInterface):
         self._prefix = f"session_{next(_COUNT)}"  # each session has values of its own, as TensorFlow's have
         self._names = {v.name: f"{self._prefix}/{v.handle}" for v in captured.variables}
         whole = captured.whole()
-        require_applied(captured, whole)
+        require_training(captured, whole)
+        tell_unordered(whole)
         self._batches = SessionBatches(run.spec, captured, lambda item: self._program(item, LOCAL_KERNELS))
         self._batches.require_divisible(whole)
         self._feeds.require_open_axes(whole, captured)
@@ -250,6 +255,7 @@ class DistributedSession(SessionInterface):
             self._run.passes()
         if not fetched.sets or self._run.workers == 1:
             return self._run.guard(*asked)
+        self._require_fed_alike(fetched, own)
         self._run.meet()
         if self._run.index == 0:
             results = self._run.guard(*asked)
@@ -269,9 +275,10 @@ class DistributedSession(SessionInterface):
         item = place_variables(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}), self._placements)
         self._require_fed_data(item)
         item = replace(item, is_global=self._feeds.are_global(arrays, axes))
-        if len(self._run.spec.replicas) > 1:
-            require_means(self._captured, item)
         require_any_length(item, self._feeds.dealt(arrays, axes))
+        updates = {} if item.gradients else find_fed_updates(item)
+        if updates:
+            self._run.on_training()
         sets = only_sets(item)
         kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if concerns_iterators_alone(item) else KERNELS
         looks = not item.gradients and all(axis is None for axis in axes)
@@ -281,7 +288,27 @@ class DistributedSession(SessionInterface):
         return _Fetched(
             self._program(item, kernels) if outputs or targets else None, axes, sets, bool(item.gradients), looks,
             item.is_global, is_alone, functools.partial(_gives_rows, item),
+            {t: updates[t.name].name for t in arrays if t.name in updates},
         )  # fmt: skip
+
+    def _require_fed_alike(self, fetched: _Fetched, arrays: Mapping[tf.Tensor, np.ndarray]) -> None:
+        """Passes if all workers feed the same in place of gradients.
+
+        Raises:
+            ReductionError: they do not; on all workers.
+        """
+        if not fetched.updates:
+            return
+        hashes = [hashlib.sha256(arrays[t].tobytes()).hexdigest()[:12] for t in fetched.updates]
+        digests = np.array([int(one, 16) for one in hashes])
+        largest, smallest = np.split(self._run.reduce(np.concatenate([digests, -digests]), "max"), 2)
+        differs = largest != -smallest
+        for tensor, variable in itertools.compress(fetched.updates.items(), differs):
+            raise ReductionError(
+                f"each worker feeds another {tensor.name}, of which {variable} is updated: how gradients that workers "
+                "make of their own examples are to be joined is not known where they are fed. Let all feed the same: "
+                'ad.reduce(gradient, "mean"), where each is that of a mean over as many examples, or "sum" for sums.'
+            )
 
     def _tell_of_own_share(self, item: GraphItem, axes: Mapping[tf.Tensor, int | None]) -> None:
         """Names what a run that keeps state, but trains nothing, fetches of this worker's share of a global batch."""

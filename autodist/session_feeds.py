@@ -13,6 +13,7 @@ from autodist.capture.batch_length import Dealt, require_any_length
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, MAKES, only_makes_iterators
 from autodist.errors import CaptureError
+from autodist.graph.applied import find_fed_updates
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.walks import reach
@@ -165,7 +166,7 @@ def _sets_what_is_fed(item: GraphItem, arrays: Arrays) -> bool:
     """Whether a run only sets variables, and nothing that is fed can be a batch."""
     if not only_sets(item):
         return False
-    values = _assigned(item)
+    values = _assigned(item) | find_fed_updates(item).keys()
     return all(t.name in values or not _is_open(t) for t, a in arrays.items() if a.ndim)
 
 

@@ -61,11 +61,8 @@ def _within(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionDef]) ->
 def _choice_hindrance(node: NodeDef) -> str | None:
     if node.attr["Tcond"].type != tf.bool.as_datatype_enum:
         return f"a condition that is no truth value ({node.name})"
-    shapes = [tf.TensorShape(shape) for shape in node.attr["output_shapes"].list.shape]
-    types = [tf.as_dtype(kind) for kind in node.attr["Tout"].list.type]
-    known = len(shapes) == len(types) and all(shape.is_fully_defined() for shape in shapes)
-    if not known or {tf.variant, tf.resource} & set(types):
-        return f"a value of unknown shape ({node.name})"
+    if tf.resource.as_datatype_enum in node.attr["Tout"].list.type:
+        return f"a value that is a resource ({node.name})"
     return None
 
 

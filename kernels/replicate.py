@@ -77,7 +77,9 @@ class _Replication:
         statistics = Statistics(joiner)
         whole = WholeState(joiner, changes, statistics)
         StateJoins(joiner, whole).join_state(changes)
-        outputs = OutputJoins(joiner, whole, statistics).join_outputs()
+        output_joins = OutputJoins(joiner, whole, statistics)
+        output_joins.join_texts()
+        outputs = output_joins.join_outputs()
         some_examples = joiner.some_examples()
         written = {w for w in self.stages.state_writes if w in varying}
         targets = [*self._targets(clones, written), *(c.write for c in changes), *joiner.checks]

@@ -146,15 +146,28 @@ class Arithmetic:
         return replace(then, rows=(*then.rows[:shared], *kept))
 
     def select(self, name: str, predicate: str, then: str, other: str) -> str:
-        """One tensor or another of the same shape and dtype."""
+        """One tensor or another of the same dtype."""
         if then == other:
             return then
+        shapes = self.spec_of(then).shape, self.spec_of(other).shape
+        is_alike = shapes[0].is_fully_defined() and shapes[0] == shapes[1]
+        if not is_alike or self.spec_of(then).dtype == tf.variant:
+            return self._one_of(name, predicate, then, other)
 
         def build(condition: tf.Tensor, t: tf.Tensor, e: tf.Tensor) -> tf.Tensor:
             return tf.raw_ops.SelectV2(condition=condition, t=t, e=e)
 
         spec = self.spec_of(then)
         return self._single(name, "select", build, [predicate, then, other], [tf.bool, spec.dtype, spec.dtype], spec)
+
+    def _one_of(self, name: str, predicate: str, then: str, other: str) -> str:
+        """One of two tensors whose shapes may differ, or which hold what is no number: an `If` that passes it on."""
+        with fragment(self._editor, name) as f:
+            condition, values = self._input(f, predicate), [self._input(f, then), self._input(f, other)]
+            chosen = tf.cond(condition, *(lambda value=value: tf.identity(value) for value in values))
+            chosen = tf.identity(chosen)
+        self.specs.update(specs_in(f))
+        return f.name(chosen)
 
     def copy(self, name: str, node: NodeDef, inputs: Sequence[str], specs: Sequence[tf.TensorSpec]) -> list[str]:
         """Adds a node of a branch that has no effect; returns its outputs, which are as `specs` say."""

@@ -13,6 +13,7 @@ from autodist.capture.gradients import NotedCall
 from autodist.capture.specs import note_specs
 from autodist.capture.whole_sums import NotedSum
 from autodist.errors import CaptureError
+from autodist.graph.applied import find_applied
 from autodist.graph.find_stages import find_stages
 from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import without_jit_scope
@@ -72,6 +73,8 @@ class GraphNotes:
         placeholders: the tensors of the graph for which placeholders of the step stand, by the placeholder's name.
         overwritten: the handles of variables whose gradients, so called, are their new values.
         sums: what is added up over replicas in it.
+        applied: of a run that is part of a planned whole: for each gradient that is synchronised, by its last tensor,
+            the variable that it is applied to in that whole; None: this is all there is.
     """
 
     graph: tf.Graph
@@ -80,6 +83,7 @@ class GraphNotes:
     placeholders: Mapping[str, str] = field(default_factory=dict)
     overwritten: frozenset[str] = frozenset()
     sums: Sequence[NotedSum] = ()
+    applied: Mapping[str, str] | None = None
 
 
 def describe_variables(found: Iterable[FoundVariable[V]]) -> tuple[Variable, ...]:
@@ -161,7 +165,16 @@ def assemble(
         targets=tuple(targets),
         spec_of=note_specs(notes.graph, present, notes.placeholders),
     )
-    return replace(item, gradients=find_stages(item).gradients) if gradients else item
+    return _with_applied(item, notes.applied) if gradients else item
+
+
+def _with_applied(item: GraphItem, applied: Mapping[str, str] | None) -> GraphItem:
+    """The item with the gradients that are synchronised, each of the variable that it is applied to."""
+    if applied is None:
+        return replace(item, gradients=find_applied(item, find_stages(item)))
+    planned = (replace(g, variable=applied[t]) for g in item.gradients if (t := g.tensors[-1]) in applied)
+    item = replace(item, gradients=tuple(planned))
+    return replace(item, gradients=find_stages(item).gradients)
 
 
 def _tensors(gradient: tf.Tensor | tf.IndexedSlices) -> tuple[str, ...]:

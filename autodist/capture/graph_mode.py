@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import tensorflow as tf
@@ -84,11 +85,20 @@ class CapturedGraph:
             )
 
     def whole(self) -> GraphItem:
-        """All of the graph, for planning: every gradient that reaches its variable."""
+        """All of the graph, for planning, as it was when this was first asked."""
+        return self._whole
+
+    @cached_property
+    def _whole(self) -> GraphItem:
         definition = self.graph.as_graph_def()
         present = {node.name for node in definition.node}
         calls = [c for c in self.calls if c.seed.op.name in present]
         return assemble(self._notes(calls, {}), definition, self.variables, {}, [], [])
+
+    @cached_property
+    def _applied(self) -> dict[str, str]:
+        """The variables that the gradients of the whole graph are applied to, by their last tensors."""
+        return {g.tensors[-1]: g.variable for g in self._whole.gradients}
 
     def step(self, outputs: Sequence[str], targets: Sequence[str], inputs: Mapping[str, int | None]) -> GraphItem:
         """What runs when a session is asked for `outputs` and `targets`, given `inputs`.
@@ -106,15 +116,23 @@ class CapturedGraph:
         needed = editor.ancestors(roots)
         calls = [c for c in self.calls if _is_used(c, needed)]
         roots += [node_of(t.name) for c in calls for t in noted_tensors(c)]
+        roots += self._trained_by(needed)
         editor.prune(roots)
         read_before_writing(editor, map(node_of, outputs))
         variables = [v for v in self.variables if v.handle in editor]
-        notes = self._notes(calls, {node_of(new): name for name, new in fed.items()})
+        notes = self._notes(calls, {node_of(new): name for name, new in fed.items()}, self._applied)
         axes = {fed[name]: axis for name, axis in inputs.items()}
         return assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
 
-    def _notes(self, calls: Sequence[NotedCall], placeholders: Mapping[str, str]) -> GraphNotes:
-        return GraphNotes(self.graph, calls, handle_name, placeholders, sums=self.sums)
+    def _trained_by(self, needed: set[str]) -> list[str]:
+        """The handles of the variables that a run's gradients are applied to, be that part of the run or not."""
+        handles = {v.name: v.handle for v in self.variables}
+        return [handles[variable] for name, variable in self._applied.items() if node_of(name) in needed]
+
+    def _notes(
+        self, calls: Sequence[NotedCall], placeholders: Mapping[str, str], applied: Mapping[str, str] | None = None
+    ) -> GraphNotes:
+        return GraphNotes(self.graph, calls, handle_name, placeholders, sums=self.sums, applied=applied)
 
 
 def find_variables(graph: tf.Graph) -> list[FoundVariable[VariableLike]]:

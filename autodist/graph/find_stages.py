@@ -19,7 +19,7 @@ def find_stages(item: GraphItem) -> Stages:
     while True:
         walk = _Walk(item, gradients)
         walk.run()
-        kept = [g for k, g in enumerate(gradients) if walk.reaches_own_write(k)]
+        kept = [g for k, g in enumerate(gradients) if walk.reaches_write(k)]
         if len(kept) == len(gradients):
             return walk.result()
         gradients = kept
@@ -150,6 +150,10 @@ class _Walk:
                 found.add(name)
         return found
 
+    def reaches_write(self, k: int) -> bool:
+        """Whether anything is written of a gradient, which is then that of the whole batch."""
+        return any(self.reach.get(w, 0) >> k & 1 for w in self.writes)
+
     def reaches_own_write(self, k: int) -> bool:
         handle = self.handles[self.gradients[k].variable]
         return any(handle in self.effects[w].writes and self.reach.get(w, 0) >> k & 1 for w in self.writes)
@@ -168,6 +172,7 @@ class _Walk:
             order=self.order,
             before=self.before,
             writes=tuple(self.writes),
+            strays=frozenset(k for k in range(len(self.gradients)) if not self.reaches_own_write(k)),
         )
 
 

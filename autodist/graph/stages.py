@@ -25,7 +25,7 @@ class Stages:
     Attributes:
         once: nodes that run once on a worker, after the replicas' gradients or state were combined.
         update: those of `once` that a gradient reaches.
-        gradients: the gradients that reach a write of their own variable; these are synchronised.
+        gradients: the gradients that reach a write of a variable; these are synchronised.
         level: for each of them (by position) which update stage it belongs to, from 1.
         levels: the stage of every other node that belongs to a later one than the first.
         state_writes: writes that the compute part makes itself, in topological order.
@@ -33,6 +33,8 @@ class Stages:
         order: position of each node in a topological order.
         before: for each node the writes that are ordered before it, as a set of bits; `writes` tells them apart.
         writes: the writes, by bit.
+        strays: positions of the gradients that reach no write of their own variable: what is written of them is
+            another network's variable, or one in which they are gathered.
     """
 
     once: frozenset[str]
@@ -45,6 +47,7 @@ class Stages:
     order: Mapping[str, int]
     before: Mapping[str, int]
     writes: tuple[str, ...]
+    strays: frozenset[int] = frozenset()
 
     def writes_before(self, node: str, handle: str) -> list[str]:
         """The writes of `handle` that are ordered before `node`, in topological order."""

@@ -159,7 +159,10 @@ class GradientJoins:
         return self._joiner.template(key, [*given, *[*dtypes] * self._joiner.count], add)
 
     def join_boundary(self) -> None:
-        """Joins what an update asks of the compute part besides gradients: a loss that scales it, say."""
+        """Joins what an update asks of the compute part besides gradients: a loss that scales it, say.
+
+        Text, which no variable is made of, is left to `OutputJoins.join_texts`.
+        """
         joined = {t for g in self._joiner.stages.gradients for t in g.tensors}
         asked: dict[str, None] = {}
         reading = {name for varying in self._joiner.varying for name in self._joiner.editor.consumers(varying)}
@@ -168,6 +171,7 @@ class GradientJoins:
                 dict.fromkeys(
                     tensor(i) for i in self._joiner.editor[name].input
                     if not is_control(i) and node_of(i) in self._joiner.varying and tensor(i) not in joined
+                    and self._joiner.item.spec_of(tensor(i)).dtype != tf.string
                 )
             )  # fmt: skip
         for position, name in enumerate(asked):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.names import node_of
+from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Join, JoinKind, Merge
 from autodist.graph.propagation import Examples, Joined, Kind, Mean, PerExample, Replicated, Sum, Unknown
 from autodist.kernels.joins.joiner import Joiner
@@ -36,6 +36,20 @@ class OutputJoins:
             for position, name in enumerate(self._joiner.item.outputs)
         ]
 
+    def join_texts(self) -> None:
+        """Joins the text of the compute part that what runs once takes up: a loss that is shown beside gradients."""
+        wiring, stages, editor = self._joiner.item.wiring, self._joiner.stages, self._joiner.editor
+        asked = [
+            tensor(i)
+            for name in sorted(stages.once, key=stages.order.__getitem__) if name in editor
+            for i in wiring.nodes[name].input
+            if not is_control(i) and node_of(i) in self._joiner.varying
+            and self._joiner.item.spec_of(tensor(i)).dtype == tf.string
+        ]  # fmt: skip
+        for position, name in enumerate(dict.fromkeys(asked)):
+            readers = self._joiner.late_readers(name)
+            editor.rewire(name, self._join_text(f"text/{position}", name), readers)
+
     def _tell_of_mixing(self) -> None:
         """Names scalars in which examples see only those of their own replica, where they do not in the loss."""
         flows = self._joiner.flows
@@ -57,6 +71,8 @@ class OutputJoins:
 
     def _join_output(self, position: int, name: str) -> str:
         kind, label = self._joiner.flows.kind(name), f"output/{position}"
+        if self._joiner.item.spec_of(name).dtype == tf.string and not isinstance(kind, Joined | PerExample):
+            return self._join_text(label, name)
         if isinstance(kind, Unknown) and not isinstance(kind, Joined):
             made = self._made_of_joined(label, name)
             if made is not None:
@@ -64,12 +80,24 @@ class OutputJoins:
             kind = self._guess(name, kind)
         return self._joined_as(label, name, kind)
 
+    def _join_text(self, label: str, name: str) -> str:
+        """Text (a summary) that shows what joins; of several that are merged, each is joined by itself."""
+        if node_of(name) not in self._joiner.varying:
+            return name
+        item = self._joiner.item
+        node = item.wiring.nodes[node_of(name)]
+        if node.op == "MergeSummary":
+            merged = [tensor(i) for i in node.input if not is_control(i)]
+            parts = {t: self._join_text(f"{label}/{k}", t) for k, t in enumerate(merged)}
+            return make_again(self._joiner.editor, label, name, MadeOf(tuple(parts), (node.name,)), parts)
+        made_of = find_made_of(item, name, self._joiner.flows.kind, self._is_joined)
+        if made_of is not None and (self._joiner.context.computes or self._joiner.context.joins_outputs):
+            return self._again(label, name, made_of, None)
+        kind = self._joiner.flows.kind(name)
+        return self._joined_as(label, name, self._guess(name, kind) if isinstance(kind, Unknown) else kind)
+
     def _made_of_joined(self, label: str, name: str) -> str | None:
         """An output, of unknown kind itself, made of what is joined; None if it is not known to be made of that."""
-        if self._joiner.item.spec_of(name).dtype == tf.string:
-            text = find_made_of(self._joiner.item, name, self._joiner.flows.kind, self._is_joined)
-            is_here = self._joiner.context.computes or self._joiner.context.joins_outputs
-            return self._again(label, name, text, None) if text is not None and is_here else None
         if self._is_of_all(name) or self._joiner.context.workers == 1:
             return self._whole.of(label, name) if self._whole.has(name) else None  # the root of a mean, say
         return self._made_here(label, name)
@@ -113,15 +141,25 @@ class OutputJoins:
         joined = {}
         for k, t in enumerate(made_of.wholes):
             kind = self._joiner.flows.kind(t)
+            if isinstance(kind, PerExample):
+                joined[t] = self._concatenated(f"{label}/{k}", t, kind.axis)
+                continue
             assert isinstance(kind, Joined), "nothing else is whole"
             joined[t] = self._joined(f"{label}/{k}", t, kind, self._is_of_all(t) if is_of_all is None else is_of_all)
-        return make_again(self._joiner.editor, label, name, made_of, joined)
+        return make_again(self._joiner.editor, label, name, made_of, joined | self._in_first_replica(made_of, joined))
+
+    def _in_first_replica(self, made_of: MadeOf, joined: Mapping[str, str]) -> dict[str, str]:
+        """The same by what the first replica, whose nodes are made again, reads: its part of what is fed."""
+        nodes, editor = self._joiner.item.wiring.nodes, self._joiner.editor
+        read = [pair for name in made_of.between for pair in zip(nodes[name].input, editor[name].input, strict=False)]
+        return {tensor(now): joined[tensor(was)] for was, now in read if tensor(was) in joined}
 
     def _is_joined(self, name: str, kind: Kind) -> bool | None:
         """Whether a part of a text has one value for all who return the text."""
-        if not isinstance(kind, Joined):
+        if not isinstance(kind, Joined | PerExample):
             return None
-        return self._is_of_all(name) or not self._joiner.context.joins_outputs
+        is_each_workers_own = not self._joiner.context.joins_outputs or self._joiner.context.workers == 1
+        return is_each_workers_own or (isinstance(kind, Joined) and self._is_of_all(name))
 
     def _is_of_all(self, name: str) -> bool:
         """Whether a mean, sum or the like is joined over all workers."""
@@ -183,7 +221,8 @@ class OutputJoins:
 
     def _concatenated(self, label: str, name: str, axis: int) -> str:
         with fragment(self._joiner.editor, label) as f:
-            values = [self._joiner.parts.tensor(f, name, k) for k in range(self._joiner.count)]
+            count = 1 if name in self._joiner.item.inputs else self._joiner.count  # what is fed is whole
+            values = [self._joiner.parts.tensor(f, name, k) for k in range(count)]
             if self._joiner.parts.sizes is not None:
                 values = [self._true_rows(f, v, axis, k) for k, v in enumerate(values)]
             whole = tf.concat(values, axis) if len(values) > 1 else values[0]

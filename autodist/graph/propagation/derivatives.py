@@ -6,8 +6,12 @@ from dataclasses import replace
 
 from autodist.graph.propagation.arithmetic import factors_of, nonlinear
 from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of, same_rows
-from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, Opaque, Rows, form_of
+from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, Opaque, Rows, form_of, with_axis
+from autodist.graph.propagation.layout import moving, pad
+from autodist.graph.propagation.network import first_axis_by_itself
+from autodist.graph.propagation.shapes import batch_of
 from autodist.graph.propagation.site import Rule, Site, op_names
+from autodist.graph.propagation.slices import strided_rows
 
 
 def linear_in(given: int, other: int) -> Rule:
@@ -75,6 +79,43 @@ def _pooled(site: Site, values: tuple[int, ...], given: int) -> Fact:
     return replace(gradient, mixed_at=next((form.mixed_at for form in known if form.mixed_at), None))
 
 
+def enlarged_gradient(site: Site) -> Fact:
+    """ResizeBilinearGrad, ResizeBicubicGrad: gradient, value; each entry of the first axis by itself."""
+    return _pooled(site, (1,), 0)
+
+
+def slice_gradient(site: Site) -> Fact:
+    """StridedSliceGrad: shape of the value, begin, end, strides, gradient: zeros where nothing was taken."""
+    gradient, dims = site.form(4), site.dims(0)
+    if isinstance(gradient, Opaque):
+        return gradient
+    batch = batch_of(dims) if dims is not None else None
+    if dims is None or batch is None or gradient.rows is None or batch.count != gradient.rows.count:
+        return nonlinear(site) if gradient.rows is None else site.opaque("the shape of its value is not known")
+    whole = with_axis(gradient, batch.axis)
+    assert whole.rows is not None
+    taken = strided_rows(site, whole, whole.rows, len(dims.forms))
+    if isinstance(taken, Form) and taken.rows != gradient.rows:
+        return site.opaque("its gradient does not have the examples where the slice has them")
+    return whole if isinstance(taken, Form) else taken
+
+
+def normalised_gradient(site: Site) -> list[Fact]:
+    """FusedBatchNormGrad: gradient, value, scale, statistics; these are constants where it is not training."""
+    known = site.forms(0, 1)
+    others: list[Fact] = [SAME] * 2
+    if isinstance(known, Opaque):
+        return [*[Opaque(known.reason)] * 3, *others]
+    gradient, value = known
+    if site.flag("is_training") or any(form_of(fact) != SAME for fact in site.facts[2:5]):
+        return [*[site.opaque("the examples of a part see one another in it")] * 3, *others]
+    if gradient.rows is None or value.rows is None or value.factors or not _same_examples(gradient.rows, value.rows):
+        why = "its value and its gradient do not both have the examples along the first axis"
+        return [*[site.opaque(why)] * 3, *others]
+    added = Form(Base.ADDED, gradient.factors, value.mixed_at or gradient.mixed_at)
+    return [replace(gradient, mixed_at=added.mixed_at), added, added, *others]
+
+
 def broadcast_axes(site: Site) -> list[Fact]:
     """BroadcastGradientArgs: for each of two shapes, the axes along which it was repeated to fit the other."""
     left, right = site.dims(0), site.dims(1)
@@ -127,5 +168,10 @@ RULES: dict[str, Rule] = {
     "DepthwiseConv2dNativeBackpropFilter": filter_gradient,
     **dict.fromkeys(["MaxPoolGrad", "MaxPool3DGrad"], pooling_gradient),
     **dict.fromkeys(["AvgPoolGrad", "AvgPool3DGrad"], average_gradient),
+    "MirrorPadGrad": moving(pad),
+    "ResizeNearestNeighborGrad": first_axis_by_itself,
+    **dict.fromkeys(["ResizeBilinearGrad", "ResizeBicubicGrad"], enlarged_gradient),
+    "StridedSliceGrad": slice_gradient,
+    **dict.fromkeys(["FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"], normalised_gradient),
     "BroadcastGradientArgs": broadcast_axes,
 }

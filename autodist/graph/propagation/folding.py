@@ -26,6 +26,7 @@ _FOLDS: dict[str, Fold] = {
     "Reshape": lambda x, shape: np.reshape(x, tuple(shape)),
     "ExpandDims": lambda x, axis: np.expand_dims(x, int(axis)),
     "Fill": lambda dims, value: np.full(tuple(dims), value),
+    "Slice": lambda x, begin, size: x[tuple(slice(b, None if n == -1 else b + n) for b, n in zip(begin, size))],
     "InvertPermutation": np.argsort,
     "FloorDiv": np.floor_divide,
     "FloorMod": np.mod,

@@ -6,7 +6,19 @@ from dataclasses import replace
 
 from autodist.graph.propagation.by_example import map_over_examples
 from autodist.graph.propagation.factors import Part
-from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, ListOf, Nothing, Opaque, Recovery, form_of
+from autodist.graph.propagation.facts import (
+    SAME,
+    Base,
+    Dims,
+    Fact,
+    Form,
+    ListOf,
+    Nothing,
+    Opaque,
+    Recovery,
+    Statistic,
+    form_of,
+)
 from autodist.graph.propagation.site import Rule, Site, tensor_name
 
 _MOST_TURNS = 12
@@ -69,9 +81,19 @@ def join(site: Site, left: Fact, right: Fact) -> Fact:
     forms = form_of(left), form_of(right)
     if forms[0] == forms[1]:
         return forms[0]
+    if SAME in forms:  # batch normalisation's moments in training, the averages of earlier batches else
+        other = forms[1] if forms[0] == SAME else forms[0]
+        if isinstance(other, Statistic) or _is_mean(other):
+            return other
     if all(isinstance(form, Form) and form.rows for form in forms) and _differ_in_per_alone(forms[0], forms[1]):
         return forms[0]
     return site.opaque("its branches or turns give values that join in different ways")
+
+
+def _is_mean(fact: Fact) -> bool:
+    """Whether it is a sum over the part divided by one other: a mean of what is the same everywhere is the same."""
+    exponents = [exponent for _, exponent in fact.factors] if isinstance(fact, Form) else []
+    return isinstance(fact, Form) and fact.base is Base.ADDED and exponents == [-1]
 
 
 def _differ_in_per_alone(left: object, right: object) -> bool:

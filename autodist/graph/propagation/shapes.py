@@ -177,6 +177,26 @@ def broadcast_shapes(site: Site) -> Fact:
     return Dims(tuple(forms), tuple(values))
 
 
+def concat_offsets(site: Site) -> list[Fact]:
+    """ConcatOffset: where each part of a concatenation begins, for the slices that its gradient takes."""
+    axis, dims = site.scalar(0), [site.dims(k) for k in range(1, len(site.facts))]
+    if axis is None or any(entry is None for entry in dims):
+        return [site.opaque("the lengths that it adds up are not known")] * len(dims)
+    found: list[Fact] = []
+    begin: int | None = 0
+    for entry in dims:
+        assert entry is not None
+        found.append(
+            Dims((SAME,) * len(entry.forms), tuple(begin if k == axis else 0 for k in range(len(entry.forms))))
+        )
+        if not entry.forms[axis].is_same:
+            behind = site.opaque("what follows rows of the batch begins where the replica's part of it ends")
+            return [*found, *[behind] * (len(dims) - len(found))]
+        length = entry.values[axis]
+        begin = None if begin is None or length is None else begin + length
+    return found
+
+
 def _of_shapes(rule: Rule) -> Rule:
     """A rule for integers of shapes; what is made of what is the same stays the same, be it a shape or not."""
 
@@ -209,6 +229,7 @@ RULES: dict[str, Rule] = {
     "BroadcastTo": broadcast_to,
     **dict.fromkeys(["OnesLike", "ZerosLike"], ones_like),
     **dict.fromkeys(["DynamicStitch", "ParallelDynamicStitch"], _of_shapes(stitch)),
+    "ConcatOffset": concat_offsets,
     "BroadcastArgs": _of_shapes(broadcast_shapes),
     **dict.fromkeys(["Range", "LinSpace"], arange),
 }

@@ -33,7 +33,7 @@ def strided_slice(site: Site) -> Fact:
         return fact
     if isinstance(fact, Coordinates):
         return column(site, fact)
-    found = moving(_strided_rows)(site)
+    found = moving(lambda site, form, batch: strided_rows(site, form, batch, site.rank(0)))(site)
     drops_axes = bool(site.number("shrink_axis_mask"))
     return Opaque(found.reason) if isinstance(found, Opaque) and drops_axes else found
 
@@ -46,7 +46,7 @@ def _only_adds_an_axis(site: Site) -> bool:
 
 def _keeps_rows(site: Site, positions: Positions) -> bool:
     """Whether it takes columns alone, of which each has all numbers: x[:, 0]."""
-    found = _strided_rows(site, Form(positions.entries), positions.entries) if site.rank(0) == 2 else None
+    found = strided_rows(site, Form(positions.entries), positions.entries, 2) if site.rank(0) == 2 else None
     return isinstance(found, Form) and found.base == positions.entries and not found.mixed_at
 
 
@@ -65,9 +65,9 @@ def _slice_of_dims(site: Site, dims: Dims) -> Fact:
     return Dims(dims.forms[part], dims.values[part])
 
 
-def _strided_rows(site: Site, form: Form, batch: Rows) -> Fact:
+def strided_rows(site: Site, form: Form, batch: Rows, rank: int | None) -> Fact:
+    """What a strided slice takes of rows along the axis that `batch` names, in a value of that rank."""
     length = site.shape(1)[0] if site.shape(1).rank == 1 else None
-    rank = site.rank(0)
     if length is None or rank is None:
         return site.opaque("the rank of its input is not known")
     masks = {name: site.number(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}

@@ -60,7 +60,10 @@ TABLE: dict[str, Rule] = {
     "LoopCond": arithmetic.linear,
 }
 
-_SHAPES = ("Empty", "Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "BroadcastArgs", "DynamicStitch")
+_SHAPES = (
+    "Empty", "Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "BroadcastArgs", "ConcatOffset",
+    "DynamicStitch",
+)  # fmt: skip
 NOT_FOLDED = frozenset(
     [*draws.RULES, "RandomShuffle", *sampling.RULES, *functions.RULES, *lists.RULES, *sources.RULES, *_SHAPES]
 )

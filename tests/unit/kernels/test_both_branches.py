@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.kernels.both_branches import BothBranches, find_hindrance
-from tests.unit.kernels.in_one_process import capture
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 
 
 def step_with(branches: Callable[[tf.Variable, tf.Tensor], object]) -> GraphItem:
@@ -77,15 +77,28 @@ def test_what_only_one_branch_may_do_is_named(act, op):
     assert hindrance(branches).startswith(f"{op} (")
 
 
-def test_a_value_whose_shape_depends_on_the_branch_cannot_be_chosen():
-    def branches(weight, x):
-        def then():
-            weight.assign(2.0 * weight)
-            return x[:1]
+@pytest.mark.parametrize("cluster", [(1, 2), (2, 2)])
+def test_a_value_whose_shape_depends_on_the_branch_is_chosen(cluster):
+    weight, kept = tf.Variable(np.ones((4, 2)), name="weight"), tf.Variable(np.zeros(4), name="kept", trainable=False)
+    steps = tf.Variable(0, name="steps", trainable=False)
 
-        return tf.reduce_sum(tf.cond(is_even(weight), then, lambda: x))
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        steps.assign_add(1)
 
-    assert "unknown shape" in hindrance(branches)
+        def keep():
+            kept.assign(tf.reduce_mean(x, 0))
+            return tf.concat([x, x], 1), tf.ones([2])
+
+        chosen, ones = tf.cond(steps % 2 == 0, keep, lambda: (x, tf.ones([3])))
+        return tf.reduce_mean(tf.reduce_sum(chosen, 1)), ones, kept + 0.0
+
+    batches = [[np.random.default_rng(k).normal(size=(count, 4))] for k, count in enumerate((7, 4, 6, 9))]
+    captured = capture(step, *batches[0])
+    found = train(captured, plan(captured.item, *cluster), batches)
+    assert_same(found, one_device(captured, tf.function(step, reduce_retracing=True), batches))
 
 
 def test_each_variable_is_read_and_written_once():

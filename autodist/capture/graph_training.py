@@ -1,0 +1,66 @@
+"""What a session's graph trains by: gradients that are made in it, or that the script feeds."""
+
+from __future__ import annotations
+
+import logging
+
+from autodist.capture.graph_mode import CapturedGraph, handle_name
+from autodist.errors import CaptureError
+from autodist.graph.applied import find_fed_updates
+from autodist.graph.find_stages import find_stages
+from autodist.graph.item import GraphItem
+from autodist.graph.placement import listed
+from autodist.graph.walks import reach
+from autodist.messages import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
+
+
+def require_training(captured: CapturedGraph, whole: GraphItem) -> None:
+    """Passes if the graph writes variables of gradients, be they made in it or fed.
+
+    Raises:
+        CaptureError: it does not.
+    """
+    if whole.gradients or find_fed_updates(whole):
+        return
+    handles = {handle_name(source) for call in captured.calls for source, _ in call.pairs}
+    made = [v.name for v in whole.variables if v.handle in handles]
+    if made:
+        raise CaptureError(
+            f"the graph makes gradients ({listed(made)}) and writes no variable of them, so there is nothing "
+            "to synchronise. Build the optimizer's train operation (apply_gradients) before the session, of these "
+            "gradients, or of placeholders that have the variables' shapes and are fed what was fetched of them."
+        )
+    raise CaptureError(
+        "the graph makes no gradient, so there is nothing to synchronise. Build the optimizer's train operation within "
+        "the scope, before the session; what only evaluates needs no distributed session."
+    )
+
+
+def tell_unordered(whole: GraphItem) -> None:
+    """Warns of an optimizer that is written for eager mode: in a graph, what it returns does not wait for its writes.
+
+    The gradient reaches slots alone, and the update of the variable reads these at any time. So it is, too, where one
+    run gathers gradients and another applies them; but then something empties what they were gathered in.
+    """
+    stages = find_stages(whole)
+    if not stages.gradients or len(stages.strays) < len(stages.gradients):
+        return
+    variable = whole.by_name[stages.gradients[0].variable]
+    writes: dict[str, list[str]] = {}
+    for write in stages.writes:
+        for handle in stages.effects[write].writes:
+            writes.setdefault(handle, []).append(write)
+    behind = reach(writes.get(variable.handle, ()), whole.wiring.data.__getitem__)
+    read = {handle for name in behind if name in stages.effects for handle in stages.effects[name].reads}
+    kept = {h for h in read if not stages.update.isdisjoint(writes.get(h, ()))}
+    slots = [h for h in sorted(kept) if len(set(writes[h]) - stages.update) <= 1]  # its initialiser, and no other
+    if slots:
+        log.warning(
+            "the update of %s reads %s, which is written of the gradient, and nothing orders the two: TensorFlow runs "
+            "what is fetched, as it likes, on one device as well. tf_keras's optimizers, but for those of "
+            "tf_keras.optimizers.legacy, are written for functions. Call apply_gradients in one: "
+            "tf.function(lambda *g: optimizer.apply_gradients(zip(g, variables)))(*gradients).",
+            variable.name, whole.by_handle[slots[0]].name, extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip

@@ -1,0 +1,114 @@
+"""What a gradient is applied to: the variables that are written of a tensor by arithmetic that keeps its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import tensorflow as tf
+
+from autodist.graph.find_stages import find_stages
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Gradient, Variable
+from autodist.graph.stages import Stages
+
+_PASSING = frozenset({"Identity", "Cast", "EnsureShape", "Reshape"})
+
+
+@dataclass(frozen=True)
+class Application:
+    """A write of a variable that a tensor of its shape reaches.
+
+    Attributes:
+        variable: that is written.
+        is_plain: whether the variable becomes what the tensor is, and no arithmetic stands between.
+    """
+
+    variable: Variable
+    is_plain: bool
+
+
+def find_applied(item: GraphItem, stages: Stages) -> tuple[Gradient, ...]:
+    """The gradients of a step, each of the variable that it is applied to.
+
+    That is its own, or where it reaches no write of that another network's: the workers of A3C differentiate by the
+    weights of a network of their own and apply what they get to those of a global one.
+    """
+    return tuple(
+        replace(g, variable=_applied_to(item, stages, g)) if k in stages.strays else g
+        for k, g in enumerate(stages.gradients)
+    )
+
+
+def _applied_to(item: GraphItem, stages: Stages, gradient: Gradient) -> str:
+    """The trained variable that is written last, after its slots; none: it is gathered for another run, say."""
+    shape = item.by_name[gradient.variable].shape
+    written = [a.variable for a in _applications(item, stages, gradient.tensors[-1])]
+    found = [v.name for v in written if v.trainable and v.shape == shape]
+    return found[-1] if found else gradient.variable
+
+
+def find_fed_updates(item: GraphItem) -> dict[str, Variable]:
+    """For placeholders from which trained variables are updated as from gradients: which one each is for."""
+    placeholders = item.wiring.of_op("Placeholder")
+    if not placeholders or not any(effect.writes for effect in item.wiring.effects.values()):
+        return {}
+    stages = find_stages(item)
+    found = {}
+    for node in placeholders:
+        name = f"{node.name}:0"
+        shape = item.spec_of(name).shape
+        if shape.rank == 0:
+            continue
+        for applied in _applications(item, stages, name):
+            if applied.variable.trainable and shape.is_compatible_with(applied.variable.shape) and not applied.is_plain:
+                found[name] = applied.variable
+    return found
+
+
+def _applications(item: GraphItem, stages: Stages, name: str) -> list[Application]:
+    """The variables that are written of a tensor by way of tensors of its shape, in the order of the writes.
+
+    Not where a function writes: which of several variables it writes of the tensor is not looked for.
+    """
+    shape = item.spec_of(name).shape
+    found: dict[str, Application] = {}
+    is_plain = {name: True}
+    front = [name]
+    while front:
+        made = front.pop()
+        for reader in _readers(item, made):
+            effect = stages.effects.get(reader.name)
+            handle = node_of(reader.input[0])  # of an update op: slots stand behind it
+            onward: list[str] = []
+            if effect is None or not effect.writes:
+                onward = _outputs(item, reader.name)
+            elif handle in effect.writes:
+                passes = is_plain[made] and reader.op == "AssignVariableOp"
+                found[reader.name] = Application(item.by_handle[handle], passes)
+                onward = _read_after(item, stages, reader.name, handle)
+            for t in onward:
+                if t not in is_plain and shape.is_compatible_with(item.spec_of(t).shape):
+                    is_plain[t] = is_plain[made] and reader.op in _PASSING
+                    front.append(t)
+    return [found[write] for write in sorted(found, key=stages.order.__getitem__)]
+
+
+def _readers(item: GraphItem, name: str) -> Iterator[tf.compat.v1.NodeDef]:
+    for consumer in item.wiring.consumers[node_of(name)]:
+        node = item.wiring.nodes[consumer]
+        if any(tensor(i) == name for i in node.input if not is_control(i)):
+            yield node
+
+
+def _outputs(item: GraphItem, node: str) -> list[str]:
+    """The outputs of a node that are read."""
+    read = (i for c in item.wiring.consumers[node] for i in item.wiring.nodes[c].input if not is_control(i))
+    return list(dict.fromkeys(tensor(i) for i in read if node_of(i) == node))
+
+
+def _read_after(item: GraphItem, stages: Stages, write: str, handle: str) -> list[str]:
+    """What is read of a variable after a write."""
+    readers = [r for r in stages.readers(handle) if write in stages.writes_before(r, handle) and r != write]
+    return [t for reader in readers if item.wiring.nodes[reader].op == "ReadVariableOp" for t in _outputs(item, reader)]
