@@ -358,7 +358,8 @@ class Run:
             is_certain = True
             self._start()
         assert self._calls is not None, "there are several workers"
-        return bool(self.guard(self._calls.are_made_together, Call(*describe()), is_certain))
+        with self.missed_step.noted():
+            return bool(self.guard(self._calls.are_made_together, Call(*describe()), is_certain))
 
     def wait_for_chief(self, say: bytes = b"set") -> None:
         """On another worker, returns once the chief has called it as well."""

@@ -101,6 +101,7 @@ class _Shared:
         step.__name__ = f"{name}_step"
         self._step: TracedStep | None = how.distribute(step, model.jit_compile)
         self._is_shared: bool | None = None
+        self._has_told = False
 
     def begin(self) -> None:
         """A new evaluation begins."""
@@ -112,7 +113,16 @@ class _Shared:
         return self._is_shared
 
     def _meets(self, data: Any) -> bool:
-        return self._how.together(lambda: self._described(data), self._how.validates(self._model))
+        validates = self._how.validates(self._model)
+        is_together = self._how.together(lambda: self._described(data), validates)
+        if validates and not is_together and not self._has_told:
+            self._has_told = True
+            log.info(
+                "each worker validates %s by data of its own, which differ from the other workers', and computes the "
+                "whole by itself; the chief's results count. Where all give the same data they share the work.",
+                self._model.name, extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+        return is_together
 
     def _described(self, data: Any) -> tuple[str, str]:
         """The model and what it does; the batch, and whether the step has been traced, for all have to trace alike."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from autodist.graph.propagation.facts import (
     SAME,
+    Base,
     Coordinates,
     Distinct,
     Fact,
@@ -84,7 +85,13 @@ def to_dense(site: Site) -> Fact:
 
 
 def scatter(site: Site) -> Fact:
-    """ScatterNd: positions, values, shape."""
+    """ScatterNd: positions, values, shape; where positions are what examples say, all that is said of one is added."""
+    positions, values, shape = site.form(0), site.form(1), site.dims(2)
+    is_fixed = form_of(site.facts[2]) == SAME or (shape is not None and all(form.is_same for form in shape.forms))
+    if is_fixed and isinstance(site.facts[0], Form) and isinstance(positions, Form) and isinstance(values, Form):
+        both_rows = positions.rows is not None and values.base == positions.base
+        if both_rows and positions.rows and positions.rows.axis == 0 and not positions.factors:
+            return Form(Base.ADDED, values.factors, positions.mixed_at or values.mixed_at)
     return _dense(site, site.facts[0], 2, (1,))
 
 

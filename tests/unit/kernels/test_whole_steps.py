@@ -55,6 +55,7 @@ def test_metrics_keep_what_one_device_keeps(cluster, float64):
         keras.metrics.Precision(dtype="float64"),
         keras.metrics.R2Score(dtype="float64"),
         keras.metrics.F1Score(dtype="float64"),
+        keras.metrics.OneHotMeanIoU(3, dtype="float64"),
     ]
 
     def step(x, w):
@@ -75,6 +76,7 @@ def test_metrics_keep_what_one_device_keeps(cluster, float64):
         (lambda x: x @ tf.transpose(x), "each example with every other"),
         (lambda x: tf.nn.softmax(x, 0), "see one another|not known"),
         (lambda x: x[::-1], "not known"),
+        (lambda x: tf.scatter_nd(tf.range(tf.shape(x)[0])[:, None], x, [100, 4]), "positions of rows"),
         (lambda x: tf.reduce_mean(tf.nn.softmax(x @ tf.transpose(x))), "see one another|not known"),
         (lambda x: tf.boolean_mask(x, x[:, 0] > x[-1, 0]), "not known|see one another"),
     ],
