@@ -18,7 +18,7 @@ from autodist.errors import (
     StrategyError,
     UnevenBatchError,
 )
-from autodist.function_step import COMPOSITES, DistributedFunction, Tracing
+from autodist.function_step import COMPOSITES, DistributedFunction, Leaf, Tracing
 from autodist.run import Run
 
 
@@ -62,6 +62,10 @@ class EvaluationStep(DistributedFunction):
             raise
         except (CaptureError, RewriteError, StrategyError) as error:
             raise NotSharedError(str(error)) from error
+
+    def _require_fits_apart(self, captured: CapturedFunction, leaves: Sequence[Leaf]) -> None:
+        if captured.item.apart:
+            raise NotSharedError("its inputs have different numbers of rows")
 
     def _capture(
         self, step: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], axes: Sequence[int | None]

@@ -27,7 +27,8 @@ class Fingerprint:
         nodes = [f"node {n.name} = {n.op}({', '.join(n.input)})" for n in item.graph_def.node]
         variables = [f"variable {v.name} {v.shape} {v.dtype.name}" for v in item.variables]
         gradients = [f"gradient of {g.variable}: {', '.join(g.tensors)}" for g in item.gradients]
-        return cls((*variables, *gradients, *nodes))
+        apart = [f"input {name} has as many rows as {by}" for name, by in item.apart.items()]
+        return cls((*variables, *gradients, *apart, *nodes))
 
     @property
     def digest(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -18,17 +19,28 @@ from tensorflow.python.eager.polymorphic_function import function_type_utils  # 
 
 from autodist.batch_axis import axis_within, is_array, require_axis, require_mapping
 from autodist.bound_functions import BoundFunction, BoundFunctions
-from autodist.capture.batch_length import Dealt, require_any_length
+from autodist.capture.batch_length import Dealt, fault_in_parts, require_any_length
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
 from autodist.composite_rows import Rows, open_spec, rows_of
-from autodist.errors import CaptureError, EmptyBatchError
+from autodist.errors import CaptureError, EmptyBatchError, UnevenBatchError
+from autodist.messages import ALIKE_EVERYWHERE
 from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
 from autodist.running_step import RunningStep, prepare
-from autodist.runtime.batches import count_examples, require_examples, share_of, take, with_a_row
+from autodist.runtime.batches import (
+    group_rows,
+    require_examples,
+    require_rows_for_all,
+    share_of,
+    take,
+    told_rows,
+    with_a_row,
+)
 from autodist.runtime.first_batches import Meant
 from autodist.traces import TracedFor, Traces, constant_key
+
+log = logging.getLogger("autodist")
 
 _PLAIN = (bool, int, float, str, bytes)
 COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
@@ -58,6 +70,11 @@ class Leaf:
     value: Any
     axis: int | None
     declared: tf.TensorSpec | None = None
+
+    @property
+    def rows(self) -> int:
+        """Along the axis along which it is split."""
+        return 0 if self.axis is None else int(np.shape(self.value)[self.axis])
 
     @property
     def spec(self) -> tf.TensorSpec:
@@ -138,6 +155,7 @@ class DistributedFunction:
         self._is_global = is_global
         self._tracing, self._plain = tracing, tracing.plain(function)
         self._traced: Traces[_Traced] = Traces(tracing.reduce_retracing)
+        self._groups: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._signature = inspect.signature(function)
         self._of_instances = BoundFunctions(
             lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing)
@@ -190,8 +208,10 @@ class DistributedFunction:
         flat = [passed for p, value in arguments.items() for passed in self._flatten(p, value)]
         leaves = [Leaf(p, v, self._axis(p, v), spec) for p, v, spec in flat if is_array(v)]
         constants = tuple((p, None if is_array(v) else constant_key(v)) for p, v, _ in flat)
-        asked = TracedFor(constants, tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves))
+        axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
+        asked = TracedFor(constants, axes, specs, self._group(leaves))
         with self._run.missed_step.noted(but=self.survivable):
+            require_rows_for_all(_split(leaves), asked.groups, self._shares)
             traced = self._traced.get(asked)
             if traced is not None:
                 results = self._run_step(traced, leaves)
@@ -205,7 +225,7 @@ class DistributedFunction:
     ) -> Any:
         with quiet_tensorflow():
             made_for = self._traced.to_be_made(asked)
-            traced = self._trace(arguments, leaves, made_for.specs)
+            traced = self._trace(arguments, leaves, made_for)
             self._traced.add(made_for, traced)
             self._tell_first_batch(traced, leaves, constants)
             with self._run.start_up.doing("making the first step"):
@@ -251,7 +271,42 @@ class DistributedFunction:
             return None if axis is None else axis_within(axis, np.ndim(value), f"{parameter} of {self._name}")
         return 0 if np.ndim(value) else None
 
-    def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf], specs: tuple[tf.TensorSpec, ...]) -> _Traced:
+    def _group(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
+        """Which of the arrays that are split have as many rows; what was apart in an earlier call stays apart."""
+        split = [leaf for leaf in leaves if leaf.axis is not None]
+        key = tuple(leaf.parameter for leaf in split)
+        self._groups[key] = group_rows([leaf.rows for leaf in split], self._groups.get(key))
+        return self._groups[key]
+
+    @property
+    def _shares(self) -> int:
+        """The replicas among which what is passed is divided."""
+        spec = self._run.spec
+        return len(spec.replicas) if self._is_global else len(spec.workers[self._run.index].devices)
+
+    def _require_fits_apart(self, captured: CapturedFunction, leaves: Sequence[Leaf]) -> None:
+        """Passes a step that takes inputs of as many rows as there are, and each replica's part of them.
+
+        Raises:
+            UnevenBatchError: their shapes do not fit one another.
+        """
+        if not captured.item.apart:
+            return
+        rows = {name: x.rows for name, x in zip(captured.inputs, leaves, strict=True) if x.axis is not None}
+        told = told_rows(_split(leaves))
+        fault = fault_in_parts(captured.item, rows, self._shares)
+        if fault is not None:
+            raise UnevenBatchError(
+                f"the inputs of {self._name} have different numbers of rows along their batch axes ({told}), and they, "
+                f"or the parts that {self._shares} replicas get of them, do not fit one another: {fault}. Where an "
+                "input is not one row an example, say so with batch_axis (None: every replica gets the whole)."
+            )
+        log.warning(
+            "%s: its inputs have different numbers of rows (%s), and each is split by its own. Where every replica is "
+            "to get the whole of one, say so with batch_axis.", self._name, told, extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+
+    def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf], made_for: TracedFor) -> _Traced:
         def step(*tensors: tf.Tensor) -> Any:
             remaining = iter(tensors)
             bound = self._signature.bind_partial()
@@ -272,9 +327,11 @@ class DistributedFunction:
         name = self._name
         has_nones = any(x is None for x in tf.nest.flatten(list(arguments.values())))
         with nullcontext() if has_nones else _explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
-            captured = self._capture(step, specs, axes)
+            captured = self._capture(step, made_for.specs, axes)
         self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.item.variables))
-        captured = replace(captured, item=replace(captured.item, is_global=self._is_global))
+        apart = _apart(captured.inputs, leaves, made_for.groups)
+        captured = replace(captured, item=replace(captured.item, is_global=self._is_global, apart=apart))
+        self._require_fits_apart(captured, leaves)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
         require_any_length(captured.item, self._dealt(_count(leaves), names))
         own = self._own_part(leaves, _count(leaves))[0]
@@ -301,9 +358,7 @@ class DistributedFunction:
         self._run.first_batches.send()
 
     def _dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:
-        spec = self._run.spec
-        every = len(spec.replicas)
-        return Dealt(examples, every if self._is_global else len(spec.workers[self._run.index].devices), every, names)
+        return Dealt(examples, self._shares, len(self._run.spec.replicas), names)
 
     def _run_step(self, traced: _Traced, leaves: Sequence[Leaf]) -> Any:
         examples = _count(leaves)
@@ -324,8 +379,10 @@ class DistributedFunction:
             if examples == 0:
                 return [_numpy(x.value) if x.axis is None else with_a_row(x.value, x.axis) for x in leaves], 0
             return [_numpy(x.value) for x in leaves], examples
-        share = share_of(examples, [r.worker.index for r in self._run.spec.replicas], self._run.index)
-        return [_numpy(x.value) if x.axis is None else take(x.value, x.axis, share) for x in leaves], share.size
+        workers = [r.worker.index for r in self._run.spec.replicas]
+        shares = {n: share_of(n, workers, self._run.index) for n in {examples, *(x.rows for x in leaves)}}
+        mine = [_numpy(x.value) if x.axis is None else take(x.value, x.axis, shares[x.rows]) for x in leaves]
+        return mine, shares[examples].size
 
 
 @contextmanager
@@ -343,8 +400,22 @@ def _explaining_open_axes() -> Iterator[None]:
 
 
 def _count(leaves: Sequence[Leaf]) -> int:
-    """The number of examples of a call."""
-    return count_examples([(x.parameter, x.value, x.axis) for x in leaves if x.axis is not None])
+    """The number of examples of a call: of rows of what is split first."""
+    return next((leaf.rows for leaf in leaves if leaf.axis is not None), 0)
+
+
+def _split(leaves: Sequence[Leaf]) -> list[tuple[str, int]]:
+    """Name and number of rows of what is split."""
+    return [(leaf.parameter, leaf.rows) for leaf in leaves if leaf.axis is not None]
+
+
+def _apart(inputs: Sequence[str], leaves: Sequence[Leaf], groups: Sequence[int]) -> dict[str, str]:
+    """Of the inputs that have not as many rows as the first, each with the first of as many."""
+    split = [name for name, leaf in zip(inputs, leaves, strict=True) if leaf.axis is not None]
+    first: dict[int, str] = {}
+    for group, name in zip(groups, split, strict=True):
+        first.setdefault(group, name)
+    return {name: first[group] for name, group in zip(split, groups, strict=True) if group}
 
 
 def _numpy(value: Any) -> Any:

@@ -41,11 +41,13 @@ class TracedFor:
         constants: Python values that are part of the step.
         axes: for each array, along which it is split.
         specs: of each array, open along that axis.
+        groups: of each array that is split, a number; those of one number have as many rows.
     """
 
     constants: Hashable
     axes: tuple[int | None, ...]
     specs: tuple[tf.TensorSpec, ...]
+    groups: tuple[int, ...] = ()
 
     def takes(self, other: TracedFor) -> bool:
         """Whether what was traced for this serves the other."""
@@ -62,10 +64,10 @@ class TracedFor:
         if any(a.dtype != b.dtype or a.shape.rank != b.shape.rank for a, b in pairs):
             return None
         specs = [tf.TensorSpec(a.shape.most_specific_compatible_shape(b.shape), a.dtype) for a, b in pairs]
-        return TracedFor(self.constants, self.axes, tuple(specs))
+        return TracedFor(self.constants, self.axes, tuple(specs), self.groups)
 
     def _is_like(self, other: TracedFor) -> bool:
-        return (self.constants, self.axes) == (other.constants, other.axes)
+        return (self.constants, self.axes, self.groups) == (other.constants, other.axes, other.groups)
 
 
 def _is_at_least_as_open(one: tf.TensorShape, other: tf.TensorShape) -> bool:

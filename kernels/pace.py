@@ -108,7 +108,9 @@ def _check_local_parts_alone(results: Results, join: Join, context: Context) -> 
     """The replicas of one worker have to have equal parts; the check asks for them as if all workers were like this."""
     count, here = len(context.replicas), len(context.copied_replicas)
     with fragment(results.editor, "even_parts/local") as f:
-        moments = f.input(join.result[0], join.dtype, join.shape) * tf.constant([count, count * here], join.dtype)
+        kinds = join.shape.num_elements() // 2  # sums of numbers of rows, then of their squares
+        factors = tf.constant([count] * kinds + [count * here] * kinds, join.dtype)
+        moments = f.input(join.result[0], join.dtype, join.shape) * factors
     readers = [name for name in results.editor.consumers(join.result[0].partition(":")[0]) if name not in f.made]
     results.replace(join.result[0], f.name(moments), readers)
 

@@ -30,17 +30,43 @@ def split_batch(editor: GraphEditor, item: GraphItem, clones: Clones) -> Parts:
         node.attr["dtype"].type = tf.int64.as_datatype_enum
         node.attr["shape"].shape.SetInParent()
         editor.add(node)
-    sizes = (EXAMPLES,) if len(clones) == 1 else _slice_inputs(editor, item, axes, clones)
-    return Parts(sizes, named, item.spec_of, item.is_global)
+    lengths = {by: _count_rows(editor, item, by) for by in dict.fromkeys(item.apart.values())}
+    if len(clones) == 1:
+        return Parts((EXAMPLES,), named, item.spec_of, item.is_global, {by: (n,) for by, n in lengths.items()})
+    main = {name: axis for name, axis in axes.items() if name not in item.apart}
+    sizes = _slice_inputs(editor, item, main, clones, EXAMPLES, "split_batch")
+    apart = {
+        by: _slice_inputs(
+            editor,
+            item,
+            {n: axes[n] for n in axes if item.apart.get(n) == by},
+            clones,
+            count,
+            f"split_apart/{node_of(by)}",
+        )
+        for by, count in lengths.items()
+    }
+    return Parts(sizes, named, item.spec_of, item.is_global, apart)
 
 
-def _slice_inputs(editor: GraphEditor, item: GraphItem, axes: Mapping[str, int], clones: Clones) -> tuple[str, ...]:
+def _count_rows(editor: GraphEditor, item: GraphItem, name: str) -> str:
+    """How many rows of an input this worker is fed."""
+    spec, axis = item.spec_of(name), item.inputs[name]
+    with fragment(editor, f"rows/{node_of(name)}") as f:
+        count = tf.shape(f.input(name, spec.dtype, spec.shape), out_type=tf.int64)[axis]
+    return f.name(count)
+
+
+def _slice_inputs(
+    editor: GraphEditor, item: GraphItem, axes: Mapping[str, int], clones: Clones, counted: str, label: str
+) -> tuple[str, ...]:
+    """Cuts inputs of as many rows as `counted` says; returns how many each replica has."""
     count = len(clones)
     captured = clones[0]
     consumers = {name: [c for c in editor.consumers(node_of(name)) if c in captured] for name in axes}
     parts: dict[tuple[str, int], tf.Tensor] = {}
-    with fragment(editor, "split_batch") as f:
-        examples = f.input(EXAMPLES, tf.int64, [])
+    with fragment(editor, label) as f:
+        examples = f.input(counted, tf.int64, [])
         share, rest = examples // count, examples % count
         sizes = [share + tf.cast(k < rest, tf.int64) for k in range(count)]
         starts = [k * share + tf.minimum(tf.constant(k, tf.int64), rest) for k in range(count)]

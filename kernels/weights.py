@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
@@ -24,12 +24,14 @@ class Parts:
         named: name of a captured tensor in a local replica.
         spec_of: shape and dtype of a captured tensor.
         is_global: whether every worker knows how many examples there are in all.
+        apart: the same for inputs that have other numbers of rows, by the first one of as many.
     """
 
     sizes: Sequence[str] | None
     named: Named
     spec_of: Callable[[str], tf.TensorSpec]
     is_global: bool = False
+    apart: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def given(self) -> dict[str, int | None]:
@@ -72,6 +74,8 @@ class Parts:
         match weight:
             case Examples():
                 return self.size(f, k, dtype)
+            case Elements(tensor) if tensor in self.apart:
+                return tf.cast(f.input(self.apart[tensor][k], tf.int64, []), dtype)
             case Elements(tensor):
                 return tf.cast(tf.size(self.tensor(f, tensor, k), out_type=tf.int64), dtype)
             case Scalar(tensor):

@@ -57,7 +57,7 @@ def require_any_length(item: GraphItem, dealt: Dealt) -> None:
     Raises:
         CaptureError: a constant of the step, or a variable with a row for each example, fits the whole batch alone.
     """
-    if dealt.replicas == 1 or dealt.examples == 0 or all(axis is None for axis in item.inputs.values()):
+    if dealt.replicas == 1 or dealt.examples == 0 or item.apart or all(axis is None for axis in item.inputs.values()):
         return
     flows = flows_of(item)
     fixed = _fixed_tensor(item, flows)
@@ -104,6 +104,19 @@ def _kept_rows(item: GraphItem, examples: int) -> list[Variable]:
     return [v for v in written if v.shape[:1] == (examples,) and v.name not in trained and not v.trainable]
 
 
+def fault_in_parts(item: GraphItem, rows: Mapping[str, int], shares: int) -> str | None:
+    """Why the shapes of a step do not fit one another, for the whole batch or for the parts of some replica.
+
+    Args:
+        item: the step.
+        rows: of each input that is split.
+        shares: the replicas among which they are divided.
+    """
+    parts = [{name: n // shares + (k < n % shares) for name, n in rows.items()} for k in range(shares)]
+    distinct = {tuple(part.values()): part for part in (rows, *parts)}
+    return next((fault for part in distinct.values() if (fault := shape_fault(item, part)) is not None), None)
+
+
 def _fault_of(item: GraphItem, dealt: Dealt, lengths: list[int]) -> tuple[int, str] | None:
     """The first of `lengths` for which shapes of the step do not fit, and why; None if all fit, or none ever do."""
     for length in lengths:
@@ -113,15 +126,21 @@ def _fault_of(item: GraphItem, dealt: Dealt, lengths: list[int]) -> tuple[int, s
     return None
 
 
-def shape_fault(item: GraphItem, examples: int) -> str | None:
-    """Why the shapes of a step do not fit one another when its batch has so many examples; None if they do."""
+def shape_fault(item: GraphItem, examples: int | Mapping[str, int]) -> str | None:
+    """Why the shapes of a step do not fit one another when its batch has so many examples; None if they do.
+
+    Args:
+        item: the step.
+        examples: of all inputs that are split, or of each.
+    """
     definition = tf.compat.v1.GraphDef()
     definition.CopyFrom(item.graph_def)
     axes = {node_of(name): axis for name, axis in item.inputs.items() if axis is not None}
     for node in definition.node:
         shape = item.spec_of(f"{node.name}:0").shape if node.name in axes else tf.TensorShape(None)
         if shape.rank is not None:
-            lengths = [examples if axis == axes[node.name] else length for axis, length in enumerate(shape)]
+            own = examples if isinstance(examples, int) else examples[f"{node.name}:0"]
+            lengths = [own if axis == axes[node.name] else length for axis, length in enumerate(shape)]
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(lengths).as_proto())
     try:
         with tf.Graph().as_default():

@@ -50,6 +50,8 @@ class GraphItem:
         whole_sums: what the step adds up over all replicas while it computes, in the order in which it was made.
         inputs: tensors that are given anew for every step; the axis along which each is split between replicas,
             None where every replica gets the whole.
+        apart: inputs that have other numbers of rows than the first one that is split, and are split by these; of each,
+            the first input that has as many.
         outputs: tensors that the step returns.
         targets: nodes that run without being returned.
         spec_of: static shape and dtype of a tensor of the captured graph.
@@ -85,6 +87,7 @@ class GraphItem:
     gradient_calls: tuple[GradientCall, ...] = ()
     whole_sums: tuple[WholeSum, ...] = ()
     inputs: Mapping[str, int | None] = field(default_factory=dict)
+    apart: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     spec_of: Callable[[str], tf.TensorSpec] = field(default=_no_specs, compare=False, repr=False)

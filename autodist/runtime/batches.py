@@ -63,6 +63,48 @@ def count_examples(split: Sequence[tuple[str, Any, int]]) -> int:
     return counts[0][1] if counts else 0
 
 
+def group_rows(counts: Sequence[int], known: Sequence[int] | None = None) -> tuple[int, ...]:
+    """For each input a number; those of one number have as many rows, and the first has 0.
+
+    Args:
+        counts: of rows, by input.
+        known: what was found for an earlier batch; what was apart there stays apart, where the numbers agree by chance.
+
+    >>> group_rows([24, 8, 8])
+    (0, 1, 1)
+    >>> group_rows([8, 8, 8], (0, 1, 1))
+    (0, 1, 1)
+    """
+    keys = list(zip(known or [0] * len(counts), counts, strict=True))
+    order = list(dict.fromkeys(keys))
+    return tuple(order.index(key) for key in keys)
+
+
+def require_rows_for_all(split: Sequence[tuple[str, int]], groups: Sequence[int], replicas: int) -> None:
+    """Passes a batch all of whose inputs have one number of rows, or each a row for every replica at least.
+
+    Args:
+        split: name and number of rows of what is split.
+        groups: of each, as `group_rows` numbers them.
+        replicas: over which they are split.
+
+    Raises:
+        UnevenBatchError: a replica would have rows of some inputs alone.
+    """
+    few = next((name for name, rows in split if rows < replicas), None)
+    if any(groups) and few is not None:
+        raise UnevenBatchError(
+            f"the inputs of a step have different numbers of rows along their batch axes: {told_rows(split)}. Each is "
+            f"split by its own, and {replicas} replicas need a row of each, at least, which {few} does not have. Feed "
+            "more, or say so with batch_axis (None: every replica gets the whole)."
+        )
+
+
+def told_rows(split: Sequence[tuple[str, int]]) -> str:
+    """The numbers of rows in words."""
+    return ", ".join(f"{name} has {rows}" for name, rows in split)
+
+
 def require_examples(are_there: bool) -> None:
     """Passes if a batch has examples.
 

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from autodist.errors import UnevenBatchError
-from autodist.runtime.batches import Share, share_of
+from autodist.runtime.batches import Share, group_rows, require_rows_for_all, share_of
 
 
 class DistributedDataset:
-    """Gives this worker its rows of each global batch.
+    """Gives this worker its rows of each global batch; of arrays with different numbers of rows, of each its own.
 
     Args:
         dataset: of global batches: a `tf.data.Dataset`, or whatever gives nests of arrays whose first axes are
@@ -37,26 +36,26 @@ class DistributedDataset:
         """This worker's part of each batch; without rows, where there are fewer examples than workers.
 
         Raises:
-            UnevenBatchError: if the arrays of a batch disagree in their number of examples.
+            UnevenBatchError: the arrays of a batch have different numbers of rows, and one too few for all replicas.
         """
         for batch in self._dataset:
             if self._on_first is not None:
                 on_first, self._on_first = self._on_first, None
                 on_first(batch)
-            share = share_of(_examples(batch), self._replicas, self._worker)
-            yield tf.nest.map_structure(lambda value, share=share: _rows(value, share), batch)
+            self._require_rows(batch)
+            yield tf.nest.map_structure(self._own_rows, batch)
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]
 
+    def _require_rows(self, batch: Any) -> None:
+        lengths = [_length(value) for value in tf.nest.flatten(batch)]
+        split = [(f"array {k}", n) for k, n in enumerate(lengths) if n is not None]
+        require_rows_for_all(split, group_rows([n for _, n in split]), len(self._replicas))
 
-def _examples(batch: Any) -> int:
-    counts = {n for value in tf.nest.flatten(batch) if (n := _length(value)) is not None}
-    if len(counts) != 1:
-        raise UnevenBatchError(
-            f"the arrays of a global batch have {sorted(counts)} rows; each needs one row for each example."
-        )
-    return counts.pop()
+    def _own_rows(self, value: Any) -> Any:
+        length = _length(value)
+        return value if length is None else _rows(value, share_of(length, self._replicas, self._worker))
 
 
 def _length(value: Any) -> int | None:
@@ -72,4 +71,4 @@ def _rows(value: Any, share: Share) -> Any:
     if isinstance(value, tf.SparseTensor):
         others = value.dense_shape.numpy().tolist()[1:]
         return tf.sparse.slice(value, [share.start, *(0 for _ in others)], [share.size, *others])
-    return value if _length(value) is None else value[share.start : share.start + share.size]
+    return value[share.start : share.start + share.size]

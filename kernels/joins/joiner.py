@@ -274,14 +274,16 @@ class Joiner:
             return
         self.even_parts = EvenParts(target, reason, len(self.context.replicas), self.count)
         with fragment(self.editor, "even_parts") as f:
-            sizes = [self.parts.size(f, k, tf.float64) for k in range(self.count)]
-            moments = tf.stack([ordered_sum(sizes), ordered_sum([s * s for s in sizes])])
+            rows = [[self.parts.size(f, k, tf.float64) for k in range(self.count)]]
+            for sizes in self.parts.apart.values():
+                rows.append([tf.cast(f.input(size, tf.int64, []), tf.float64) for size in sizes])
+            squares = [[size * size for size in sizes] for sizes in rows]
+            moments = tf.stack([*map(ordered_sum, rows), *map(ordered_sum, squares)])
             result = tf.identity(moments)
         joined = self.noted(f, EVEN_PARTS, JoinKind.STATE, moments, None, result)
         with fragment(self.editor, "even_parts/check") as g:
-            total = g.input(joined, tf.float64, [2])
-            check = tf.debugging.Assert(
-                tf.equal(len(self.context.replicas) * total[1], total[0] * total[0]),
-                [UNEVEN, tf.cast(total[0], tf.int64)],
-            )
+            total, of_squares = tf.split(g.input(joined, tf.float64, [2 * len(rows)]), 2)
+            is_uneven = tf.not_equal(len(self.context.replicas) * of_squares, total * total)
+            first = total[tf.argmax(tf.cast(is_uneven, tf.int32))]
+            check = tf.debugging.Assert(~tf.reduce_any(is_uneven), [UNEVEN, tf.cast(first, tf.int64)])
         self.checks.append(g.name(check))

@@ -148,7 +148,12 @@ def _sharing(item: GraphItem, shared: Mapping[str, Joined]) -> Propagation:
     axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
     declared = dict.fromkeys(shared, Replicated())
     return propagate(
-        item.graph_def, axes, lambda name: item.spec_of(name).shape, declared=declared, nodes=item.wiring.nodes
+        item.graph_def,
+        axes,
+        lambda name: item.spec_of(name).shape,
+        declared=declared,
+        nodes=item.wiring.nodes,
+        apart=item.apart,
     )
 
 

@@ -11,7 +11,7 @@ from tensorflow.python.framework import op_def_registry
 from autodist.graph.propagation.answers import factor_of, kind_of
 from autodist.graph.propagation.bodies import Library, leave
 from autodist.graph.propagation.by_example import in_turn
-from autodist.graph.propagation.factors import EXAMPLES, NONE, Part, power, times
+from autodist.graph.propagation.factors import EXAMPLES, NONE, Count, Part, power, times
 from autodist.graph.propagation.facts import (
     SAME,
     WITHOUT_A_NODE,
@@ -20,11 +20,13 @@ from autodist.graph.propagation.facts import (
     Nothing,
     Opaque,
     Recovery,
+    Rows,
     names_a_sum,
     rows,
 )
 from autodist.graph.propagation.folding import Constants
 from autodist.graph.propagation.kinds import (
+    Elements,
     Examples,
     Kind,
     Mean,
@@ -88,6 +90,7 @@ def propagate(
     declared: Mapping[str, Kind] | None = None,
     nodes: Mapping[str, tf.compat.v1.NodeDef] | None = None,
     whole_sums: Mapping[str, str | None] | None = None,
+    apart: Mapping[str, str] | None = None,
 ) -> Propagation:
     """Prepares the analysis of a graph of which replicas compute the same nodes, each on its part of the batch.
 
@@ -105,12 +108,17 @@ def propagate(
         nodes: the graph's nodes by name, where they are at hand.
         whole_sums: nodes whose one input is added up over all replicas before the step goes on with it; of each, the
             one of which it is the gradient. What was the same on all before stays as it is, its gradients, too.
+        apart: of those in `batch_axes` whose rows belong to no example of the others: the tensor by whose rows they are
+            counted.
 
     Returns:
         An object that answers `kind(tensor)`. Nothing is computed before it is asked for, and nothing twice.
     """
     shape_of = shapes if callable(shapes) else lambda name: shapes.get(name, _UNKNOWN_SHAPE)
-    seeds: dict[str, Fact] = {tensor_name(name): rows(axis) for name, axis in batch_axes.items()}
+    counted = {name: Count(Elements(tensor_name(by))) for name, by in (apart or {}).items()}
+    seeds: dict[str, Fact] = {
+        tensor_name(name): Form(Rows(axis, counted.get(name, EXAMPLES))) for name, axis in batch_axes.items()
+    }
     for name, kind in (declared or {}).items():
         seeds[tensor_name(name)] = _declared_fact(tensor_name(name), kind)
     nodes = nodes or _by_name(graph_def)

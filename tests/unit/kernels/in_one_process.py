@@ -179,10 +179,13 @@ class Session:
     def _feeds(self, worker: int, item: GraphItem, batch: Batch) -> dict[str, object]:
         axes = self.captured.item.inputs
         count = next((len(value) for value, axis in zip(batch, axes.values(), strict=True) if axis is not None), 0)
-        share = share_of(count, [r.worker for r in self.strategy.graph_config.replicas], worker)
+        replicas = [r.worker for r in self.strategy.graph_config.replicas]
+        share = share_of(count, replicas, worker)
         present = {node.name for node in item.graph_def.node}
         fed: dict[str, object] = {
-            f"worker_{worker}/{name}": value if axis is None else take(value, axis, share)
+            f"worker_{worker}/{name}": value
+            if axis is None
+            else take(value, axis, share_of(value.shape[axis], replicas, worker))
             for (name, axis), value in zip(axes.items(), batch, strict=True)
         }
         if node_of(EXAMPLES) in present:

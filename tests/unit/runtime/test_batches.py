@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from autodist.errors import UnevenBatchError
 from autodist.runtime import batches
-from autodist.runtime.batches import Share, count_examples, share_of, take, with_a_row
+from autodist.runtime.batches import (
+    Share,
+    count_examples,
+    group_rows,
+    require_rows_for_all,
+    share_of,
+    take,
+    with_a_row,
+)
 
 REPLICAS = st.lists(st.integers(1, 3), min_size=1, max_size=4).map(
     lambda counts: [worker for worker, count in enumerate(counts) for _ in range(count)]
@@ -73,6 +81,24 @@ def test_an_empty_array_gets_a_row_that_does_not_count():
 def test_examples_are_counted_along_each_inputs_axis():
     assert count_examples([("x", np.zeros((5, 2)), 0), ("mask", np.zeros((3, 5)), 1)]) == 5
     assert count_examples([]) == 0
+
+
+def test_inputs_of_as_many_rows_have_one_number():
+    assert group_rows([]) == ()
+    assert group_rows([4, 4, 4]) == (0, 0, 0)
+    assert group_rows([24, 8, 8, 24, 3]) == (0, 1, 1, 0, 2)
+
+
+def test_what_was_apart_stays_apart():
+    assert group_rows([8, 8, 8], (0, 1, 1)) == (0, 1, 1)
+    assert group_rows([8, 7, 6], (0, 1, 1)) == (0, 1, 2)
+
+
+def test_each_replica_needs_rows_of_all_that_is_apart():
+    require_rows_for_all([("x", 1), ("y", 1)], (0, 0), 4)
+    require_rows_for_all([("x", 24), ("y", 4)], (0, 1), 4)
+    with pytest.raises(UnevenBatchError, match="x has 24, y has 3.*4 replicas need a row of each, at least, which y"):
+        require_rows_for_all([("x", 24), ("y", 3)], (0, 1), 4)
 
 
 def test_inputs_that_disagree_are_named():

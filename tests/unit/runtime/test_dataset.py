@@ -36,6 +36,12 @@ def test_sparse_and_ragged_batches_are_dealt_out_by_their_examples() -> None:
         assert len(part[2]) == len(rows)
 
 
-def test_a_batch_whose_arrays_disagree_is_refused() -> None:
-    with pytest.raises(UnevenBatchError, match=r"\[4, 5\] rows"):
-        parts([(tf.ragged.constant(ROWS), np.zeros((4, 2)))])
+def test_arrays_with_different_numbers_of_rows_are_dealt_out_each_by_its_own() -> None:
+    (mine,), (theirs,) = parts([(tf.ragged.constant(ROWS), np.arange(3))])
+    assert (mine[0].to_list(), mine[1].tolist()) == (ROWS[:2], [0])
+    assert (theirs[0].to_list(), theirs[1].tolist()) == (ROWS[2:], [1, 2])
+
+
+def test_a_replica_needs_rows_of_each() -> None:
+    with pytest.raises(UnevenBatchError, match="array 0 has 5, array 1 has 2.*3 replicas need a row of each.*array 1"):
+        parts([(tf.ragged.constant(ROWS), np.zeros((2, 2)))])

@@ -1,0 +1,132 @@
+"""Arguments of a step, and batches of `fit`, with different numbers of rows: each is split by its own first axis."""
+
+from __future__ import annotations
+
+import logging
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist import AutoDist
+from autodist.errors import UnevenBatchError
+from autodist.resources import ResourceSpec
+
+
+def two_replicas() -> AutoDist:
+    return AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]}))
+
+
+def arrays(unlabelled, labelled):
+    rng = np.random.default_rng(unlabelled)
+    return rng.normal(size=(unlabelled, 3)), rng.normal(size=(labelled, 3)), rng.normal(size=(labelled, 1))
+
+
+def step_on(w):
+    def step(x, z, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ w) ** 2) + tf.reduce_mean((z @ w - y) ** 2)
+        w.assign_sub(0.1 * tape.gradient(loss, w))
+        return loss
+
+    return step
+
+
+def test_a_step_trains_as_on_one_device(caplog):
+    calls = [arrays(24, 8), arrays(9, 5), arrays(4, 4)]
+    alone = tf.Variable(np.ones((3, 1)))
+    expected = [float(step_on(alone)(*call)) for call in calls]
+    ad = two_replicas()
+    with ad.scope(), caplog.at_level(logging.WARNING, "autodist"):
+        w = tf.Variable(np.ones((3, 1)))
+        step = ad.function(step_on(w))
+        found = [float(step(*call)) for call in calls]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(w.numpy(), alone.numpy(), rtol=1e-12)
+    assert step.traces == 1  # where the numbers agree by chance, too
+    told = [r.getMessage() for r in caplog.records if "different numbers of rows" in r.getMessage()]
+    assert told == [
+        "step: its inputs have different numbers of rows (x has 24, z has 8, y has 8), and each is split by its own. "
+        "Where every replica is to get the whole of one, say so with batch_axis."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"),
+    [
+        (
+            (8, 1),
+            r"x has 8, z has 1, y has 1\. Each is split by its own, and 2 replicas need a row of each.*z does not",
+        ),
+        (
+            (8, 7, 6),
+            r"x has 8, z has 7, y has 6\), and they, or the parts .* do not fit one another.*7 and 6.*batch_axis",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(numbers, words):
+    x, z, y = (np.ones((n, 3 if k < 2 else 1)) for k, n in enumerate((*numbers, numbers[-1])[:3]))
+    ad = two_replicas()
+    with ad.scope():
+        step = ad.function(step_on(tf.Variable(np.ones((3, 1)))))
+        with pytest.raises(UnevenBatchError, match=words):
+            step(x, z, y)
+
+
+class Probed(keras.Model):
+    """An encoder that is trained on the one input, and a probe on the other, as in SimCLR."""
+
+    def __init__(self):
+        super().__init__()
+        start = keras.initializers.GlorotUniform
+        self.encoder = keras.layers.Dense(4, activation="tanh", kernel_initializer=start(1), dtype="float64")
+        self.probe = keras.layers.Dense(1, kernel_initializer=start(2), dtype="float64")
+        self.encoder.build([None, 3])
+        self.probe.build([None, 4])
+        self.built = True
+        self.shown = [keras.metrics.Mean(name=n, dtype="float64") for n in ("near", "probed")]
+        self.optimizers = [keras.optimizers.Adam(0.05), keras.optimizers.SGD(0.1, momentum=0.9)]
+
+    @property
+    def metrics(self):
+        return self.shown
+
+    def train_step(self, data):
+        x, (z, y) = data
+        losses = []
+        for layer, optimizer, loss_of in zip(
+            (self.encoder, self.probe),
+            self.optimizers,
+            (
+                lambda: tf.reduce_mean((self.encoder(x) - 0.5) ** 2),
+                lambda: tf.reduce_mean((self.probe(self.encoder(z)) - y) ** 2),
+            ),
+            strict=True,
+        ):
+            with tf.GradientTape() as tape:
+                loss = loss_of()
+            optimizer.apply(tape.gradient(loss, layer.trainable_weights), layer.trainable_weights)
+            losses.append(loss)
+        self.shown[0].update_state(losses[0])
+        self.shown[1].update_state(losses[1])
+        return {metric.name: metric.result() for metric in self.metrics}
+
+
+def fitted():
+    x, z, y = arrays(72, 24)
+    data = tf.data.Dataset.zip(
+        tf.data.Dataset.from_tensor_slices(x).batch(24), tf.data.Dataset.from_tensor_slices((z, y)).batch(9)
+    )
+    model = Probed()
+    model.compile()
+    history = model.fit(data, epochs=2, verbose=0, shuffle=False)
+    return [*model.get_weights(), *map(np.array, history.history.values())]
+
+
+def test_fit_trains_as_on_one_device():
+    expected = fitted()
+    with two_replicas().scope():
+        found = fitted()
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-10)
