@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from autodist.batch_axis import keras_name, require_mapping
 from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
@@ -82,8 +83,8 @@ class AutoDist:
         )
         shares_evaluations = len(self._run.spec.replicas) > 1 and keras_steps_are_global
         self._keras = KerasModels(
-            lambda step, jit_compile: DistributedFunction(
-                step, self._run, is_global=keras_steps_are_global, tracing=Tracing(jit_compile)
+            lambda step, jit_compile, batch_axis: DistributedFunction(
+                step, self._run, batch_axis, keras_steps_are_global, Tracing(jit_compile), name_of=keras_name
             ),
             fits,
             evaluations if shares_evaluations else None,
@@ -128,11 +129,17 @@ class AutoDist:
     # -- what is distributed ---------------------------------------------------------------------------------------
 
     @contextmanager
-    def scope(self) -> Iterator[AutoDist]:
+    def scope(self, batch_axis: Mapping[str, int | None] | None = None) -> Iterator[AutoDist]:
         """What is built here trains on all replicas, also after the scope.
 
+        Args:
+            batch_axis: for models of Keras, by input of `fit` the axis along which it is split over the replicas, or
+                None, where every replica gets the whole. Inputs are called `x`, `y` and `sample_weight`, and what is in
+                a nest `x/image` or `y/0`; by default all are split along their first axes.
+
         Raises:
-            CaptureError: a strategy of `tf.distribute` is in use around it, or within it.
+            CaptureError: a strategy of `tf.distribute` is in use around it, or within it; or `batch_axis` is no
+                mapping.
         """
         if not tf.executing_eagerly():
             tf.compat.v1.enable_resource_variables()
@@ -140,7 +147,7 @@ class AutoDist:
         try:
             with (
                 refusing_strategies(),
-                self._keras.adopting(),
+                self._keras.adopting(require_mapping(batch_axis, "inputs of fit")),
                 noting_gradients(in_functions=False) as self._notes,
                 noting_sums(in_functions=False) as self._sums,
             ):

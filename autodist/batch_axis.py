@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,9 @@ from autodist.errors import CaptureError
 def is_array(value: Any) -> bool:
     """Whether an argument is given to each step anew; all else is part of it."""
     return isinstance(value, np.ndarray | np.generic | tf.Tensor)
+
+
+_KERAS_PARTS = ("x", "y", "sample_weight")
 
 
 def require_mapping(batch_axis: Any, keys: str) -> dict[Any, Any]:
@@ -46,6 +49,29 @@ def require_axis(axis: Any, name: str) -> int | None:
             f"batch_axis of {name} is {axis!r}, a {type(axis).__name__}; it may be a whole number (negative ones count "
             "from the last axis), or None, where every replica is to get the whole."
         ) from None
+
+
+def keras_name(_: str, path: Sequence[Any]) -> str:
+    """What a leaf of a batch of `fit` is called, by its place in what `train_step` is given.
+
+    >>> keras_name("data", (0, "image")), keras_name("data", (1,)), keras_name("data", ())
+    ('x/image', 'y', 'x')
+    """
+    if path and isinstance(path[0], int) and path[0] < len(_KERAS_PARTS):
+        return "/".join(map(str, (_KERAS_PARTS[path[0]], *path[1:])))
+    return "/".join(map(str, ("x", *path)))
+
+
+def name_by_path(parameter: str, path: Sequence[Any]) -> str:
+    """What a leaf of an argument is called, by its place in it: `data/image`, `pair/0`."""
+    return "/".join(map(str, (parameter, *path)))
+
+
+def said_of(batch_axis: Mapping[str, int | None], name: str) -> str | None:
+    """The key of `batch_axis` that holds for a leaf: its name or, shorter, that of what it is part of."""
+    parts = name.split("/")
+    names = ("/".join(parts[:k]) for k in range(len(parts), 0, -1))
+    return next((key for key in names if key in batch_axis), None)
 
 
 def axis_within(axis: int, rank: int, name: str) -> int:

@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.impl.api import autograph_artifact  # what AutoGraph calls as it is
 from tensorflow.python.eager.polymorphic_function import function_type_utils  # by which tf.function takes arguments
+from tensorflow.python.util import nest  # tf.nest, with where each leaf stands
 
-from autodist.batch_axis import axis_within, is_array, require_axis, require_mapping
+from autodist.batch_axis import axis_within, is_array, name_by_path, require_axis, require_mapping, said_of
 from autodist.bound_functions import BoundFunction, BoundFunctions
 from autodist.capture.batch_length import Dealt, fault_in_parts, require_any_length
 from autodist.capture.function import CapturedFunction, capture_function
@@ -45,8 +46,8 @@ log = logging.getLogger("autodist")
 _PLAIN = (bool, int, float, str, bytes)
 COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
 
-Passed = tuple[str, Any, Any]
-"""A parameter, a leaf of what is passed for it, and what the script declares of that, or None."""
+Passed = tuple[str, Any, Any, str]
+"""A parameter, a leaf of what is passed for it, what the script declares of that, or None, and what it is called."""
 
 _NO_LENGTH = re.compile(r"NoneType|None values|\(None\)|partially known|got None")
 """In what TensorFlow, and Python, say of a length that is not known."""
@@ -136,6 +137,7 @@ class DistributedFunction:
         is_global: whether every worker passes the same global batch, of which each keeps its share; otherwise what is
             passed is this worker's own part.
         tracing: how it is traced.
+        name_of: what `batch_axis` calls a leaf, by its parameter and its place in what is passed for it.
     """
 
     survivable: ClassVar[type[Exception] | tuple[type[Exception], ...]] = EmptyBatchError
@@ -147,22 +149,23 @@ class DistributedFunction:
         batch_axis: Mapping[str, int | None] | None = None,
         is_global: bool = False,
         tracing: Tracing = Tracing(),
+        name_of: Callable[[str, Sequence[Any]], str] = name_by_path,
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._run = function, run
         self._name = getattr(function, "__name__", type(function).__name__)
         named = require_mapping(batch_axis, "parameters")
-        self._is_global = is_global
+        self._is_global, self._name_of = is_global, name_of
         self._tracing, self._plain = tracing, tracing.plain(function)
         self._traced: Traces[_Traced] = Traces(tracing.reduce_retracing)
         self._groups: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._signature = inspect.signature(function)
         self._of_instances = BoundFunctions(
-            lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing)
+            lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing, name_of)
         )
         self.coming: tuple[int, ...] = ()
-        unknown = set(named) - set(self._signature.parameters)
-        if unknown:
+        unknown = {key for key in named if str(key).split("/")[0] not in self._signature.parameters}
+        if unknown and name_of is name_by_path:
             raise CaptureError(
                 f"batch_axis names {', '.join(sorted(map(str, unknown)))}, and {self._name} has the parameters "
                 f"{', '.join(self._signature.parameters)}."
@@ -206,8 +209,9 @@ class DistributedFunction:
             return call_in_function(self._plain, self._name, args, kwargs)
         arguments = self._bound(args, kwargs)
         flat = [passed for p, value in arguments.items() for passed in self._flatten(p, value)]
-        leaves = [Leaf(p, v, self._axis(p, v), spec) for p, v, spec in flat if is_array(v)]
-        constants = tuple((p, None if is_array(v) else constant_key(v)) for p, v, _ in flat)
+        self._require_named(name for *_, name in flat)
+        leaves = [Leaf(p, v, self._axis(p, v, name), spec) for p, v, spec, name in flat if is_array(v)]
+        constants = tuple((p, None if is_array(v) else constant_key(v)) for p, v, *_ in flat)
         axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
         asked = TracedFor(constants, axes, specs, self._group(leaves))
         with self._run.missed_step.noted(but=self.survivable):
@@ -251,25 +255,48 @@ class DistributedFunction:
         declared: Iterable[Any] = itertools.repeat(None)
         if self._declared is not None and parameter in self._declared:
             declared = tf.nest.flatten(self._declared[parameter], expand_composites=is_whole)
-        for leaf, spec in zip(tf.nest.flatten(value, expand_composites=is_whole), declared, strict=False):
+        found = nest.flatten_with_tuple_paths(value, expand_composites=is_whole)
+        for (path, leaf), spec in zip(found, declared, strict=False):
+            name = self._name_of(parameter, path)
             if isinstance(leaf, COMPOSITES):
                 rows = self._rows_of(parameter, leaf)
-                yield parameter, rows, None
-                yield from ((parameter, array, open_spec(array)) for array in rows.arrays(leaf))
+                if self._is_whole(name):
+                    raise CaptureError(
+                        f"batch_axis of {name} is None, and {name} of {self._name} is a {type(leaf).__name__} among "
+                        "others; pass it dense."
+                    )
+                yield parameter, rows, None, name
+                yield from ((parameter, array, open_spec(array), name) for array in rows.arrays(leaf))
             else:
-                yield parameter, leaf, spec
+                yield parameter, leaf, spec, name
 
     def _rows_of(self, parameter: str, composite: Any) -> Rows:
         return rows_of(composite, self._batch_axis.get(parameter, 0), f"{parameter} of {self._name}")
 
-    def _is_whole(self, parameter: str) -> bool:
-        return parameter in self._batch_axis and self._batch_axis[parameter] is None
+    def _is_whole(self, name: str) -> bool:
+        key = said_of(self._batch_axis, name)
+        return key is not None and self._batch_axis[key] is None
 
-    def _axis(self, parameter: str, value: Any) -> int | None:
-        if parameter in self._batch_axis:
-            axis = self._batch_axis[parameter]
-            return None if axis is None else axis_within(axis, np.ndim(value), f"{parameter} of {self._name}")
-        return 0 if np.ndim(value) else None
+    def _axis(self, parameter: str, value: Any, name: str) -> int | None:
+        key = said_of(self._batch_axis, name)
+        if key is None:
+            return 0 if np.ndim(value) else None
+        axis = self._batch_axis[key]
+        told = parameter if name == parameter else name
+        return None if axis is None else axis_within(axis, np.ndim(value), f"{told} of {self._name}")
+
+    def _require_named(self, names: Iterable[str]) -> None:
+        """Passes if each key of `batch_axis` names a leaf of what is passed, or what leaves are part of.
+
+        Raises:
+            CaptureError: with what there is.
+        """
+        if self._name_of is name_by_path and not any("/" in key for key in self._batch_axis):
+            return
+        present = list(dict.fromkeys(names))
+        for key in self._batch_axis:
+            if not any(f"{name}/".startswith(f"{key}/") for name in present):
+                raise CaptureError(f"batch_axis names {key}, and {self._name} is given {', '.join(present)}.")
 
     def _group(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
         """Which of the arrays that are split have as many rows; what was apart in an earlier call stays apart."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,10 @@ from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 
-StepMaker = Callable[[Callable[..., Any], bool], TracedStep]
+BatchAxis = Mapping[str, int | None]
+"""By the name of an input of `fit`, the axis along which it is split, or None."""
+
+StepMaker = Callable[[Callable[..., Any], bool, BatchAxis], TracedStep]
 """Makes of a Keras `train_step`, a function of one batch, one that trains on all replicas; compiled by XLA or not."""
 
 
@@ -35,10 +38,16 @@ class KerasModels:
 
     def __init__(self, distribute: StepMaker, fits: Fits | None = None, evaluations: Evaluations | None = None) -> None:
         self._distribute, self._fits, self._evaluations = distribute, fits, evaluations
+        self._batch_axis: BatchAxis = {}
 
     @contextmanager
-    def adopting(self) -> Iterator[None]:
-        """Adopts every model that is built, compiled or fitted while the context is open."""
+    def adopting(self, batch_axis: BatchAxis | None = None) -> Iterator[None]:
+        """Adopts every model that is built, compiled or fitted while the context is open.
+
+        Args:
+            batch_axis: along which the inputs of their `fit` are split; as `AutoDist.scope` takes it.
+        """
+        self._batch_axis = {} if batch_axis is None else batch_axis
         # Where Keras defines them: a model counts as one with a `compile` of its own, which loading a file leaves
         # uncompiled, if `keras.Model.compile` is not the function that stands there.
         compiles, trains = _definer("compile"), _definer("make_train_function")
@@ -97,16 +106,17 @@ class KerasModels:
 
     def adopt(self, model: keras.Model) -> None:
         """Gives one model a train function of ours; it keeps it after the scope."""
+        batch_axis = self._batch_axis
 
         def make_train_function(force: bool = False) -> Any:
             if model.train_function is None or force:
                 _check(model)
-                model.train_function = self._train_function(model)
+                model.train_function = self._train_function(model, batch_axis)
             return model.train_function
 
         vars(model)["make_train_function"] = make_train_function
         model.train_function = None
-        if self._evaluations is not None:
+        if self._evaluations is not None and not batch_axis:  # else each worker evaluates the whole of batches
             self._evaluations.adopt(model)
         if self._fits is not None:
             for name in SHOW_PROGRESS:
@@ -114,11 +124,11 @@ class KerasModels:
         fit = vars(model)["fit"] if self._fits is not None else type(model).fit.__get__(model)
         vars(model)["fit"] = noting_lengths(fit, model)
 
-    def _train_function(self, model: keras.Model) -> Callable[[Iterator[Any]], Any]:
+    def _train_function(self, model: keras.Model, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:
         def train_step(data: Any) -> Any:
             return model.train_step(data)
 
-        distributed = self._distribute(train_step, model.jit_compile)
+        distributed = self._distribute(train_step, model.jit_compile, batch_axis)
         step = timing_the_start(distributed, model)
 
         def train(iterator: Iterator[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 
 import keras
@@ -10,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist
-from autodist.errors import UnevenBatchError
+from autodist.errors import CaptureError, UnevenBatchError
 from autodist.resources import ResourceSpec
 
 
@@ -130,3 +131,60 @@ def test_fit_trains_as_on_one_device():
         found = fitted()
     for mine, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-10)
+
+
+def of_a_graph(**scope):
+    """A model of examples and of a graph that comes with every batch; the labels lie along their second axis."""
+
+    class Spread(keras.Model):
+        def __init__(self):
+            super().__init__()
+            start = keras.initializers.GlorotUniform(3)
+            self.last = keras.layers.Dense(1, kernel_initializer=start, dtype="float64")
+            self.last.build([None, 3])
+            self.built = True
+
+        def train_step(self, data):
+            inputs, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((self.last(inputs["x"] @ inputs["graph"])[:, 0] - y[0]) ** 2)
+            self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+            return {"loss": loss}
+
+    rng = np.random.default_rng(5)
+    batch = ({"x": rng.normal(size=(7, 3)), "graph": rng.normal(size=(3, 3))}, rng.normal(size=(2, 7)))
+    with two_replicas().scope(**scope) if scope else contextlib.nullcontext():
+        model = Spread()
+        model.compile(keras.optimizers.SGD(0.1))
+    history = model.fit(tf.data.Dataset.from_tensors(batch).repeat(3), epochs=1, verbose=0, shuffle=False)
+    return [*model.get_weights(), *map(np.array, history.history.values())]
+
+
+def test_fit_takes_batch_axes_by_the_inputs_names():
+    found, expected = of_a_graph(batch_axis={"x/graph": None, "y": 1}), of_a_graph()
+    for mine, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-12)
+
+
+def test_batch_axes_of_fit_that_name_no_input_are_refused():
+    with pytest.raises(CaptureError, match="batch_axis names x/adjacency, and train_step is given x/graph, x/x, y"):
+        of_a_graph(batch_axis={"x/adjacency": None})
+    with pytest.raises(CaptureError, match="it maps inputs of fit to axes"):
+        of_a_graph(batch_axis=3)
+
+
+def test_parts_of_an_argument_have_axes_of_their_own():
+    x, graph = np.random.default_rng(1).normal(size=(4, 6)), np.ones((3, 4))
+    ad = two_replicas()
+    with ad.scope():
+        weight = tf.Variable(tf.ones([4, 1], tf.float64))
+
+        @ad.function(batch_axis={"pair/x": 1, "pair/graph": None})
+        def step(pair):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((pair["graph"] @ (weight * pair["x"])) ** 2)
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+            return loss
+
+        loss = float(step({"x": x, "graph": graph}))
+    assert loss == pytest.approx(np.mean((graph @ x) ** 2), rel=1e-12)

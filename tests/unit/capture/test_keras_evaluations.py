@@ -249,7 +249,7 @@ def test_a_class_that_makes_its_own_functions_keeps_them():
         def make_test_function(self, force: bool = False) -> None:
             self.test_function = lambda iterator: {"loss": len(next(iterator))}
 
-    evaluations = Evaluations(lambda step, jit_compile: None, lambda describe, is_certain: True, str)  # type: ignore[arg-type,return-value]
+    evaluations = Evaluations(lambda *_: None, lambda describe, is_certain: True, str)  # type: ignore[arg-type,return-value]
     with KerasModels(lambda step, jit_compile: None, None, evaluations).adopting():  # type: ignore[arg-type,return-value]
         model = Own()
     assert "make_test_function" not in vars(model) and "make_predict_function" in vars(model)
@@ -286,7 +286,7 @@ def test_each_evaluation_asks_once_whether_all_make_it_and_validation_says_so(is
 
     validated: list[keras.Model] = []
     evaluations = Evaluations(make, together, lambda array: str(np.sum(array)), lambda m: m in validated)  # type: ignore[arg-type]
-    with KerasModels(lambda own, jit_compile: Step(own), None, evaluations).adopting():  # type: ignore[arg-type]
+    with KerasModels(lambda own, *_: Step(own), None, evaluations).adopting():  # type: ignore[arg-type]
         model = two_outputs()
     for _ in range(2):
         model.evaluate(X, TRUTH, batch_size=7, verbose=0)
@@ -303,7 +303,7 @@ def test_each_evaluation_asks_once_whether_all_make_it_and_validation_says_so(is
 
 def test_the_parts_loss_of_an_evaluation_alone_weighs_batches_as_ever():
     """Keras weighs the batches of an output's loss by their length where it is known when the step is traced."""
-    evaluations = Evaluations(lambda own, jit_compile: Step(own), lambda describe, is_certain: False, str)  # type: ignore[arg-type]
+    evaluations = Evaluations(lambda own, *_: Step(own), lambda describe, is_certain: False, str)  # type: ignore[arg-type]
     with KerasModels(lambda own, jit_compile: Step(own), None, evaluations).adopting():  # type: ignore[arg-type]
         model = two_outputs()
     plain = two_outputs()

@@ -21,7 +21,7 @@ from autodist.capture.keras_models import KerasModels
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
 
 
-def as_ever(train_step: Callable[..., Any], jit_compile: bool) -> Any:
+def as_ever(train_step: Callable[..., Any], *_: Any) -> Any:
     train_step.traces = 1  # type: ignore[attr-defined]
     return train_step
 

@@ -17,7 +17,7 @@ class _Steps:
     def __init__(self) -> None:
         self.made = 0
 
-    def __call__(self, train_step: Callable[..., Any], jit_compile: bool) -> Callable[..., Any]:
+    def __call__(self, train_step: Callable[..., Any], *_: Any) -> Callable[..., Any]:
         self.made += 1
         train_step.traces = 1  # type: ignore[attr-defined]
         return train_step
@@ -61,7 +61,7 @@ def test_after_the_scope_keras_is_as_it_was() -> None:
 def asked_of(**settings):
     """Whether the step of a model that is compiled so is to be compiled by XLA."""
     asked = []
-    models = KerasModels(lambda step, jit_compile: asked.append(jit_compile))
+    models = KerasModels(lambda step, jit_compile, batch_axis: asked.append(jit_compile))
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     with models.adopting():
         model.compile("sgd", "mse", **settings)
