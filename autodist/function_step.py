@@ -157,6 +157,7 @@ class DistributedFunction:
         named = require_mapping(batch_axis, "parameters")
         self._is_global, self._name_of = is_global, name_of
         self._tracing, self._plain = tracing, tracing.plain(function)
+        self._has_told_of_tables = False
         self._traced: Traces[_Traced] = Traces(tracing.reduce_retracing)
         self._groups: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._signature = inspect.signature(function)
@@ -217,7 +218,7 @@ class DistributedFunction:
         with self._run.missed_step.noted(but=self.survivable):
             require_rows_for_all(_split(leaves), asked.groups, self._shares)
             traced = self._traced.get(asked)
-            if traced is not None:
+            if traced is not None and not self._is_outdated(traced):
                 results = self._run_step(traced, leaves)
             else:
                 results = self._first_call(asked, arguments, leaves, constants)
@@ -236,6 +237,17 @@ class DistributedFunction:
                 results = self._run_step(traced, leaves)
         self._run.start_up.ends()
         return results
+
+    def _is_outdated(self, traced: _Traced) -> bool:
+        """Whether the script has filled lookup tables further since, so that the step has to be traced anew."""
+        is_outdated = any(table.has_changed for table in traced.captured.tables)
+        if is_outdated and not self._has_told_of_tables:
+            self._has_told_of_tables = True
+            log.warning(
+                "a lookup table that %s reads was filled further since the step was traced, which is traced anew "
+                "therefore, as each time that one is: fill it before the training.", self._name, extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+        return is_outdated
 
     def _bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
         """The arguments by parameter; as the signature has them, where there is one."""
@@ -364,7 +376,7 @@ class DistributedFunction:
         own = self._own_part(leaves, _count(leaves))[0]
         shapes = {name: np.shape(value) for name, value in zip(captured.inputs, own, strict=True)}
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
-        return _Traced(captured, prepare(self._run, captured.item, sources, shapes))
+        return _Traced(captured, prepare(self._run, captured.item, sources, shapes, captured.tables))
 
     def _capture(
         self, step: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], axes: Sequence[int | None]

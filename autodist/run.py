@@ -63,6 +63,7 @@ class Run:
     Attributes:
         on_training: called where a step that trains is made ready to run on all replicas.
         is_told_apart: whether the script has asked which worker it is, so that each may do something else.
+        tables: names of the lookup tables that this worker has filled.
     """
 
     spec: ResourceSpec
@@ -100,6 +101,7 @@ class Run:
         self._landings: list[Callable[[], Any]] = []
         self.on_training: Callable[[], None] = lambda: None
         self.is_told_apart = False
+        self.tables: set[str] = set()
         self._has_work = False
 
     @classmethod

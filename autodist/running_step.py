@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from autodist.capture.tables import Table
 from autodist.errors import EmptyBatchError
 from autodist.graph.find_stages import written_handles
 from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.placement import Placement
+from autodist.kernels import LOCAL_KERNELS
 from autodist.proto import strategy_pb2
 from autodist.run import Run
 from autodist.runtime.program import Program
@@ -26,6 +28,7 @@ def prepare(
     item: GraphItem,
     sources: Mapping[str, tf.Variable],
     shapes: Mapping[str, Sequence[int]] | None = None,
+    tables: Iterable[Table] = (),
 ) -> RunningStep:
     """Plans, rewrites and imports a captured step; the first one starts the other workers.
 
@@ -34,6 +37,7 @@ def prepare(
         item: the step.
         sources: the script's variable, by name.
         shapes: of the inputs, in this worker's part of the first batch.
+        tables: that it reads.
 
     Raises:
         StrategyError: the strategy asks for what cannot be done; before any process is started.
@@ -43,6 +47,11 @@ def prepare(
     names = {name: one.shared_name for name, one in tracked.items()}
     step = RunningStep(run, item, run.plan(_as_settled(item, tracked), names, shapes=shapes), tracked)
     step.rewrite()
+    for table in tables:
+        if table.name not in run.tables:
+            run.tables.add(table.name)
+            program, _ = run.program(table.filling(), step.strategy, {}, joins_outputs=False, kernels=LOCAL_KERNELS)
+            program.run([table.keys, table.values], 0)
     return step
 
 

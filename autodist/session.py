@@ -23,6 +23,7 @@ from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.graph_training import require_training, tell_unordered
 from autodist.capture.iterators import GETS, concerns_iterators_alone, share_iterators
+from autodist.capture.tables import fills_tables_alone, require_unchanged, share_tables
 from autodist.errors import CaptureError, EmptyBatchError, ReductionError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
@@ -280,7 +281,10 @@ class DistributedSession(SessionInterface):
         if updates:
             self._run.on_training()
         sets = only_sets(item)
-        kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if concerns_iterators_alone(item) else KERNELS
+        is_local = concerns_iterators_alone(item) or fills_tables_alone(item)
+        kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if is_local else KERNELS
+        if kernels is KERNELS and len(self._run.spec.replicas) > 1:
+            require_unchanged(item.graph_def, "a run that takes a batch")
         looks = not item.gradients and all(axis is None for axis in axes)
         is_alone = not item.gradients and not written_handles(item)
         if not (is_alone or item.gradients or sets):
@@ -326,7 +330,7 @@ class DistributedSession(SessionInterface):
             )  # fmt: skip
 
     def _program(self, item: GraphItem, kernels: Sequence[Kernel]) -> Program:
-        shared = share_iterators(item, self._prefix)
+        shared = share_tables(share_iterators(item, self._prefix), self._prefix)
         return self._run.program(shared, self._strategy, self._names, joins_outputs=False, kernels=kernels)[0]
 
     def _require_fed_data(self, item: GraphItem) -> None:

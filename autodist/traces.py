@@ -108,4 +108,6 @@ class Traces(Generic[T]):
         return asked
 
     def add(self, made_for: TracedFor, made: T) -> None:
+        """Serves with it from now on, in the place of an earlier one that was made for the same."""
         self._made[made_for] = made
+        self._serving.clear()

@@ -26,6 +26,7 @@ from autodist.capture.local_training import distributing
 from autodist.capture.named_captures import naming_captures
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.overwrites import noting_overwrites
+from autodist.capture.tables import Table, bind_table, find_table, require_unchanged
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
@@ -43,12 +44,14 @@ class CapturedFunction:
         inputs: tensors of the item, in the order of the flattened arguments.
         outputs: structure of what the step returns; its leaves are `tf.TensorSpec`s of tensors, in the order of
             `item.outputs`, or Python values.
+        tables: lookup tables that it reads.
     """
 
     item: GraphItem
     sources: tuple[tf.Variable, ...]
     inputs: tuple[str, ...]
     outputs: Any
+    tables: tuple[Table, ...] = ()
 
 
 def capture_function(
@@ -100,7 +103,7 @@ def _capture(
     forget_custom_gradients(definition)
     editor = GraphEditor(definition)
     norms.share_moments(editor, graph)
-    found = _bind_captures(editor, graph)
+    found, tables = _bind_captures(editor, graph)
     variables = describe_variables(found)
     handles = {id(one.source.handle): one.handle for one in found}
 
@@ -113,13 +116,16 @@ def _capture(
     named = [node_of(t) for c in calls for t in _noted_tensors(c)]
     editor.prune([*map(node_of, outputs), *targets, *map(node_of, inputs), *named, *(v.handle for v in variables)])
     handles_of_overwritten = frozenset(filter(None, map(handle_of, overwritten)))
-    notes = GraphNotes(graph, calls, handle_of, overwritten=handles_of_overwritten, sums=sums.sums)
+    stand_for = {name: captured for name, (_, captured) in tables.items()}
+    notes = GraphNotes(graph, calls, handle_of, stand_for, handles_of_overwritten, sums=sums.sums)
     axes = dict(zip(inputs, batch_axes, strict=True))
     item = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
     item = replace(item, jit_compile=jit_compile)
+    require_unchanged(item.graph_def, "the step")
     demands.require_training(item, calls)
     returned = tf.nest.map_structure(_without_graph, concrete.structured_outputs)
-    return CapturedFunction(item, tuple(one.source for one in found), tuple(inputs), returned), notes
+    sources = tuple(one.source for one in found)
+    return CapturedFunction(item, sources, tuple(inputs), returned, tuple(t for t, _ in tables.values())), notes
 
 
 def _without_graph(leaf: Any) -> Any:
@@ -150,21 +156,33 @@ def _noted_tensors(call: NotedCall) -> list[str]:
     return found
 
 
-def _bind_captures(editor: GraphEditor, graph: tf.Graph) -> list[FoundVariable[tf.Variable]]:
-    """What the step takes from outside becomes part of it: handles of variables, values of tensors."""
+def _bind_captures(
+    editor: GraphEditor, graph: tf.Graph
+) -> tuple[list[FoundVariable[tf.Variable]], dict[str, tuple[Table, str]]]:
+    """What the step takes from outside becomes part of it: handles of variables, values of tensors, and tables.
+
+    Returns:
+        The variables; and the tables by node, each with the tensor of the graph for which the node stands.
+    """
     known = {id(v.handle): v for v in graph.variables}
-    found = []
+    found: list[FoundVariable[tf.Variable]] = []
+    tables: dict[str, tuple[Table, str]] = {}
     for outer, inner in graph.captures:
         node = editor[inner.op.name]
         if inner.dtype == tf.resource:
             variable = known[id(outer)] if id(outer) in known else _search(outer)
-            if variable is None:
+            if variable is not None:
+                _become_handle(node, variable)
+                found.append(FoundVariable(variable, node.name))
+                continue
+            table = find_table(outer)
+            if table is None:
                 raise CaptureError(_of_this_process(inner))
-            _become_handle(node, variable)
-            found.append(FoundVariable(variable, node.name))
+            tables[table.name] = table, inner.name
+            bind_table(editor, node.name, table)
         else:
             _become_constant(node, outer)
-    return found
+    return found, tables
 
 
 def _of_this_process(resource: tf.Tensor) -> str:
@@ -177,9 +195,9 @@ def _of_this_process(resource: tf.Tensor) -> str:
         )
     if any("Lookup" in user for user in users):
         return (
-            f"the step uses a resource that is not a variable ({resource.op.name}, a lookup table), which lives in "
-            "this process alone. Move it into the input pipeline: apply the layer or the table in `dataset.map`, and "
-            "train the model on what it gives."
+            f"the step uses a lookup table whose content cannot be told ({resource.op.name}), such as a "
+            "DenseHashTable, and which lives in this process alone. Use a tf.lookup.StaticHashTable or a "
+            "tf.lookup.experimental.MutableHashTable, or apply it in the input pipeline (dataset.map)."
         )
     return (
         f"the step uses a resource that is not a variable ({resource.op.name}, for {', '.join(sorted(set(users)))}), "

@@ -238,6 +238,7 @@ _NONLINEAR = op_names(
     "NextAfter NotEqual Polygamma Pow Relu Relu6 RightShift Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus "
     "Softsign Spence Sqrt SquaredDifference Tan Tanh TruncateMod Xlog1py Xlogy Zeta QuantizeAndDequantizeV2 "
     "StringToHashBucketFast StringToHashBucketStrong StringLower StringUpper StringLength AsString StringToNumber "
+    "StringStrip StaticRegexReplace StaticRegexFullMatch "
     "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars"
 )
 

@@ -20,7 +20,7 @@ from autodist.graph.propagation.facts import (
     with_axis,
 )
 from autodist.graph.propagation.lengths import is_length_of
-from autodist.graph.propagation.site import Rule, Site, op_names
+from autodist.graph.propagation.site import Rule, Site, op_names, tensor_name
 
 _LAST_MAY_BE_EMPTY = (
     "it makes no row for examples without entries that stand last in a part of the batch; "
@@ -108,6 +108,71 @@ def _dense(site: Site, coordinates: Fact, shape: int, values: tuple[int, ...]) -
         if form.factors or not (are_entries(form, positions) or (form == SAME and site.is_uniform(index))):
             return site.opaque("its values are not those of entries of examples")
     return Form(positions.within, mixed_at=next((form.mixed_at for form in forms if form.mixed_at), None))
+
+
+def split_strings(site: Site) -> list[Fact]:
+    """StringSplitV2: of a vector of texts the positions of their words, the words, and a shape that holds them."""
+    texts = site.form(0)
+    longest = site.opaque("it holds the number of words of the longest text in the replica's part of the batch")
+    if not isinstance(texts, Form) or texts.rows is None or texts.factors or texts.rows.order:
+        return [_opaque_among(site), _opaque_among(site), longest]
+    alike = site.scope.same_as(("words", site.inputs[0], site.inputs[1]), site.named())
+    words = Positions(texts.rows, elements_of(alike))
+    return [Coordinates(words), Form(words.entries, mixed_at=texts.mixed_at), longest]
+
+
+def ragged_to_dense(site: Site) -> Fact:
+    """RaggedTensorToTensor: shape, values, what stands elsewhere, number of rows, of each value the row."""
+    if list(site.node.attr["row_partition_types"].list.s) != [b"FIRST_DIM_SIZE", b"VALUE_ROWIDS"]:
+        return site.opaque("it is not known whose the values of its rows are")
+    shape, positions, values = site.integers(0), site.facts[4], site.form(1)
+    if shape is None or shape[0] != -1 or any(length is None or length < 0 for length in shape[1:]):
+        return site.opaque(
+            "its rows are as long as the longest of the replica's part of the batch; give them a length "
+            "(output_sequence_length of TextVectorization, shape=[None, length] of to_tensor)"
+        )
+    if isinstance(positions, Positions) and is_length_of(site, 3, positions.within):
+        if isinstance(values, Form) and not values.factors and are_entries(values, positions):
+            if form_of(site.facts[2]) == SAME:
+                return Form(positions.within, mixed_at=values.mixed_at)
+    return _opaque_among(site)
+
+
+def ragged_counts(site: Site) -> Fact:
+    """RaggedBincount: where each row's values begin, the values, the number of bins, weights."""
+    positions, values = _owners_behind(site, site.inputs[0]), site.form(1)
+    if isinstance(positions, Positions) and isinstance(values, Form) and not values.factors:
+        is_fixed = form_of(site.facts[2]) == SAME or _is_limit(site, site.inputs[2])
+        if are_entries(values, positions) and is_fixed and site.shape(3).num_elements() == 0:
+            return Form(positions.within, mixed_at=values.mixed_at)
+    return _opaque_among(site)
+
+
+def _is_limit(site: Site, number: str) -> bool:
+    """Whether a number of bins is constant since its least and its most are: minimum(most, maximum(least, x))."""
+    minimum = site.scope.producer(number)
+    if minimum is None or minimum.op != "Minimum":
+        return False
+    inputs = [tensor_name(name) for name in minimum.input[:2]]
+    for most, inner in (inputs, inputs[::-1]):
+        maximum = site.scope.producer(inner)
+        if site.scope.constant(most) is not None and maximum is not None and maximum.op == "Maximum":
+            least = [site.scope.constant(tensor_name(name)) for name in maximum.input[:2]]
+            return any(value is not None and value >= site.scope.constant(most) for value in least)
+    return False
+
+
+def _owners_behind(site: Site, splits: str) -> Fact | None:
+    """Of where rows begin, as RaggedTensor.from_value_rowids counts it, the row of each value; None if it is not so."""
+    tensor = splits
+    for op, operand in (("ConcatV2", 1), ("Cumsum", 0), ("DenseBincount", 0), ("Reshape", 0)):
+        node = site.scope.producer(tensor)
+        while node is not None and node.op in ("Cast", "Identity"):
+            node = site.scope.producer(tensor_name(node.input[0]))
+        if node is None or node.op != op:
+            return None
+        tensor = tensor_name(node.input[operand])
+    return site.scope.fact(tensor)
 
 
 def sparse_matmul(site: Site) -> Fact:
@@ -234,6 +299,9 @@ _SPARSE_SEGMENTS = op_names("SparseSegmentSum SparseSegmentMean SparseSegmentSqr
 RULES: dict[str, Rule] = {
     "SparseToDense": to_dense,
     "ScatterNd": scatter,
+    "StringSplitV2": split_strings,
+    "RaggedBincount": ragged_counts,
+    "RaggedTensorToTensor": ragged_to_dense,
     "SparseTensorDenseMatMul": sparse_matmul,
     **dict.fromkeys(["CTCLoss", "CTCLossV2"], ctc_loss),
     "SparseReshape": reshape_sparse,

@@ -40,9 +40,11 @@ def leave_loop(site: Site) -> Fact:
 
 
 RULES: dict[str, Rule] = {
+    **dict.fromkeys(["Const", "Placeholder", "PlaceholderV2", "VarHandleOp", "Variable", "VariableV2"], same),
     **dict.fromkeys(
-        ["Const", "Placeholder", "PlaceholderV2", "VarHandleOp", "Variable", "VariableV2", "HashTableV2"], same
+        ["HashTableV2", "MutableHashTableV2", "MutableHashTableOfTensorsV2", "MutableDenseHashTableV2"], same
     ),
+    **dict.fromkeys(["LookupTableSizeV2", "LookupTableExportV2"], same),
     "PlaceholderWithDefault": same,
     **dict.fromkeys(["ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized"], read_variable),
     "Switch": switch,

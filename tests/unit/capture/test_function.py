@@ -391,16 +391,6 @@ def test_a_tensor_of_another_graph_is_refused():
         captured(lambda x: plain_step(x * foreign))
 
 
-def test_a_lookup_table_is_refused_with_its_mend():
-    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([1, 2], [1.0, 2.0]), 0.0)
-
-    def step(x):
-        return plain_step(x * table.lookup(tf.cast(x[:, :1], tf.int32)))
-
-    with pytest.raises(CaptureError, match="not a variable.*input pipeline"):
-        captured(step)
-
-
 def test_an_iterator_is_refused_with_its_mend():
     batches = iter(tf.data.Dataset.from_tensors(tf.ones([3, 4])))
 
