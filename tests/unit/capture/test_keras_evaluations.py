@@ -23,12 +23,7 @@ WORDS = np.where(np.arange(6) < DRAW.integers(1, 7, 29)[:, None], DRAW.integers(
 W = DRAW.uniform(size=29)
 
 
-@pytest.fixture(autouse=True)
-def float64():
-    before = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx(before)
+pytestmark = pytest.mark.usefixtures("keras_in_float64")
 
 
 def on_two_replicas(build: Callable[[], keras.Model]) -> tuple[keras.Model, keras.Model]:
