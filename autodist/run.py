@@ -102,6 +102,7 @@ class Run:
         self.on_training: Callable[[], None] = lambda: None
         self.is_told_apart = False
         self.tables: set[str] = set()
+        self._has_told_of_evaluation = False
         self._has_work = False
 
     @classmethod
@@ -356,12 +357,21 @@ class Run:
             return False
         if self._host is None:
             if self.is_told_apart:
+                self._tell_of_evaluation_alone()
                 return False
             is_certain = True
             self._start()
         assert self._calls is not None, "there are several workers"
         with self.missed_step.noted():
             return bool(self.guard(self._calls.are_made_together, Call(*describe()), is_certain))
+
+    def _tell_of_evaluation_alone(self) -> None:
+        if not self._has_told_of_evaluation:
+            self._has_told_of_evaluation = True
+            log.info(
+                "before the first training step, evaluations run on this worker alone, since the script has asked "
+                "which worker it is; all workers share those that come before ad.is_chief and ad.worker_index."
+            )
 
     def wait_for_chief(self, say: bytes = b"set") -> None:
         """On another worker, returns once the chief has called it as well."""

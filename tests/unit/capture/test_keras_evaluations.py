@@ -313,7 +313,8 @@ def test_what_xla_compiles_is_shared_as_well(count_shared):
     assert count_shared == {"test_step": 5, "predict_step": 5}
 
 
-def test_before_there_are_other_workers_a_script_that_has_asked_which_it_is_evaluates_alone():
+def test_before_there_are_other_workers_a_script_that_has_asked_which_it_is_evaluates_alone(caplog):
+    caplog.set_level(logging.INFO, "autodist")
     nodes = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]
     ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes}))
     with ad.scope():
@@ -323,3 +324,4 @@ def test_before_there_are_other_workers_a_script_that_has_asked_which_it_is_eval
     if ad.is_chief:
         assert_alike(*(m.evaluate(X, TRUTH, batch_size=7, verbose=0) for m in (shared, plain)))
     assert not ad._run._peers.have_joined, "nobody was started"
+    assert caplog.text.count("since the script has asked") == 1
