@@ -65,12 +65,14 @@ class Leaf:
         value: the array.
         axis: along which it is split; None: every replica gets the whole.
         declared: its shape and dtype, as the script says; None: those of the value.
+        name: what it is called among what came in that parameter.
     """
 
     parameter: str
     value: Any
     axis: int | None
     declared: tf.TensorSpec | None = None
+    name: str = ""
 
     @property
     def rows(self) -> int:
@@ -211,7 +213,7 @@ class DistributedFunction:
         arguments = self._bound(args, kwargs)
         flat = [passed for p, value in arguments.items() for passed in self._flatten(p, value)]
         self._require_named(name for *_, name in flat)
-        leaves = [Leaf(p, v, self._axis(p, v, name), spec) for p, v, spec, name in flat if is_array(v)]
+        leaves = [Leaf(p, v, self._axis(p, v, name), spec, name) for p, v, spec, name in flat if is_array(v)]
         constants = tuple((p, None if is_array(v) else constant_key(v)) for p, v, *_ in flat)
         axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
         asked = TracedFor(constants, axes, specs, self._group(leaves))
@@ -445,7 +447,7 @@ def _count(leaves: Sequence[Leaf]) -> int:
 
 def _split(leaves: Sequence[Leaf]) -> list[tuple[str, int]]:
     """Name and number of rows of what is split."""
-    return [(leaf.parameter, leaf.rows) for leaf in leaves if leaf.axis is not None]
+    return [(leaf.name, leaf.rows) for leaf in leaves if leaf.axis is not None]
 
 
 def _apart(inputs: Sequence[str], leaves: Sequence[Leaf], groups: Sequence[int]) -> dict[str, str]:

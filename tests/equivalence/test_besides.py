@@ -33,6 +33,7 @@ ALL_REDUCE = (
     "fit_restored",
     "fit_sample_weight",
     "fit_sum_reduced_loss",
+    "fit_synchronized_norms",
     "fit_weight_decay",
     "function-embedding-adam-clipped",
     "graph-embedding-adam-clipped",
@@ -66,6 +67,7 @@ ALL_REDUCE = (
 
 PARAMETER_SERVERS = (
     "fit_last_batch_of_one_example",
+    "fit_masked_kernel",
     "fit_masked_lstm",
     "fit_outputs_reduced_in_two_ways",
     "fit_sum_reduced_loss",

@@ -52,6 +52,28 @@ def fit_last_batch_of_one_example(ad: Trainer) -> Results:
 
 
 @program
+def fit_synchronized_norms(ad: Trainer) -> Results:
+    def make() -> keras.Model:
+        dense, norm = layers.Dense(6, use_bias=False), layers.BatchNormalization(synchronized=True)
+        last = [layers.Activation("relu"), layers.BatchNormalization(synchronized=True), layers.Dense(3)]
+        return keras.Sequential([keras.Input((8,)), dense, norm, *last])
+
+    return _fit(ad, count=83, model=make)
+
+
+@program
+def fit_masked_kernel(ad: Trainer) -> Results:
+    """The kernel is masked where it is used, as in keras-io's PixelCNN."""
+
+    class Masked(layers.Dense):
+        def call(self, inputs: Any) -> Any:
+            self.kernel.assign(self.kernel * np.triu(np.ones(self.kernel.shape)))
+            return super().call(inputs)
+
+    return _fit(ad, count=83, model=lambda: keras.Sequential([keras.Input((8,)), Masked(6), layers.Dense(3)]))
+
+
+@program
 def fit_metrics_and_validation(ad: Trainer) -> Results:
     entropy = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="entropy")
     compiled = {"metrics": ["accuracy", entropy], "weighted_metrics": ["accuracy"]}
