@@ -4,9 +4,10 @@
     ./scripts/keras_tests optimizers trainers/trainer_test.py   a folder of keras/src, and a file
     ./scripts/keras_tests saving -k h5                          tests whose names hold "h5"
 
-Each test has an AutoDist of its own, of one worker with two replicas on the CPU. What fails, and what has trained on
-the replicas, is run once more without AutoDist: a test that fails there as well is not AutoDist's, and what training
-returned and the weights that it left are to be the same (1e-5, float32). Each file runs in processes of its own.
+Each test has an AutoDist of its own, of one worker with two replicas on the CPU. What fails, and what has made a step
+on the replicas, is run once more without AutoDist: a test that fails there as well is not AutoDist's, and what `fit`,
+`evaluate` and `predict` returned and the weights that they left are to be the same (1e-5, float32). Each file runs in
+processes of its own.
 
 scripts/keras_suite/promises.toml lists the tests that are refused, and those whose numbers are others than those of one
 device, each with the reason. A listed test that is neither is an error, too.
@@ -105,7 +106,7 @@ def find_files(root: pathlib.Path, asked: Iterable[str]) -> Iterator[str]:
 
 
 def summary(tested: Mapping[str, Judged]) -> str:
-    """How many tests there are of each verdict, and how many trained on the replicas."""
+    """How many tests there are of each verdict, and how many made steps on the replicas."""
     counts = collections.Counter(one.verdict for one in tested.values())
     steps = sum(bool(one.steps) for one in tested.values())
     parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]

@@ -37,7 +37,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Judged:
-    """What is to be said of a test, and how many training steps it made on the replicas."""
+    """What is to be said of a test, and how many steps it made on the replicas."""
 
     verdict: Verdict
     text: str

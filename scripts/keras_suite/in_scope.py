@@ -66,12 +66,12 @@ class _InScope:
         """Keras's `setUp` and `tearDown` are part of the call, and so stand in the scope."""
         keras.utils.set_random_seed(SEED)
         scope = _scope(self.replicas) if self.replicas else nullcontext()
-        steps: list[RunningStep] = []
+        steps: list[RunningStep] = []  # that train or evaluate
         try:
             with recording(self.values / values_file(item.nodeid)), _counting(steps), scope:
                 return (yield)
         finally:
-            item.stash[_STEPS] = sum(bool(step.item.gradients) for step in steps)
+            item.stash[_STEPS] = len(steps)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

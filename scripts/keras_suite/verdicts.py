@@ -19,7 +19,7 @@ class Outcome:
         test: its id, below `keras/src`.
         outcome: pytest's "passed", "failed" or "skipped"; "started" where the process ended in the test.
         why: the type and text of what it failed with, or was skipped for.
-        steps: how many training steps ran on the replicas.
+        steps: how many steps ran on the replicas, of training and of evaluation.
     """
 
     test: str
