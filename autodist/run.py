@@ -29,7 +29,7 @@ from autodist.resources import ResourceSpec
 from autodist.runtime.arrays import combine_parts, pack_part, require_reduction, unpack
 from autodist.runtime.common_calls import Call, CommonCalls, Note
 from autodist.runtime.first_batches import FirstBatches
-from autodist.runtime.fusions import may_fuse_convolutions
+from autodist.runtime.fusions import keep_apart
 from autodist.runtime.gpus import GPUSupport
 from autodist.runtime.host import Host
 from autodist.runtime.mailbox import Mailbox
@@ -76,7 +76,6 @@ class Run:
     _calls: CommonCalls | None = None
     _mailbox: Mailbox | None = None
     _steps: int = 0
-    _fuses_convolutions: bool = True
     _rehearsed: tuple[tf.compat.v1.GraphDef, GraphItem] | None = None
     _decided: dict[str, strategy_pb2.VariableNode] = field(default_factory=dict)
 
@@ -168,7 +167,6 @@ class Run:
         if self._host is None:
             if strategy is not None and rehearses and self.workers > 1:
                 self._rehearse(item, strategy, names)
-            self._fuses_convolutions = self.workers == 1 or may_fuse_convolutions(item.graph_def)
             self._start()
         strategy = self._agree(item, strategy)
         self._decided.update({names[node.variable]: node for node in strategy.nodes})
@@ -213,7 +211,7 @@ class Run:
         context = Context(strategy, self.index, joins_outputs)
         rewritten = rewrite(_share_names(item, names), context, f"step_{self._steps}", kernels)
         self._steps += 1
-        return rewritten
+        return rewritten if self.workers == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
 
     def _rehearse(self, item: GraphItem, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
         """Rewrites the first step before any process is started, so that what a kernel refuses is told by then."""
@@ -252,7 +250,7 @@ class Run:
     # -- start and end ---------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        config = session_config(self.spec.workers, self.index, self._fuses_convolutions)
+        config = session_config(self.spec.workers, self.index)
         self._host = Host(self._peers.join(config), config)
         self._messages = Messages(self._host, self.index, self.workers)
         self._pieces = Pieces(self._host, self.index, self.workers, self._home)

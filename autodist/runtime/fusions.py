@@ -2,19 +2,58 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Iterable, MutableSequence
 
 import tensorflow as tf
 
+from autodist.graph.names import is_control, tensor
+
 _BFLOAT16 = tf.bfloat16.as_datatype_enum
 
+_APART = "/apart"
+"""What the name of the node ends in that stands between a convolution and its readers."""
 
-def may_fuse_convolutions(graph_def: tf.compat.v1.GraphDef) -> bool:
-    """Whether workers of several can run what TensorFlow makes of a graph's convolutions.
+
+def keep_apart(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+    """A graph that workers of several can run, whatever TensorFlow makes of its convolutions; without any, the same.
 
     On CPUs with oneDNN it fuses one of bfloat16 with its bias to `_FusedConv2D`, and then to an op of oneDNN. A server
-    checks its part of the graph between the two, and `_FusedConv2D` is not declared for bfloat16.
+    checks its part of the graph between the two, and `_FusedConv2D` is not declared for bfloat16. So what is read of
+    one is a copy that costs nothing, through which TensorFlow does not look.
+
+        Conv2D → BiasAdd        becomes        Conv2D → PlaceholderWithDefault → BiasAdd
     """
-    bodies = (function.node_def for function in graph_def.library.function)
-    nodes = chain(graph_def.node, *bodies)
-    return not any(node.op == "Conv2D" and node.attr["T"].type == _BFLOAT16 for node in nodes)
+    bodies = [function.node_def for function in graph_def.library.function]
+    if not any(map(_is_fused, (node for nodes in (graph_def.node, *bodies) for node in nodes))):
+        return graph_def
+    found = tf.compat.v1.GraphDef()
+    found.CopyFrom(graph_def)
+    _part(found.node, "")
+    for function in found.library.function:
+        made = _part(function.node_def, ":output")
+        for name, source in function.ret.items():
+            function.ret[name] = made.get(source, source)
+    return found
+
+
+def _is_fused(node: tf.compat.v1.NodeDef) -> bool:
+    return node.op == "Conv2D" and node.attr["T"].type == _BFLOAT16
+
+
+def _part(nodes: MutableSequence[tf.compat.v1.NodeDef], output: str) -> dict[str, str]:
+    """Adds the copies and lets all read them; returns the tensors for which they stand, with their names."""
+    fused = [node for node in nodes if _is_fused(node)]
+    made = {f"{node.name}{output}:0": f"{node.name}{_APART}{output}:0" for node in fused}
+    for node in nodes:
+        node.input[:] = _read(node.input, made)
+    for node in fused:
+        copy = tf.compat.v1.NodeDef(name=f"{node.name}{_APART}", op="PlaceholderWithDefault", device=node.device)
+        copy.input.append(f"{node.name}{output}:0")
+        copy.attr["dtype"].type = _BFLOAT16
+        copy.attr["shape"].shape.unknown_rank = True
+        nodes.append(copy)
+    return made
+
+
+def _read(inputs: Iterable[str], made: dict[str, str]) -> list[str]:
+    return [i if is_control(i) else made.get(tensor(i), i) for i in inputs]

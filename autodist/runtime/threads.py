@@ -1,4 +1,4 @@
-"""How a worker's session is set up: its threads, and what TensorFlow may fuse in it."""
+"""How a worker's session is set up: its threads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import tensorflow as tf
-from tensorflow.core.protobuf import rewriter_config_pb2
 
 log = logging.getLogger("autodist")
 
@@ -30,9 +29,7 @@ class WorkerLike(Protocol):
     def devices(self) -> Sequence[str]: ...
 
 
-def session_config(
-    workers: Sequence[WorkerLike], index: int, fuses_convolutions: bool = True
-) -> tf.compat.v1.ConfigProto:
+def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.ConfigProto:
     """The session of worker `index`: the cores of its machine are shared out among the workers there.
 
     Replicas on a worker's CPU run side by side, and one operation gets the threads of one replica: with more, two that
@@ -42,7 +39,6 @@ def session_config(
     Args:
         workers: all of them.
         index: whose session it is.
-        fuses_convolutions: whether TensorFlow may make one op of a convolution and what follows it.
     """
     beside = sum(w.node.address == workers[index].node.address for w in workers)
     cores = max(1, len(os.sched_getaffinity(0)) // beside)
@@ -55,8 +51,6 @@ def session_config(
     config.gpu_options.allow_growth = True
     if len(workers) > 1:
         config.experimental.collective_group_leader = COLLECTIVE_LEADER
-    if not fuses_convolutions:
-        config.graph_options.rewrite_options.remapping = rewriter_config_pb2.RewriterConfig.OFF
     return config
 
 
