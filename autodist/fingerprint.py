@@ -4,31 +4,74 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass
+from functools import cached_property
 
 from autodist.errors import CaptureMismatchError
 from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of
+from autodist.graph.renaming import Renaming
 
 _SEPARATOR = b"\n"
+
+_NUMBERS = re.compile(r"_\d+(?![0-9A-Za-z])")
+"""What is counted up in a name: how many layers of a kind a process has made."""
+
+Named = tuple[str, str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """One line for each node, variable and gradient of a step, and what it hashes to.
+    """The nodes, variables and gradients of a step, and what they hash to.
 
     Constants are left out: a seed or a worker's own number may stand in one.
+
+    Attributes:
+        variables: the name of each, its shape and dtype.
+        gradients: the variable of each, and its tensors.
+        nodes: the name of each, its op and its inputs.
+        apart: the inputs that have rows of their own, and which one has as many.
     """
 
-    lines: tuple[str, ...]
+    variables: tuple[tuple[str, str], ...] = ()
+    gradients: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    nodes: tuple[Named, ...] = ()
+    apart: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, item: GraphItem) -> Fingerprint:
-        nodes = [f"node {n.name} = {n.op}({', '.join(n.input)})" for n in item.graph_def.node]
-        variables = [f"variable {v.name} {v.shape} {v.dtype.name}" for v in item.variables]
-        gradients = [f"gradient of {g.variable}: {', '.join(g.tensors)}" for g in item.gradients]
-        apart = [f"input {name} has as many rows as {by}" for name, by in item.apart.items()]
-        return cls((*variables, *gradients, *apart, *nodes))
+        return cls(
+            tuple((v.name, f"{v.shape} {v.dtype.name}") for v in item.variables),
+            tuple((g.variable, g.tensors) for g in item.gradients),
+            tuple((n.name, n.op, tuple(n.input)) for n in item.graph_def.node),
+            tuple(item.apart.items()),
+        )
+
+    @cached_property
+    def lines(self) -> tuple[str, ...]:
+        """One for each variable, gradient, input with rows of its own, and node."""
+        variables = [f"variable {name} {kind}" for name, kind in self.variables]
+        gradients = [f"gradient of {variable}: {', '.join(tensors)}" for variable, tensors in self.gradients]
+        apart = [f"input {name} has as many rows as {by}" for name, by in self.apart]
+        nodes = [f"node {name} = {op}({', '.join(inputs)})" for name, op, inputs in self.nodes]
+        return (*variables, *gradients, *apart, *nodes)
+
+    @cached_property
+    def structure(self) -> tuple[object, ...]:
+        """The same without what is counted up in names: nodes and variables are told by their positions."""
+        at = {name: k for k, (name, _, _) in enumerate(self.nodes)}
+        positions = {name: k for k, (name, _) in enumerate(self.variables)}
+
+        def place(name: str) -> tuple[object, ...]:
+            node = node_of(name)
+            return at.get(node, node), is_control(name), name.partition(":")[2]
+
+        variables = [(_uncounted(name), kind) for name, kind in self.variables]
+        gradients = [(positions.get(v, v), *map(place, tensors)) for v, tensors in self.gradients]
+        apart = [tuple(map(place, pair)) for pair in self.apart]
+        nodes = [(_uncounted(name), op, *map(place, inputs)) for name, op, inputs in self.nodes]
+        return (*variables, *gradients, *apart, *nodes)
 
     @property
     def digest(self) -> str:
@@ -36,24 +79,37 @@ class Fingerprint:
 
     def packed_with(self, content: bytes) -> bytes:
         """A message with the fingerprint and `content`."""
-        return json.dumps(self.lines).encode() + _SEPARATOR + content
+        return json.dumps([self.variables, self.gradients, self.nodes, self.apart]).encode() + _SEPARATOR + content
 
     @classmethod
     def unpack(cls, message: bytes) -> tuple[Fingerprint, bytes]:
         """What `packed_with` put together."""
-        lines, _, content = message.partition(_SEPARATOR)
-        return cls(tuple(json.loads(lines))), content
+        packed, _, content = message.partition(_SEPARATOR)
+        variables, gradients, nodes, apart = json.loads(packed)
+        return cls(
+            tuple((name, kind) for name, kind in variables),
+            tuple((variable, tuple(tensors)) for variable, tensors in gradients),
+            tuple((name, op, tuple(inputs)) for name, op, inputs in nodes),
+            tuple((name, by) for name, by in apart),
+        ), content
 
 
-def require_equal(chief: Fingerprint, mine: Fingerprint, name: str) -> None:
-    """Passes if both captured the same step.
+def require_equal(chief: Fingerprint, mine: Fingerprint, name: str) -> Renaming:
+    """Passes if both captured the same step, but for numbers in names; returns the chief's names by mine.
+
+    A process that has made one more layer of a kind counts on from there ("dense_4" for "dense_3"), which says nothing
+    of the step.
 
     Raises:
         CaptureMismatchError: with the first line in which they differ.
     """
-    if chief.digest == mine.digest:
-        return
-    at, theirs, ours = _first_difference(chief.lines, mine.lines)
+    if chief.lines == mine.lines:
+        return Renaming()
+    if chief.structure == mine.structure:
+        nodes = {ours: theirs for (theirs, *_), (ours, *_) in zip(chief.nodes, mine.nodes, strict=True)}
+        variables = {ours: theirs for (theirs, _), (ours, _) in zip(chief.variables, mine.variables, strict=True)}
+        return Renaming(_changes(nodes), _changes(variables))
+    at, theirs, ours = _first_difference(chief, mine)
     raise CaptureMismatchError(
         f"{name} captured another step than the chief; they differ first at line {at}:\n"
         f"    chief:  {theirs}\n    here:   {ours}\n"
@@ -62,10 +118,20 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str) -> None:
     )
 
 
-def _first_difference(chief: Sequence[str], mine: Sequence[str]) -> tuple[int, str, str]:
-    for at, (theirs, ours) in enumerate(zip(chief, mine, strict=False), start=1):
-        if theirs != ours:
-            return at, theirs, ours
-    at = min(len(chief), len(mine))
-    missing = "(nothing more)"
-    return at + 1, chief[at] if at < len(chief) else missing, mine[at] if at < len(mine) else missing
+def _uncounted(name: str) -> str:
+    return _NUMBERS.sub("", name)
+
+
+def _changes(names: dict[str, str]) -> dict[str, str]:
+    return {mine: theirs for mine, theirs in names.items() if mine != theirs}
+
+
+def _first_difference(chief: Fingerprint, mine: Fingerprint) -> tuple[int, str, str]:
+    """The first line that reads otherwise and stands for something else."""
+    both = (zip(one.structure, one.lines, strict=True) for one in (chief, mine))
+    pairs = list(zip(*both, strict=False))
+    at = next(
+        (k for k, (theirs, ours) in enumerate(pairs) if theirs[0] != ours[0] and theirs[1] != ours[1]), len(pairs)
+    )
+    theirs, ours = (one.lines[at] if at < len(one.lines) else "(nothing more)" for one in (chief, mine))
+    return at + 1, theirs, ours

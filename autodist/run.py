@@ -21,6 +21,7 @@ from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
 from autodist.graph.placement import Placement
+from autodist.graph.renaming import Renaming
 from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Kernel, rewrite
 from autodist.missed_step import MissedStep
 from autodist.peers import Peers
@@ -150,8 +151,8 @@ class Run:
         names: Mapping[str, str],
         rehearses: bool = True,
         shapes: Mapping[str, Sequence[int]] | None = None,
-    ) -> strategy_pb2.Strategy:
-        """The strategy for a step, the chief's on every worker; the first plan starts the other workers.
+    ) -> tuple[strategy_pb2.Strategy, Renaming]:
+        """The chief's strategy for a step, and under which names the chief has it; the first plan starts the others.
 
         Args:
             item: the step.
@@ -168,15 +169,16 @@ class Run:
             if strategy is not None and rehearses and self.workers > 1:
                 self._rehearse(item, strategy, names)
             self._start()
-        strategy = self._agree(item, strategy)
-        self._decided.update({names[node.variable]: node for node in strategy.nodes})
+        strategy, renaming = self._agree(item, strategy)
+        shared = {renaming.variable(name): one for name, one in names.items()}
+        self._decided.update({shared[node.variable]: node for node in strategy.nodes})
         if self.strategy is None and strategy.nodes:
             self.strategy = strategy
             if self.index == 0:
                 rewritten = self._rehearsed and self._rehearsed[1]
                 names_of_workers = [w.name for w in self.spec.workers]
                 tell_strategy(strategy, item, rewritten, names_of_workers, self.start_up.columns, shapes or {})
-        return strategy
+        return strategy, renaming
 
     def program(
         self,
@@ -231,16 +233,16 @@ class Run:
         check_strategy(strategy, item, self.spec)
         return resolve_specs(strategy)
 
-    def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> strategy_pb2.Strategy:
-        """The chief's strategy, on every worker, for a step that all have captured alike."""
+    def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
+        """The chief's strategy, on every worker, for a step that all have captured alike, and the chief's names."""
         self.passes()
         mine = Fingerprint.of(item)
         if strategy is not None:
             self._messages.exchange(mine.packed_with(strategy.SerializeToString(deterministic=True)))
-            return strategy
+            return strategy, Renaming()
         theirs, content = Fingerprint.unpack(self.guard(self._messages.exchange))
-        require_equal(theirs, mine, f"worker {self.index}")
-        return strategy_pb2.Strategy.FromString(content)
+        renaming = require_equal(theirs, mine, f"worker {self.index}")
+        return strategy_pb2.Strategy.FromString(content), renaming
 
     @property
     def has_idle_workers(self) -> bool:

@@ -45,7 +45,9 @@ def prepare(
     """
     tracked = {v.name: run.tracker.track(sources[v.name], v.name) for v in item.variables}
     names = {name: one.shared_name for name, one in tracked.items()}
-    step = RunningStep(run, item, run.plan(_as_settled(item, tracked), names, shapes=shapes), tracked)
+    strategy, renaming = run.plan(_as_settled(item, tracked), names, shapes=shapes)
+    tracked = {renaming.variable(name): one for name, one in tracked.items()}
+    step = RunningStep(run, renaming.item(item), strategy, tracked)
     step.rewrite()
     for table in tables:
         if table.name not in run.tables:
@@ -61,7 +63,7 @@ class RunningStep:
 
     Attributes:
         run: to which it belongs.
-        item: the step as it was captured.
+        item: the step as it was captured, under the chief's names.
         strategy: the plan for it.
         variables: what it reads or writes, by the names in `item`.
     """

@@ -24,7 +24,7 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.graph_training import require_training, tell_unordered
 from autodist.capture.iterators import GETS, concerns_iterators_alone, share_iterators
 from autodist.capture.tables import fills_tables_alone, require_unchanged, share_tables
-from autodist.errors import CaptureError, EmptyBatchError, ReductionError
+from autodist.errors import CaptureError, CaptureMismatchError, EmptyBatchError, ReductionError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of
@@ -117,11 +117,21 @@ class DistributedSession(SessionInterface):
         self._batches = SessionBatches(run.spec, captured, lambda item: self._program(item, LOCAL_KERNELS))
         self._batches.require_divisible(whole)
         self._feeds.require_open_axes(whole, captured)
-        self._strategy: strategy_pb2.Strategy = run.plan(whole, self._names, rehearses=False)
+        self._strategy: strategy_pb2.Strategy = self._plan(whole)
         self._placements = find_placements(whole, self._strategy) if run.workers > 1 else {}
         self._fetched: dict[Any, _Fetched] = {}
         self._has_told = False
         self._default: AbstractContextManager[Any] | None = None
+
+    def _plan(self, whole: GraphItem) -> strategy_pb2.Strategy:
+        strategy, renaming = self._run.plan(whole, self._names, rehearses=False)
+        for mine, theirs in [*renaming.variables.items(), *renaming.nodes.items()][:1]:
+            raise CaptureMismatchError(
+                f"worker {self._run.index} has {mine} in its session's graph where the chief has {theirs}: a graph "
+                "counts names up by itself, so something is built in one of the two that the other has not. Build the "
+                "same graph on every worker."
+            )
+        return strategy
 
     @property
     def graph(self) -> tf.Graph:

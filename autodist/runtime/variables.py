@@ -102,7 +102,7 @@ class VariableTracker:
         """The record of a variable; made, and the variable watched, when it is first seen."""
         found = self._by_id.get(id(source))
         if found is None:
-            found = Tracked(source, f"variable_{len(self._by_id)}/{name}")
+            found = Tracked(source, f"variable_{len(self._by_id)}")
             self._by_id[id(source)] = found
             self._ends.append(watch(source, self._watcher(found)))
         return found

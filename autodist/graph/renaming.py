@@ -1,0 +1,96 @@
+"""Renaming: a step under the names that another process has given to the same nodes and variables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import tensorflow as tf
+
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+
+_COLOCATED = b"loc:@"
+
+
+@dataclass(frozen=True)
+class Renaming:
+    """Names of the chief's, by this worker's; what is not in it has the same name on both.
+
+    Attributes:
+        nodes: of nodes.
+        variables: of variables.
+    """
+
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.variables)
+
+    def variable(self, name: str) -> str:
+        return self.variables.get(name, name)
+
+    def node(self, name: str) -> str:
+        return self.nodes.get(name, name)
+
+    def tensor(self, name: str) -> str:
+        """Of a tensor, or of an input of a node."""
+        if is_control(name):
+            return f"^{self.node(node_of(name))}"
+        return self.node(node_of(name)) + name.removeprefix(node_of(name))
+
+    def item(self, item: GraphItem) -> GraphItem:
+        """A captured step under the chief's names; the original is left unchanged."""
+        if not self:
+            return item
+        mine = {theirs: name for name, theirs in self.nodes.items()}
+        back = Renaming(mine)
+        calls = tuple(
+            replace(
+                call, targets=self._tensors(call.targets), seed=self.node(call.seed),
+                terms=tuple(
+                    replace(t, tensor=self.tensor(t.tensor), seed=self.node(t.seed), value=self.node(t.value))
+                    for t in call.terms
+                ),
+            )
+            for call in item.gradient_calls
+        )  # fmt: skip
+        gradients = (
+            replace(g, variable=self.variable(g.variable), tensors=self._tensors(g.tensors)) for g in item.gradients
+        )
+        sums = (replace(s, node=self.node(s.node), of=s.of and self.node(s.of)) for s in item.whole_sums)
+        variables = (replace(v, name=self.variable(v.name), handle=self.node(v.handle)) for v in item.variables)
+        return replace(
+            item,
+            graph_def=self._graph(item.graph_def),
+            variables=tuple(variables),
+            gradients=tuple(gradients),
+            gradient_calls=calls,
+            whole_sums=tuple(sums),
+            inputs={self.tensor(name): axis for name, axis in item.inputs.items()},
+            apart={self.tensor(name): self.tensor(by) for name, by in item.apart.items()},
+            outputs=self._tensors(item.outputs),
+            targets=tuple(map(self.node, item.targets)),
+            owners={self.variable(name): owner for name, owner in item.owners.items()},
+            cuts={self.variable(name): cut for name, cut in item.cuts.items()},
+            spec_of=lambda name: item.spec_of(back.tensor(tensor(name))),
+        )
+
+    def _tensors(self, names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(map(self.tensor, names))
+
+    def _graph(self, graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
+        found = tf.compat.v1.GraphDef()
+        found.CopyFrom(graph_def)
+        for node in found.node:
+            node.name = self.node(node.name)
+            node.input[:] = map(self.tensor, list(node.input))
+            if "_class" in node.attr:
+                classes = node.attr["_class"].list.s
+                classes[:] = [self._colocated(one) for one in list(classes)]
+        return found
+
+    def _colocated(self, group: bytes) -> bytes:
+        name = group.removeprefix(_COLOCATED).decode()
+        return _COLOCATED + self.node(name).encode() if group.startswith(_COLOCATED) else group
