@@ -130,19 +130,29 @@ def require_even(even: EvenParts | None, mine: int | None, whole: int | None = N
         return
     examples, among = (mine, even.here) if whole is None or even.is_own else (whole, even.replicas)
     if examples is not None and examples % among:
-        raise uneven(even, examples, among)
+        each, rest = divmod(examples, among)
+        raise uneven(
+            even,
+            f"a batch of {examples} examples does not divide evenly among {among} replicas ({rest} of them would get "
+            f"{each + 1}, the others {each})",
+            among,
+        )
 
 
-def uneven(even: EvenParts, examples: int, among: int) -> UnevenBatchError:
-    """What is wrong with a batch that does not divide evenly, and what mends it."""
-    each, rest = divmod(examples, among)
+def uneven(even: EvenParts, fault: str, among: int) -> UnevenBatchError:
+    """What is said of replicas with different numbers of examples, where all need equally many.
+
+    Args:
+        even: why they do.
+        fault: which numbers they have.
+        among: how many replicas there are.
+    """
     return UnevenBatchError(
-        f"a batch of {examples} examples does not divide evenly among {among} replicas "
-        f"({rest} of them would get {each + 1}, the others {each}), and it is not known how {even.target}, which is "
-        f"differentiated, depends on the batch ({even.reason}). It is taken for a mean over examples, which joins only "
-        f"where all have equally many. Train on batches of a multiple of {among} examples, the last one too (another "
-        "batch_size, fewer examples, or drop_remainder=True where the data set makes batches); or write the loss as "
-        "arithmetic on means and sums over the batch; or train with one replica."
+        f"{fault}, and it is not known how {even.target}, which is differentiated, depends on the batch "
+        f"({even.reason}). It is taken for a mean over examples, which joins only where all have equally many. Train "
+        f"on batches of a multiple of {among} examples, the last one too (another batch_size, fewer examples, or "
+        "drop_remainder=True where the data set makes batches), of which each worker has as many for each of its "
+        "replicas; or write the loss as arithmetic on means and sums over the batch; or train with one replica."
     )
 
 

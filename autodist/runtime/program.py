@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, UNEVEN, GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.parts import EvenParts
 from autodist.runtime.batches import require_even, require_examples, uneven
 from autodist.runtime.host import Host
 from autodist.runtime.memory import collect_and_trim, trim_heaps
@@ -98,7 +99,7 @@ class Program:
         run = self._run
         if options is not None or metadata is not None:
             run = functools.partial(self._run_with_options, options=options, run_metadata=metadata)
-        with self._telling_of_uneven_parts():
+        with nullcontext() if self._even is None else self._telling_of_uneven_parts(self._even):
             outputs = self._first_run(run, given) if self._gives_back else run(*given)
         if self._tells_of_examples:
             *outputs, some_examples = outputs
@@ -114,17 +115,17 @@ class Program:
         require_even(self._even, examples, all_examples)
 
     @contextmanager
-    def _telling_of_uneven_parts(self) -> Iterator[None]:
+    def _telling_of_uneven_parts(self, even: EvenParts) -> Iterator[None]:
         """What stops a run where workers have different numbers of examples, which each of them feeds for itself."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
             found = re.search(rf"\[{re.escape(UNEVEN)}\] \[(\d+)\]", str(error))
-            if self._even is None or found is None:
+            if found is None:
                 raise
-            raise uneven(
-                self._even, int(found[1]), self._even.here if self._even.is_own else self._even.replicas
-            ) from None
+            among = even.here if even.is_own else even.replicas
+            fault = f"what is fed gives {among} replicas {found[1]} examples in all, and not equally many each"
+            raise uneven(even, fault, among) from None
 
     @functools.cached_property
     def _run_with_options(self) -> Callable[..., Any]:
