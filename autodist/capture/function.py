@@ -26,7 +26,7 @@ from autodist.capture.local_training import distributing
 from autodist.capture.named_captures import naming_captures
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.overwrites import noting_overwrites
-from autodist.capture.tables import Table, bind_table, find_table, require_unchanged
+from autodist.capture.tables import Table, bind_table, find_table, require_made_before, require_unchanged
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
@@ -177,6 +177,7 @@ def _bind_captures(
                 continue
             table = find_table(outer)
             if table is None:
+                require_made_before(inner)
                 raise CaptureError(_of_this_process(inner))
             tables[table.name] = table, inner.name
             bind_table(editor, node.name, table)

@@ -31,8 +31,8 @@ _FOLLOWED = (lookup_ops.StaticHashTable, lookup_ops.MutableHashTable)
 """The tables whose content is known; those of vocabularies have one of them inside."""
 
 _MEND = (
-    "Fill the table before the training, or between two steps; what is to be learnt in a step belongs into a "
-    "tf.Variable."
+    "Make and fill the table before the training, or fill it between two steps; what is to be learnt in a "
+    "step belongs into a tf.Variable."
 )
 
 
@@ -128,10 +128,25 @@ def require_unchanged(graph_def: GraphDef, what: str) -> None:
     """
     found = next(_writes(graph_def), None)
     if found is not None:
-        raise CaptureError(
-            f"{what} changes a lookup table ({found.name}, {found.op}). Every worker has a table of its own and trains "
-            f"on a part of the batch, so that the tables would no longer be alike. {_MEND}"
-        )
+        raise _changes(what, found.name, found.op)
+
+
+def require_made_before(handle: tf.Tensor) -> None:
+    """Passes unless a step that has captured a table's handle fills the table, as one does that makes it itself.
+
+    Raises:
+        CaptureError: it does.
+    """
+    for op in handle.consumers():
+        if op.type in _WRITES:
+            raise _changes("the step", op.name, op.type)
+
+
+def _changes(what: str, name: str, op: str) -> CaptureError:
+    return CaptureError(
+        f"{what} changes a lookup table ({name}, {op}). Every worker has a table of its own and trains on a part of "
+        f"the batch, so that the tables would no longer be alike. {_MEND}"
+    )
 
 
 def fills_tables_alone(item: GraphItem) -> bool:

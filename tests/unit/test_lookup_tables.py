@@ -195,6 +195,22 @@ def test_a_table_of_another_kind_is_refused():
         step(WORDS, Y[:, 0])
 
 
+def test_a_table_that_the_step_makes_is_refused():
+    with autodist().scope() as ad:
+        weight = tf.Variable(1.0)
+
+        @ad.function
+        def step(words):
+            table = tf.lookup.StaticHashTable(static(a=1, b=2), 0)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(weight * tf.cast(table.lookup(words), tf.float32))
+            weight.assign_sub(tape.gradient(loss, weight))
+            return loss
+
+    with pytest.raises(CaptureError, match="the step changes a lookup table .*Make and fill the table before"):
+        step(WORDS)
+
+
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_a_table_that_the_step_changes_is_refused(is_nested):
     table = mutable()
@@ -212,7 +228,7 @@ def test_a_table_that_the_step_changes_is_refused(is_nested):
                 table.insert(words, tf.zeros_like(words, tf.int64))
             return loss
 
-    with pytest.raises(CaptureError, match=r"the step changes a lookup table .*Every worker.*Fill the table before"):
+    with pytest.raises(CaptureError, match=r"the step changes a lookup table .*Every worker.*fill the table before"):
         step(WORDS)
 
 
