@@ -49,7 +49,7 @@ COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
 Passed = tuple[str, Any, Any, str]
 """A parameter, a leaf of what is passed for it, what the script declares of that, or None, and what it is called."""
 
-_NO_LENGTH = re.compile(r"NoneType|None values|\(None\)|partially known|got None")
+_NO_LENGTH = re.compile(r"NoneType|None values|\(None\)|elements of \[[^]]*None|partially known|got None")
 """In what TensorFlow, and Python, say of a length that is not known."""
 
 Constants = Sequence[tuple[str, Any]]
