@@ -27,6 +27,7 @@ from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError, ResourceSpecError
 from autodist.evaluation_step import EvaluationStep
 from autodist.function_step import DistributedFunction, Tracing
+from autodist.graph_function import GraphSessions
 from autodist.messages import log_to_the_terminal
 from autodist.quiet import quiet_tensorflow
 from autodist.resources import ResourceSpec
@@ -91,6 +92,7 @@ class AutoDist:
         )
         self._notes: GradientNotes | None = None
         self._sums: SumNotes | None = None
+        self._graph_sessions = GraphSessions(self._run, self._noted)
         self._alone = TrainsAlone(self._run.spec, self._run.index == 0, self._is_in_scope)
         self._run.on_training = self._alone.stop
         self._process = os.getpid()
@@ -213,7 +215,9 @@ class AutoDist:
         tracing = Tracing(bool(jit_compile), input_signature, reduce_retracing, autograph)
 
         def decorate(function: Callable[..., Any]) -> DistributedFunction:
-            return DistributedFunction(function, self._run, batch_axis, is_global, tracing)
+            return DistributedFunction(
+                function, self._run, batch_axis, is_global, tracing, sessions=self._graph_sessions
+            )
 
         return decorate if step is None else decorate(step)
 
@@ -244,6 +248,10 @@ class AutoDist:
         self._run.pull()
 
     # -- end -------------------------------------------------------------------------------------------------------
+
+    def _noted(self) -> tuple[GradientNotes, SumNotes] | None:
+        """What was noted in the scope; None outside of any."""
+        return None if self._notes is None or self._sums is None else (self._notes, self._sums)
 
     def _is_in_scope(self, graph: object) -> bool:
         """Whether a graph's gradients were made in the scope."""

@@ -25,6 +25,7 @@ from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
 from autodist.composite_rows import Rows, open_spec, rows_of
 from autodist.errors import CaptureError, EmptyBatchError, UnevenBatchError
+from autodist.graph_function import GraphFunction, GraphSessions
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
@@ -140,6 +141,7 @@ class DistributedFunction:
             passed is this worker's own part.
         tracing: how it is traced.
         name_of: what `batch_axis` calls a leaf, by its parameter and its place in what is passed for it.
+        sessions: runs it where it is called while a graph is built; None: there it runs as everywhere.
     """
 
     survivable: ClassVar[type[Exception] | tuple[type[Exception], ...]] = EmptyBatchError
@@ -152,6 +154,7 @@ class DistributedFunction:
         is_global: bool = False,
         tracing: Tracing = Tracing(),
         name_of: Callable[[str, Sequence[Any]], str] = name_by_path,
+        sessions: GraphSessions | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
         self._function, self._run = function, run
@@ -164,7 +167,7 @@ class DistributedFunction:
         self._groups: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._signature = inspect.signature(function)
         self._of_instances = BoundFunctions(
-            lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing, name_of)
+            lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing, name_of, sessions)
         )
         self.coming: tuple[int, ...] = ()
         unknown = {key for key in named if str(key).split("/")[0] not in self._signature.parameters}
@@ -174,6 +177,23 @@ class DistributedFunction:
                 f"{', '.join(self._signature.parameters)}."
             )
         self._batch_axis = {name: require_axis(axis, f"{name} of {self._name}") for name, axis in named.items()}
+        self._in_graph = None if sessions is None else self._graph_function(sessions)
+
+    def _graph_function(self, sessions: GraphSessions) -> GraphFunction:
+        def step(arguments: Mapping[str, Any]) -> Any:
+            if self._tracing.jit_compile:
+                raise CaptureError(
+                    f"{self._name} asks for jit_compile, and is called where a graph is built. Leave tf.Graph() out, "
+                    "or build what XLA is to compile within tf.xla.experimental.jit_scope()."
+                )
+            bound = self._signature.bind_partial()
+            bound.arguments.update(arguments)
+            return self._function(*bound.args, **bound.kwargs)
+
+        def axis(parameter: str, path: Sequence[Any], value: Any) -> int | None:
+            return self._axis(parameter, value, self._name_of(parameter, path))
+
+        return GraphFunction(self._name, step, axis, sessions, self._is_global)
 
     @functools.cached_property
     def _declared(self) -> Mapping[str, Any] | None:
@@ -211,6 +231,8 @@ class DistributedFunction:
         if tf.inside_function():
             return call_in_function(self._plain, self._name, args, kwargs)
         arguments = self._bound(args, kwargs)
+        if self._in_graph is not None and not tf.executing_eagerly():
+            return self._in_graph(arguments)
         flat = [passed for p, value in arguments.items() for passed in self._flatten(p, value)]
         self._require_named(name for *_, name in flat)
         leaves = [Leaf(p, v, self._axis(p, v, name), spec, name) for p, v, spec, name in flat if is_array(v)]

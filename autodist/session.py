@@ -29,6 +29,7 @@ from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem, place_variables
+from autodist.graph.placement import Placement
 from autodist.graph.propagation import PerExample, Replicated
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel, find_placements, only_sets
 from autodist.messages import ALIKE_EVERYWHERE
@@ -39,6 +40,7 @@ from autodist.runtime.batches import require_examples, with_a_row
 from autodist.runtime.program import Program, RunMetadata, RunOptions
 from autodist.session_batches import SessionBatches
 from autodist.session_feeds import SessionFeeds, examples_of
+from autodist.session_initial_values import InitialValues
 from autodist.session_requests import (
     ABSENT,
     FEED_DENSE,
@@ -93,23 +95,28 @@ class DistributedSession(SessionInterface):
     Args:
         run: in which it runs.
         captured: the graph.
-        notes: the calls of `gradient` in the scope; more may come.
+        notes: the calls of `gradient` in the scope; more may come, and are refused. None: they are for later sessions.
         batch_axis: by placeholder (or its name), another axis to split along, negative ones counted from the last;
             None: every replica gets the whole.
+        shared: names of tensors for which every worker feeds the same, of which each keeps its share.
+        earlier: a session of the same graph, as it was before, that has the same values; by default it has its own.
     """
 
     def __init__(
         self,
         run: Run,
         captured: CapturedGraph,
-        notes: GradientNotes,
+        notes: GradientNotes | None,
         batch_axis: Mapping[Any, int | None] | None = None,
+        shared: frozenset[str] = frozenset(),
+        earlier: DistributedSession | None = None,
     ) -> None:
         self._run, self._captured, self._notes = run, captured, notes
         self._version = captured.graph.version
         named = dict(itertools.starmap(self._named_axis, require_mapping(batch_axis, "placeholders").items()))
-        self._feeds = SessionFeeds(run.spec, run.index, named, frozenset(v.shape for v in captured.variables))
-        self._prefix = f"session_{next(_COUNT)}"  # each session has values of its own, as TensorFlow's have
+        self._feeds = SessionFeeds(run.spec, run.index, named, frozenset(v.shape for v in captured.variables), shared)
+        # Each session has values of its own, as TensorFlow's have.
+        self._prefix: str = f"session_{next(_COUNT)}" if earlier is None else earlier._prefix
         self._names = {v.name: f"{self._prefix}/{v.handle}" for v in captured.variables}
         whole = captured.whole()
         require_training(captured, whole)
@@ -118,7 +125,13 @@ class DistributedSession(SessionInterface):
         self._batches.require_divisible(whole)
         self._feeds.require_open_axes(whole, captured)
         self._strategy: strategy_pb2.Strategy = self._plan(whole)
-        self._placements = find_placements(whole, self._strategy) if run.workers > 1 else {}
+        self._placements: Mapping[str, Placement] = self._placed(whole, {} if earlier is None else earlier._placements)
+        self._initial_values: InitialValues = InitialValues(
+            run,
+            captured,
+            lambda item, kernels: self._program(place_variables(item, self._placements), kernels),
+            set() if earlier is None else earlier._initial_values.settled,
+        )
         self._fetched: dict[Any, _Fetched] = {}
         self._has_told = False
         self._default: AbstractContextManager[Any] | None = None
@@ -132,6 +145,25 @@ class DistributedSession(SessionInterface):
                 "same graph on every worker."
             )
         return strategy
+
+    def _placed(self, whole: GraphItem, earlier: Mapping[str, Placement]) -> dict[str, Placement]:
+        """Where each variable lies; what an earlier session has placed stays there.
+
+        Raises:
+            CaptureError: the strategy wants one elsewhere, which no step trained before.
+        """
+        if self._run.workers == 1:
+            return {}
+        placements = find_placements(place_variables(whole, earlier), self._strategy)
+        wanted = find_placements(whole, self._strategy) if earlier else placements
+        for node in self._strategy.nodes:
+            if wanted[node.variable] != placements[node.variable]:
+                raise CaptureError(
+                    f"{node.variable} is trained by a step that was called after one which only reads it, when every "
+                    "worker had it already, and the strategy gives it an owner. Call the step that trains it first, or "
+                    "use AllReduce, or build the graph of all steps and run it by create_distributed_session()."
+                )
+        return placements
 
     @property
     def graph(self) -> tf.Graph:
@@ -177,7 +209,8 @@ class DistributedSession(SessionInterface):
             ClusterError: this worker failed in an earlier run.
         """
         if self.graph.version != self._version:
-            self._captured.require_same_training(self._notes.calls)
+            if self._notes is not None:
+                self._captured.require_same_training(self._notes.calls)
             self._version = self.graph.version
         structure = expanded(fetches)
         elements = [self._element(f) for f in tf.nest.flatten(structure) if f is not ABSENT]
@@ -297,6 +330,10 @@ class DistributedSession(SessionInterface):
             require_unchanged(item.graph_def, "a run that takes a batch")
         looks = not item.gradients and all(axis is None for axis in axes)
         is_alone = not item.gradients and not written_handles(item)
+        if sets:
+            self._initial_values.note_set(item)
+        elif outputs or targets:
+            self._initial_values.give_before(item)
         if not (is_alone or item.gradients or sets):
             self._tell_of_own_share(item, dict(zip(arrays, axes, strict=True)))
         return _Fetched(

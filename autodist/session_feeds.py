@@ -36,12 +36,14 @@ class SessionFeeds:
         worker: whose session it is.
         batch_axis: by name of a tensor, the axis that the script has named; None: every replica gets the whole.
         shapes: of the graph's variables.
+        shared: names of tensors for which every worker feeds the same.
     """
 
     spec: ResourceSpec
     worker: int
     batch_axis: Mapping[str, int | None]
     shapes: frozenset[tuple[int, ...]]
+    shared: frozenset[str] = frozenset()
 
     def require_open_axes(self, whole: GraphItem, captured: CapturedGraph) -> None:
         """Passes if all that the training reads of batches can be split, on whichever worker has several replicas.
@@ -122,6 +124,8 @@ class SessionFeeds:
 
     def is_shared_out(self, tensor: tf.Tensor) -> bool:
         """Whether every worker gets the same batch: what a graph's own iterator gives, unless the YAML says more."""
+        if tensor.name in self.shared:
+            return True
         return tensor.op.type in GETS if self.spec.batch is None else self.spec.batch == "global"
 
     def _may_set(self, arrays: Arrays) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -42,15 +42,23 @@ class CapturedGraph:
         calls: the calls of `gradient` that were noted in it.
         variables: all of its variables.
         sums: what is added up over replicas in it.
+        order: for operations, by name, those that run before them besides what the graph says.
     """
 
     graph: tf.Graph
     calls: tuple[NotedCall, ...]
     variables: tuple[Variable, ...]
     sums: tuple[NotedSum, ...] = ()
+    order: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, graph: tf.Graph, calls: Iterable[NotedCall], sums: Iterable[NotedSum] = ()) -> CapturedGraph:
+    def of(
+        cls,
+        graph: tf.Graph,
+        calls: Iterable[NotedCall],
+        sums: Iterable[NotedSum] = (),
+        order: Mapping[str, Sequence[str]] | None = None,
+    ) -> CapturedGraph:
         """Looks at a graph.
 
         Raises:
@@ -64,7 +72,7 @@ class CapturedGraph:
                 "graph."
             )
         found = find_variables(graph)
-        return cls(graph, calls, describe_variables(found), tuple(sums))
+        return cls(graph, calls, describe_variables(found), tuple(sums), order or {})
 
     def require_same_training(self, calls: Sequence[NotedCall]) -> None:
         """Passes if what was added to the graph since its session was made changes nothing of what is trained.
@@ -90,7 +98,7 @@ class CapturedGraph:
 
     @cached_property
     def _whole(self) -> GraphItem:
-        definition = self.graph.as_graph_def()
+        definition = self._editor().to_graph_def()
         present = {node.name for node in definition.node}
         calls = [c for c in self.calls if c.seed.op.name in present]
         return assemble(self._notes(calls, {}), definition, self.variables, {}, [], [])
@@ -109,7 +117,7 @@ class CapturedGraph:
             inputs: fed tensors, with the axis along which each is split. One of several outputs of a node gets a name
                 of its own; `inputs` of what is returned stand in the same order.
         """
-        editor = GraphEditor(self.graph.as_graph_def())
+        editor = self._editor()
         fed = {name: _become_fed(editor, self.graph.get_tensor_by_name(name)) for name in inputs}
         outputs = [fed.get(name, name) for name in outputs]
         roots = [*map(node_of, outputs), *targets, *map(node_of, fed.values())]
@@ -129,6 +137,29 @@ class CapturedGraph:
         handles = {v.name: v.handle for v in self.variables}
         return [handles[variable] for name, variable in self._applied.items() if node_of(name) in needed]
 
+    def having(self, outputs: Mapping[str, NodeDef], handles: Iterable[str]) -> GraphItem:
+        """What runs when a session is asked for what the script has not built: nodes of Boolean scalars on handles.
+
+        Args:
+            outputs: a node for each tensor that is returned.
+            handles: of the variables that they take.
+        """
+        editor = self._editor()
+        editor.prune(handles)
+        for node in outputs.values():
+            editor.add(node)
+        variables = [v for v in self.variables if v.handle in editor]
+        return GraphItem(
+            editor.to_graph_def(), tuple(variables), outputs=tuple(outputs),
+            spec_of={name: tf.TensorSpec([], tf.bool) for name in outputs}.__getitem__,
+        )  # fmt: skip
+
+    def _editor(self) -> GraphEditor:
+        editor = GraphEditor(self.graph.as_graph_def())
+        for name, before in self.order.items():
+            editor.add_control(name, before)
+        return editor
+
     def _notes(
         self, calls: Sequence[NotedCall], placeholders: Mapping[str, str], applied: Mapping[str, str] | None = None
     ) -> GraphNotes:
@@ -141,12 +172,7 @@ def find_variables(graph: tf.Graph) -> list[FoundVariable[VariableLike]]:
     Raises:
         CaptureError: if one is a reference variable.
     """
-    listed: dict[str, VariableLike] = {}
-    for name in graph.get_all_collection_keys():
-        for member in graph.get_collection_ref(name):
-            handle = getattr(member, "handle", None)
-            if isinstance(member, tf.Variable) and isinstance(handle, tf.Tensor):
-                listed.setdefault(handle.op.name, member)
+    listed: dict[str, VariableLike] = dict(_listed(graph))
     found = []
     for op in graph.get_operations():
         if op.type in _REFERENCES:
@@ -159,6 +185,27 @@ def find_variables(graph: tf.Graph) -> list[FoundVariable[VariableLike]]:
             source = listed[op.name] if op.name in listed else NodeVariable(op.name, shape, op.get_attr("dtype"))
             found.append(FoundVariable(source, op.name))
     return found
+
+
+def initializers_of(graph: tf.Graph) -> dict[str, str]:
+    """For the handles of variables that stand in a collection, what sets them to their initial values."""
+    found = {}
+    for handle, member in _listed(graph).items():
+        initializer = getattr(member, "initializer", None)
+        if isinstance(initializer, tf.Operation):
+            found[handle] = initializer.name
+    return found
+
+
+def _listed(graph: tf.Graph) -> dict[str, tf.Variable]:
+    """The variables that stand in a collection, by handle."""
+    listed: dict[str, tf.Variable] = {}
+    for name in graph.get_all_collection_keys():
+        for member in graph.get_collection_ref(name):
+            handle = getattr(member, "handle", None)
+            if isinstance(member, tf.Variable) and isinstance(handle, tf.Tensor):
+                listed.setdefault(handle.op.name, member)
+    return listed
 
 
 def handle_name(handle: Any) -> str | None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import nullcontext
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.equivalence.cases.base import Results, Trainer, own, program
+from tests.equivalence.cases.base import Alone, Results, Trainer, own, program
 from tests.equivalence.cases.graph_models import GraphModel, Weights, build
 from tests.equivalence.cases.models import make_batches
 
@@ -180,6 +182,54 @@ def graph_fetches(ad: Trainer) -> Results:
             _run(ad, session, net, train)
             fetched = _run(ad, session, net, fetches)[0] | {"loss": _run(ad, session, net, net.loss)[0]}
             return _variables(session) | {f"worker:{name}": np.asarray(value) for name, value in fetched.items()}
+
+
+@program
+def graph_without_initialiser(ad: Trainer) -> Results:
+    """A script that leaves it to its session to initialise, and fetches a variable beside the train operation."""
+    with tf.Graph().as_default(), ad.scope():
+        net = build("mlp")
+        train = v1.train.AdamOptimizer(0.01).minimize(net.loss)
+        before = v1.trainable_variables()[1]
+        with ad.create_distributed_session() as session:
+            if isinstance(ad, Alone):
+                session.run(v1.global_variables_initializer())
+            fetched = [value for _, value in _run(ad, session, net, (train, before))]
+            return _variables(session) | {f"before step {k}": value for k, value in enumerate(fetched)}
+
+
+class _Stepping:
+    """A model whose training step is a method, which returns what one reads of it."""
+
+    def __init__(self) -> None:
+        draws = np.random.default_rng(5)
+        self.table = tf.Variable(draws.normal(size=(7, 3)), name="table")
+        self.kernel = tf.Variable(draws.normal(size=(3, 1)), name="kernel")
+        self.optimizer = keras.optimizers.Adam(0.01)
+
+    def train(self, batch: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, Any, tf.Variable]:
+        ids, targets = batch
+        hidden = tf.reduce_mean(tf.nn.embedding_lookup(self.table, ids), 1) @ self.kernel
+        loss = tf.reduce_mean(tf.square(hidden[:, 0] - targets))
+        gradients = tf.gradients(loss, [self.table, self.kernel])
+        self.optimizer.apply_gradients(zip(gradients, [self.table, self.kernel], strict=True))
+        return loss, self.optimizer.iterations, self.kernel
+
+    def read(self) -> dict[str, tf.Tensor]:
+        return {"table": tf.identity(self.table), "kernel": tf.identity(self.kernel)}
+
+
+@program
+def graph_called_step(ad: Trainer) -> Results:
+    """A step that is called while its graph is built; alone it runs eagerly."""
+    draws = np.random.default_rng(6)
+    with nullcontext() if isinstance(ad, Alone) else tf.Graph().as_default(), ad.scope():
+        model = _Stepping()
+        step, read = ad.function(model.train), ad.function(model.read)
+        for _ in range(4):
+            ids, targets = draws.integers(0, 7, (30, 2)), draws.normal(size=30)
+            step((own(ad, ids), own(ad, targets)))
+        return {name: np.asarray(value) for name, value in read().items()}
 
 
 @program
