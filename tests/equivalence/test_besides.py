@@ -66,6 +66,7 @@ ALL_REDUCE = (
 )
 
 PARAMETER_SERVERS = (
+    "fit_after_other_layers",
     "fit_last_batch_of_one_example",
     "fit_masked_kernel",
     "fit_masked_lstm",

@@ -52,6 +52,19 @@ def fit_last_batch_of_one_example(ad: Trainer) -> Results:
 
 
 @program
+def fit_after_other_layers(ad: Trainer) -> Results:
+    """Each worker has made another number of layers before, and Keras counts names on from there."""
+
+    def make() -> keras.Model:
+        for _ in range(ad.worker_index):
+            layers.Dense(1)
+        return keras.Sequential([keras.Input((8,)), layers.Dense(6, "tanh"), layers.Dense(3)])
+
+    found = _fit(ad, model=make)
+    return {name if name.startswith("history") else name.split()[0]: value for name, value in found.items()}
+
+
+@program
 def fit_synchronized_norms(ad: Trainer) -> Results:
     def make() -> keras.Model:
         dense, norm = layers.Dense(6, use_bias=False), layers.BatchNormalization(synchronized=True)
