@@ -25,6 +25,7 @@ from autodist.kernels.exchange import Exchange
 from autodist.kernels.own_part import NOBODY, OwnPart
 from autodist.kernels.results import Results
 from autodist.kernels.tokens import Group, group_writes
+from autodist.kernels.varying import after_loops
 
 PACK_BYTES = 256 << 10
 """Gradients are packed up to this size; larger ones go alone, since packing copies them."""
@@ -157,7 +158,7 @@ class _Servers:
         for handle, early in self.followers.items():
             if self.owner[handle] == self._owner_of(first):
                 reads += early
-        return list(dict.fromkeys(reads))
+        return after_loops(self.item.wiring, dict.fromkeys(reads))
 
     def _waits_for_a_write(self, name: str, handles: Collection[str]) -> bool:
         waits = (self.effects.get(node_of(i)) for i in self.editor[name].input if is_control(i))

@@ -74,6 +74,7 @@ class _Proxies:
         reads = [
             name for name, effect in self._effects.items()
             if handle in effect.reads and not effect.writes and name in self._compute and name not in late
+            and self._takes_handle(name, handle)
         ]  # fmt: skip
         device = self._context.home(self._context.worker, variable.dtype)
         proxy = add_copy(self.editor, variable, f"autodist/proxy/{handle}", PROXY, device)
@@ -93,6 +94,10 @@ class _Proxies:
         self.editor.rewire(tensor(name), read, readers)
         self._drop_unread(name)
         return [read]
+
+    def _takes_handle(self, name: str, handle: str) -> bool:
+        """Whether a node has the handle by itself; a v1 loop passes it on, and reads a copy that is made before it."""
+        return handle in self._given(name)
 
     def _given(self, name: str) -> list[str]:
         return [node_of(i) for i in self.editor[name].input if not is_control(i)]

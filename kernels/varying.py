@@ -63,6 +63,23 @@ def find_late_reads(stages: Stages, varying: Collection[str]) -> set[str]:
     }
 
 
+def after_loops(wiring: Wiring, names: Iterable[str]) -> list[str]:
+    """What to wait for in the place of nodes, some of which stand in v1 loops: nothing outside waits for one inside.
+
+    What leaves a loop stands for all that is in it.
+    """
+    if not wiring.of_op(*_LOOPS):
+        return list(names)
+    frames = _frames(wiring)
+    leaving: dict[str, list[str]] = {}
+    for node in wiring.of_op("Exit", "RefExit"):
+        frame = frames.get(node.name, "")
+        if any(frames.get(consumer) != frame for consumer in wiring.consumers[node.name]):
+            leaving.setdefault(frame, []).append(node.name)
+    found = [one for name in names for one in (leaving.get(frames[name], []) if name in frames else [name])]
+    return list(dict.fromkeys(found))
+
+
 def _reached(wiring: Wiring, sources: set[str], outside: Collection[str]) -> set[str]:
     found = set(sources)
     drawn = {node.name for node in wiring.of_op(*RANDOM)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -17,6 +17,7 @@ from autodist.graph.placement import Cut
 from autodist.kernels import SETTING_KERNELS, Context, rewrite
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.graphs_in_one_process import Cluster
+from tests.unit.kernels.in_one_process import plan
 from tests.unit.kernels.partition.shards import numbers, sharded_plan
 
 v1 = tf.compat.v1
@@ -52,11 +53,13 @@ def build(uses_loop: bool = False, measures: bool = False) -> None:
 
 
 @contextmanager
-def built(**options: bool) -> Iterator[tuple[Cluster, v1.Session]]:
+def built(
+    planned: Callable[[GraphItem], strategy_pb2.Strategy] = sharded, **options: bool
+) -> Iterator[tuple[Cluster, v1.Session]]:
     """The workers of a graph, and one device that runs the same."""
     with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
         build(**options)
-        cluster = Cluster(graph, notes.calls, sharded)
+        cluster = Cluster(graph, notes.calls, planned)
         with v1.Session(graph=graph) as alone, cluster.session:
             yield cluster, alone
 
@@ -148,6 +151,15 @@ def first_control_flow() -> Iterator[None]:
 
 def test_a_loop_of_tensorflow_1_reads_the_whole(first_control_flow):
     with built(uses_loop=True) as (cluster, alone):
+        assert "Enter" in {op.type for op in alone.graph.get_operations()}
+        assert_trains_alike(cluster, alone)
+
+
+@pytest.mark.parametrize("local_proxy", [False, True])
+def test_a_loop_of_tensorflow_1_reads_what_another_worker_holds(first_control_flow, local_proxy):
+    """No node outside of a loop waits for one inside, as the gradients that are sent wait for reads."""
+    owners = {"v": 0, "table": 1}
+    with built(lambda item: plan(item, 2, 1, owners, local_proxy=local_proxy), uses_loop=True) as (cluster, alone):
         assert "Enter" in {op.type for op in alone.graph.get_operations()}
         assert_trains_alike(cluster, alone)
 
