@@ -76,6 +76,9 @@ with tf.Graph().as_default(), ad.scope():
 """
 
 
+@pytest.mark.feature(
+    "session", "step: `MonitoredTrainingSession` or `Session`, fed a part of the data", refused="CaptureError"
+)
 def test_a_plain_session_that_would_train_on_half_of_each_batch_is_refused(tmp_path: Path) -> None:
     with Training(tmp_path, PLAIN_SESSION, TWO) as run:
         assert run.wait(60) == 1, run.stderr

@@ -74,6 +74,8 @@ keep(val_loss=history.history["val_loss"], rate=both.optimizer.learning_rate.num
 """
 
 
+@pytest.mark.feature("fit", "callbacks: those that write files (`ModelCheckpoint`, `CSVLogger`)")
+@pytest.mark.feature("fit", "callbacks: `EarlyStopping`, `ReduceLROnPlateau`")
 def test_both_decide_alike_and_the_chief_alone_writes_and_shows(tmp_path: Path) -> None:
     files = tmp_path / "files"
     files.mkdir()
@@ -113,6 +115,7 @@ keep(**weights_of("weight", model))
 """
 
 
+@pytest.mark.feature("fit", "callbacks: `BackupAndRestore`")
 def test_a_backup_that_the_chief_alone_has_lets_both_go_on_from_it(tmp_path: Path) -> None:
     model = MODEL.format(folder=str(tmp_path))
     kept = []

@@ -126,12 +126,62 @@ BY_STRATEGY = {
     "parallax": MIXED,
 }
 
+FEATURES: dict[str, tuple[pytest.MarkDecorator, ...]] = {
+    "fit_class_weight": (pytest.mark.feature("fit", "loss: `sample_weight`, `class_weight`"),),
+    "fit_dataset": (pytest.mark.feature("fit", "data: data sets of `tf.data`"),),
+    "fit_ema": (pytest.mark.feature("fit", "optimizer: averages of weights"),),
+    "fit_frozen_layer": (pytest.mark.feature("fit", "model: frozen layers"),),
+    "fit_gradient_accumulation": (pytest.mark.feature("fit", "optimizer: gradient accumulation"),),
+    "fit_last_batch_does_not_divide": (pytest.mark.feature("fit", "data: uneven batches"),),
+    "fit_loss_scale": (pytest.mark.feature("fit", "precision: loss scaling"),),
+    "fit_masked_lstm": (
+        pytest.mark.feature("fit", "loss: masks"),
+        pytest.mark.feature("fit", "model: recurrent layers, `tf.while_loop`"),
+    ),
+    "fit_masked_kernel": (pytest.mark.feature("fit", "model: weights clipped, masked or normalised before their use"),),
+    "fit_metrics_that_count": (pytest.mark.feature("fit", "evaluation: metrics that are no means (AUC)"),),
+    "fit_outputs_reduced_in_two_ways": (
+        pytest.mark.feature("fit", "loss: several losses or outputs, each with its own reduction"),
+    ),
+    "fit_regularized": (pytest.mark.feature("fit", "loss: penalties on weights"),),
+    "fit_restored": (pytest.mark.feature("fit", "values: restored between steps from `tf.train.Checkpoint`"),),
+    "fit_sample_weight": (pytest.mark.feature("fit", "loss: `sample_weight`, `class_weight`"),),
+    "fit_synchronized_norms": (pytest.mark.feature("fit", "model: synchronized batch normalisation"),),
+    "function-embedding-adam-clipped": (pytest.mark.feature("function", "optimizer: gradients clipped by their norm"),),
+    "graph_alternating_optimizers": (pytest.mark.feature("session", "optimizer: several optimizers"),),
+    "graph_decay_and_averages": (pytest.mark.feature("session", "optimizer: averages of weights"),),
+    "graph_few_examples": (pytest.mark.feature("session", "data: uneven batches"),),
+    "graph_loaded_variables": (
+        pytest.mark.feature("session", "values: given from Python between steps (`assign`, `load`)"),
+    ),
+    "graph_loop": (pytest.mark.feature("session", "model: recurrent layers, `tf.while_loop`"),),
+    "graph_saved_and_restored": (pytest.mark.feature("session", "values: saved and restored by `Saver`"),),
+    "graph_terms_of_several_weights": (
+        pytest.mark.feature("session", "loss: several losses or outputs, each with its own reduction"),
+    ),
+    "graph_weighted_loss": (pytest.mark.feature("session", "loss: masks"),),
+    "graph_tf_keras": (pytest.mark.feature("session", "model: layers and optimizers of tf_keras"),),
+    "step_assigned_in_python": (
+        pytest.mark.feature("function", "values: given from Python between steps (`assign`, `load`)"),
+    ),
+    "step_checkpoint_guide": (
+        pytest.mark.feature("function", "values: restored between steps from `tf.train.Checkpoint`"),
+    ),
+    "step_fewer_examples_than_replicas": (pytest.mark.feature("function", "data: uneven batches"),),
+    "step_mean_and_penalty": (pytest.mark.feature("function", "loss: penalties on weights"),),
+    "step_nested_functions": (pytest.mark.feature("function", "step: a nested `tf.function`"),),
+    "step_target_network": (pytest.mark.feature("function", "model: target networks"),),
+    "step_two_functions": (pytest.mark.feature("function", "step: several steps that share variables"),),
+    "step_two_optimizers": (pytest.mark.feature("function", "optimizer: several optimizers"),),
+}
+"""What programs show, for the README's table."""
+
 GLOBAL = Cluster("ps_load_balancing", workers=2, replicas=1, batch="global")
 
 
 def _case(name: str, cluster: Cluster, program: str) -> Any:
     marks = [pytest.mark.trains(cluster, program), pytest.mark.trains(None, program)]
-    return pytest.param(cluster, program, id=f"{name}-{program}", marks=marks)
+    return pytest.param(cluster, program, id=f"{name}-{program}", marks=[*marks, *FEATURES.get(program, ())])
 
 
 CASES = [

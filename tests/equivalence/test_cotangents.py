@@ -49,6 +49,7 @@ def _case(cluster: Cluster, program: str) -> Any:
 pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
 
 
+@pytest.mark.feature("fit", "loss: gradients clipped within the backward pass")
 @pytest.mark.parametrize("cluster, program", [_case(c, p) for c, programs in BY_CLUSTER.items() for p in programs])
 def test_many_devices_train_what_one_does(cluster: Cluster, program: str, trainings: Trainings) -> None:
     difference, name = largest_difference(trainings.alone(program).joined, trainings.on(cluster, program).joined)
@@ -56,6 +57,7 @@ def test_many_devices_train_what_one_does(cluster: Cluster, program: str, traini
     assert difference <= MOST, name
 
 
+@pytest.mark.feature("fit", "precision: `mixed_float16`")
 @pytest.mark.parametrize(
     "cluster, program",
     [_case(Cluster("shuffle", workers, replicas), "fit_half_precision") for workers, replicas in ((1, 2), (2, 1))],

@@ -37,6 +37,8 @@ CASES = [
 pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
 
 
+@pytest.mark.feature("fit", "precision: `jit_compile=True`")
+@pytest.mark.feature("function", "precision: `jit_compile=True`")
 @pytest.mark.parametrize("cluster, program", CASES)
 def test_many_devices_train_what_one_does_with_xla_and_without(
     cluster: Cluster, program: str, trainings: Trainings

@@ -50,6 +50,12 @@ CASES = [Case(combination) for combination in choose()]
 pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
 
 
+@pytest.mark.feature("fit", "model: embeddings")
+@pytest.mark.feature("function", "model: embeddings")
+@pytest.mark.feature("session", "model: embeddings")
+@pytest.mark.feature("fit", "model: convolutions, batch normalisation of a replica's part")
+@pytest.mark.feature("function", "model: convolutions, batch normalisation of a replica's part")
+@pytest.mark.feature("session", "model: convolutions, batch normalisation of a replica's part")
 @pytest.mark.parametrize("case", [case.parameter for case in CASES])
 def test_many_devices_train_what_one_does(case: Case, trainings: Trainings) -> None:
     expected = trainings.alone(case.reference).joined

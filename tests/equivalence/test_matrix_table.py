@@ -1,7 +1,8 @@
-"""The table of what is trained leaves out no pair of values."""
+"""The table of what is trained leaves out no pair of values, and what is told of programs is told of trained ones."""
 
 from __future__ import annotations
 
+from tests.equivalence import test_besides
 from tests.equivalence.matrix import AXES, all_pairs, choose, covered, pairs_of
 from tests.equivalence.test_matrix import CASES
 
@@ -19,3 +20,8 @@ def test_every_chosen_combination_is_trained() -> None:
 def test_a_combination_holds_one_pair_for_every_two_axes() -> None:
     assert len(pairs_of(("ps", "graph", "1x2", "mlp", "adam"))) == 10
     assert (("strategy", "ps"), ("model", "mlp")) in pairs_of(("ps", "graph", "1x2", "mlp", "adam"))
+
+
+def test_features_are_told_of_programs_that_are_trained() -> None:
+    trained = {program for programs in test_besides.BY_STRATEGY.values() for program in programs}
+    assert test_besides.FEATURES.keys() <= trained

@@ -33,6 +33,7 @@ def test_every_type_and_shape_trains_as_on_one_device(cluster: Cluster, training
 SHUFFLE = Cluster("shuffle")
 
 
+@pytest.mark.feature("fit", "precision: `mixed_bfloat16`")
 @pytest.mark.trains(None, CONVOLUTIONS)
 @pytest.mark.trains(SHUFFLE, CONVOLUTIONS)
 def test_convolutions_of_bfloat16_in_a_later_step_train_as_on_one_device(trainings: Trainings) -> None:

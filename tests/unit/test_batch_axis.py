@@ -40,6 +40,7 @@ def stepped(batch_axis, argument=X):
         return float(loss), weight.numpy()
 
 
+@pytest.mark.feature("function", "data: another batch axis, or none")
 @pytest.mark.parametrize("axis", [1, -1, np.int64(-1)])
 def test_axes_of_a_function_are_counted_as_numpy_does(axis):
     loss, weight = stepped({"x": axis})
@@ -98,6 +99,7 @@ def graph(shape):
         yield ad, x, weight, loss, train
 
 
+@pytest.mark.feature("session", "data: another batch axis, or none")
 @pytest.mark.parametrize("shape", [(4, None), None])
 @pytest.mark.parametrize("axis", [1, -1])
 def test_axes_of_a_placeholder_are_counted_as_numpy_does(axis, shape):

@@ -49,6 +49,8 @@ def test_what_is_taken_apart_is_put_together_again(value: Any) -> None:
     assert examples(last) == examples(value)[1:]
 
 
+@pytest.mark.feature("function", "data: ragged tensors with several ragged axes", refused="CaptureError")
+@pytest.mark.feature("function", "data: `IndexedSlices` as inputs", refused="CaptureError")
 @pytest.mark.parametrize(
     "value, axis, told",
     [
@@ -66,6 +68,7 @@ def test_what_has_no_row_for_each_example_is_refused(value: Any, axis: int, told
             step(value)
 
 
+@pytest.mark.feature("function", "data: sparse tensors")
 def test_batches_with_other_numbers_of_entries_are_not_traced_again() -> None:
     ad = replicas(2)
     with ad.scope():
@@ -91,6 +94,8 @@ def sparse_tensors() -> tf.data.Dataset:
     return tf.data.Dataset.from_tensor_slices((x, y)).batch(5)
 
 
+@pytest.mark.feature("fit", "data: sparse tensors")
+@pytest.mark.feature("fit", "data: SciPy's sparse matrices")
 @pytest.mark.parametrize("kind", ["scipy", "tf.sparse"])
 @pytest.mark.usefixtures("keras_in_float64")
 def test_fit_takes_sparse_matrices_as_on_one_device(kind: str) -> None:
@@ -123,6 +128,7 @@ def sum_of_words(table: tf.Variable, words: tf.RaggedTensor) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(tf.gather(table, words.values), words.value_rowids(), words.nrows())
 
 
+@pytest.mark.feature("function", "data: ragged tensors")
 @pytest.mark.parametrize("pooled", [mean_of_words, sum_of_words])
 def test_a_ragged_argument_trains_as_on_one_device(pooled: Callable[..., tf.Tensor]) -> None:
     rng = np.random.default_rng(0)

@@ -46,6 +46,7 @@ def stateful(layer):
     return layer(2, stateful=True)
 
 
+@pytest.mark.feature("fit", "model: stateful recurrent layers", refused="CaptureError")
 @pytest.mark.parametrize("shape", TWO)
 @pytest.mark.parametrize("layer", [keras.layers.LSTM, keras.layers.GRU, keras.layers.SimpleRNN])
 def test_fit_refuses_a_stateful_rnn_and_names_its_state(layer, shape):
@@ -61,6 +62,7 @@ def test_fit_takes_a_model_whose_input_alone_has_a_batch_size(layer, size, shape
         fit(autodist(*shape), type(layer).from_config(layer.get_config()), **size)
 
 
+@pytest.mark.feature("fit", "data: steps for one number of examples alone", refused="CaptureError")
 @pytest.mark.parametrize("shape", TWO)
 def test_fit_refuses_a_reshape_to_a_batch_of_one_length(shape):
     with pytest.raises(CaptureError, match="takes 8 examples at a time"):
@@ -90,6 +92,7 @@ def eight(x):
     return tf.reshape(x, [8, -1])
 
 
+@pytest.mark.feature("function", "data: steps for one number of examples alone", refused="CaptureError")
 @pytest.mark.parametrize("shape, options", [((2, 1), {}), ((2, 1), {"batch": "global"}), ((2, 2), {"batch": "global"})])
 def test_a_function_that_is_given_a_batch_to_divide_is_refused(shape, options):
     with pytest.raises(CaptureError, match=r"\(features, labels\)"):
@@ -118,6 +121,7 @@ def session(ad, shape, batch_axis=None):
         ad.create_distributed_session(batch_axis=batch_axis)
 
 
+@pytest.mark.feature("session", "data: steps for one number of examples alone", refused="CaptureError")
 @pytest.mark.parametrize("batch_axis", [None, {"x": 0}])
 def test_a_session_refuses_a_placeholder_of_fixed_length(batch_axis):
     with pytest.raises(CaptureError, match=r"x:0 has the fixed shape \(8, 4\).* Leave .* axis open"):

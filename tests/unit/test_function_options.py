@@ -67,6 +67,7 @@ def trainer_class(ad, *decorators):
     return Trainer
 
 
+@pytest.mark.feature("function", "step: a method as a step")
 def test_each_instance_has_a_step_of_its_own():
     with autodist().scope() as ad:
         trainer_kind = trainer_class(ad)
@@ -160,6 +161,7 @@ def padded_sum(ad, weight, **options):
     return step
 
 
+@pytest.mark.feature("function", "step: `input_signature`, `reduce_retracing`")
 @pytest.mark.parametrize(
     ("options", "traces"),
     [
@@ -265,6 +267,7 @@ def test_autograph_is_as_asked(autograph):
 # -- functions in functions ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("function", "step: a step within a step")
 @pytest.mark.parametrize("inner_options", [{}, {"batch": "global"}, {"jit_compile": True}])
 def test_a_step_within_a_step_is_part_of_it(inner_options):
     with autodist().scope() as ad:
@@ -305,6 +308,7 @@ def test_a_method_within_a_step_is_part_of_it():
     assert_trains(outer, trainer.weight)
 
 
+@pytest.mark.feature("function", "step: a training step within a `tf.function`", refused="CaptureError")
 def test_a_step_that_trains_is_refused_within_a_function():
     with autodist().scope() as ad:
         weight = tf.Variable(np.ones((2, 1)))

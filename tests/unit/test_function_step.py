@@ -55,6 +55,7 @@ def test_what_is_sparse_is_given_whole_where_that_is_said(value):
     assert len(step._traced) == 1
 
 
+@pytest.mark.feature("function", "evaluation: steps that only evaluate")
 def test_functions_that_train_and_evaluate_take_turns():
     """What only evaluates reads what the steps before have trained, and shares the batch out among the replicas."""
     ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2]}]}))
@@ -84,6 +85,7 @@ def test_functions_that_train_and_evaluate_take_turns():
         expected = expected - 0.2 * x[:5].T @ (x[:5] @ expected) / 5
 
 
+@pytest.mark.feature("function", "data: batches without examples", refused="EmptyBatchError")
 def test_a_batch_without_examples_is_refused():
     ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]}))
     with ad.scope():

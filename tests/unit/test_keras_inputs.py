@@ -66,6 +66,8 @@ class Sum(keras.layers.Layer):
         return shapes[0]
 
 
+@pytest.mark.feature("fit", "data: optional inputs, left out")
+@pytest.mark.feature("fit", "data: generators")
 @pytest.mark.parametrize("with_second", [False, True])
 def test_a_generator_may_leave_out_an_optional_input(with_second):
     def batches():
@@ -99,6 +101,7 @@ def test_what_fails_for_a_none_of_the_scripts_own_says_nothing_of_batch_axes():
 # -- how it is compiled ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.feature("fit", "step: `run_eagerly=True`")
 def test_a_model_that_is_to_run_eagerly_is_compiled_all_the_same(caplog):
     with caplog.at_level(logging.WARNING, "autodist"):
         assert_fits_alike(
@@ -157,6 +160,7 @@ def test_the_scope_within_a_strategy_is_refused(strategy):
         pass
 
 
+@pytest.mark.feature("function", "step: a `tf.distribute` strategy", refused="CaptureError")
 def test_a_strategy_within_a_step_is_refused(strategy):
     with autodist().scope() as ad:
 
@@ -168,6 +172,7 @@ def test_a_strategy_within_a_step_is_refused(strategy):
         step(X)
 
 
+@pytest.mark.feature("fit", "step: a `tf.distribute` strategy", refused="CaptureError")
 def test_a_model_that_was_built_under_a_strategy_is_refused(strategy):
     with strategy.scope():
         model = dense()

@@ -98,6 +98,7 @@ def test_how_a_loss_depends_on_the_batch_is_known_behind_layers_that_look_up(enc
     assert flows_of(item).kind(item.outputs[0]) == Mean(Examples())
 
 
+@pytest.mark.feature("fit", "model: lookup tables (`StringLookup`, `TextVectorization`)")
 @pytest.mark.filterwarnings("ignore:.*will be ignored")
 @pytest.mark.parametrize("encoding", ["string", "text", "text, counted"])
 def test_models_with_layers_that_look_up_train_as_on_one_device(encoding, keras_in_float64, caplog):
@@ -160,6 +161,7 @@ def expected_of(table, weight, words, y):
     return np.mean(difference**2), ids, weight - 0.1 * gradient
 
 
+@pytest.mark.feature("function", "model: lookup tables (`StringLookup`, `TextVectorization`)")
 @pytest.mark.parametrize("maker", MAKERS)
 def test_a_table_that_stays_as_it_is_is_a_constant_of_the_step(maker, caplog):
     table = MAKERS[maker]()
@@ -176,6 +178,7 @@ def test_a_table_that_stays_as_it_is_is_a_constant_of_the_step(maker, caplog):
     assert [record.message for record in caplog.records if "not known" in record.message] == []
 
 
+@pytest.mark.feature("function", "model: lookup tables, filled between steps")
 def test_a_table_that_is_filled_further_between_steps_is_read_as_it_is_then(caplog):
     table = mutable(default=4)
     with autodist().scope() as ad, caplog.at_level(logging.WARNING, "autodist"):
@@ -187,6 +190,7 @@ def test_a_table_that_is_filled_further_between_steps_is_read_as_it_is_then(capl
     assert sum("filled further" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.feature("function", "model: lookup tables of other kinds (`DenseHashTable`)", refused="CaptureError")
 def test_a_table_of_another_kind_is_refused():
     table = mutable(tf.lookup.experimental.DenseHashTable, 4, empty_key="", deleted_key="-")
     with autodist().scope() as ad:
@@ -211,6 +215,7 @@ def test_a_table_that_the_step_makes_is_refused():
         step(WORDS)
 
 
+@pytest.mark.feature("function", "model: lookup tables, changed by the step", refused="CaptureError")
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_a_table_that_the_step_changes_is_refused(is_nested):
     table = mutable()
@@ -261,6 +266,7 @@ def run_all(session, fetches, train, batch):
     return found
 
 
+@pytest.mark.feature("session", "model: lookup tables (`StringLookup`, `TextVectorization`)")
 @pytest.mark.parametrize("together", [True, False])
 def test_tables_of_a_session_are_initialised_and_read(together, caplog):
     def initialised(session):
@@ -281,6 +287,8 @@ def test_tables_of_a_session_are_initialised_and_read(together, caplog):
     assert [record.message for record in caplog.records if "not known" in record.message] == []
 
 
+@pytest.mark.feature("session", "model: lookup tables, filled between steps")
+@pytest.mark.feature("session", "model: lookup tables, changed by the step", refused="CaptureError")
 def test_a_session_fills_tables_by_runs_of_their_own_and_no_others():
     with tf.Graph().as_default(), autodist().scope() as ad:
         table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, 4)

@@ -34,6 +34,7 @@ def step_on(w):
     return step
 
 
+@pytest.mark.feature("function", "data: inputs with different numbers of rows")
 def test_a_step_trains_as_on_one_device(caplog):
     calls = [arrays(24, 8), arrays(9, 5), arrays(4, 4)]
     alone = tf.Variable(np.ones((3, 1)))
@@ -125,6 +126,9 @@ def fitted():
     return [*model.get_weights(), *map(np.array, history.history.values())]
 
 
+@pytest.mark.feature("fit", "data: inputs with different numbers of rows")
+@pytest.mark.feature("fit", "step: a `train_step` of one's own")
+@pytest.mark.feature("fit", "optimizer: several optimizers")
 def test_fit_trains_as_on_one_device():
     expected = fitted()
     with two_replicas().scope():
@@ -160,6 +164,7 @@ def of_a_graph(**scope):
     return [*model.get_weights(), *map(np.array, history.history.values())]
 
 
+@pytest.mark.feature("fit", "data: another batch axis, or none")
 def test_fit_takes_batch_axes_by_the_inputs_names():
     found, expected = of_a_graph(batch_axis={"x/graph": None, "y": 1}), of_a_graph()
     for mine, other in zip(found, expected, strict=True):

@@ -61,6 +61,7 @@ def autodist():
     return AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [node]}))
 
 
+@pytest.mark.feature("session", "loss: `nce_loss`, `sampled_softmax_loss`")
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_three_replicas_train_what_one_device_trains(optimizer):
     with tf.Graph().as_default():

@@ -31,6 +31,7 @@ def trained():
         yield session, loss, train, {x: np.arange(12.0).reshape(4, 3)}
 
 
+@pytest.mark.feature("session", "fetches: `RunOptions`, `RunMetadata`")
 def test_a_run_takes_options_and_tells_what_ran(trained):
     session, loss, train, batch = trained
     plain = session.run(loss, batch)
@@ -113,6 +114,7 @@ def setting():
 VALUE = np.arange(6, dtype=np.float32).reshape(3, 2)
 
 
+@pytest.mark.feature("session", "values: given from Python between steps (`assign`, `load`)")
 def test_variables_are_loaded(setting):
     session, weight, bias, rate, _ = setting
     weight.load(VALUE, session)
@@ -182,6 +184,7 @@ def test_what_is_fed_can_be_fetched(trained):
     assert session.run(x, {x: batch[:0]}).shape == (0, 3)
 
 
+@pytest.mark.feature("session", "data: sparse tensors", refused="CaptureError")
 def test_what_is_sparse_is_neither_fed_nor_fetched():
     ad = autodist()
     with tf.Graph().as_default(), ad.scope():
@@ -213,6 +216,7 @@ def sparse():
         yield session, alone, gradient, train, {ids: np.array([[0, 1], [2, 1], [3, 0], [1, 1], [4, 5]])}
 
 
+@pytest.mark.feature("session", "fetches: `IndexedSlices`")
 @pytest.mark.parametrize("trains", [False, True])
 def test_a_sparse_gradient_is_fetched_with_the_rows_of_all_replicas(sparse, trains):
     session, alone, gradient, train, feeds = sparse
@@ -233,6 +237,7 @@ def test_a_sparse_gradient_that_tells_no_shape_is_fetched(sparse):
     np.testing.assert_allclose(mine.values, theirs.values, rtol=1e-12)
 
 
+@pytest.mark.feature("session", "fetches: `make_callable`")
 def test_a_callable_runs_what_it_was_made_for(trained):
     session, loss, train, feeds = trained
     (x, batch), plain = next(iter(feeds.items())), session.run(loss, feeds)
@@ -254,6 +259,7 @@ def test_a_callable_runs_what_it_was_made_for(trained):
         session.make_callable([3])
 
 
+@pytest.mark.feature("session", "fetches: `partial_run`", refused="CaptureError")
 def test_runs_in_pieces_are_refused(trained):
     session, loss, _, feeds = trained
     for call in (lambda: session.partial_run_setup([loss], list(feeds)), lambda: session.partial_run("handle", loss)):
@@ -266,6 +272,7 @@ def test_the_graph_is_told_as_the_script_has_built_it(trained):
     assert session.graph_def == session.graph.as_graph_def()
 
 
+@pytest.mark.feature("session", "data: batches without examples", refused="EmptyBatchError")
 def test_a_batch_without_examples_is_refused_where_something_asks_for_examples(trained):
     session, loss, train, feeds = trained
     x = next(iter(feeds))

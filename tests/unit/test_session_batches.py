@@ -81,6 +81,7 @@ def trained_from_one_shot(ad):
         return [*losses, *session.run(weight).ravel()]
 
 
+@pytest.mark.feature("session", "data: iterators that the step itself reads")
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("train", [trained_from_initializable, trained_from_one_shot])
 def test_an_iterator_gives_the_replicas_what_it_gives_one_device(train, replicas):
@@ -115,6 +116,7 @@ def test_what_an_iterator_gives_can_be_fed_instead():
         np.testing.assert_array_equal(session.run(x), X[4:6])
 
 
+@pytest.mark.feature("session", "data: inputs with different numbers of rows", refused="UnevenBatchError")
 def test_parts_of_an_element_that_disagree_in_length_are_refused():
     with session_of(autodist()) as make_session:
         dataset = tf.data.Dataset.from_tensors((X, Y, np.arange(3))).repeat()
@@ -151,6 +153,7 @@ def test_a_dataset_that_every_worker_would_shuffle_otherwise_is_refused_before_a
                 ad.create_distributed_session()
 
 
+@pytest.mark.feature("session", "data: queues", refused="CaptureError")
 def test_a_queue_is_refused():
     with session_of(autodist()) as make_session:
         queue = tf.queue.FIFOQueue(10, [tf.float64, tf.float64], [[2], []])

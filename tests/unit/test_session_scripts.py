@@ -63,6 +63,9 @@ def assert_like_one_device(script: Callable[[Any], Found], rtol: float = 1e-12) 
         np.testing.assert_allclose(found[name], value, rtol=rtol, atol=rtol * scale, err_msg=name)
 
 
+@pytest.mark.feature("session", "fetches: merged summaries")
+@pytest.mark.feature("session", "fetches: norms of gradients")
+@pytest.mark.feature("session", "optimizer: gradients clipped by their norm")
 def test_merged_summaries_of_a_loss_of_gradients_and_of_rows_are_fetched_beside_training():
     def script(ad):
         with tf.Graph().as_default(), ad.scope():
@@ -150,12 +153,14 @@ def rows_of_a_branch(hidden: tf.Tensor, training: tf.Tensor) -> tf.Tensor:
     return tf.cond(training, update, lambda: tf.tanh(hidden - average))
 
 
+@pytest.mark.feature("session", "model: batch normalisation, told by a placeholder")
 @pytest.mark.filterwarnings("ignore:`tf.layers.batch_normalization` is deprecated")
 @pytest.mark.parametrize("shape", [None, []])
 def test_batch_normalisation_is_told_by_a_placeholder_whether_it_trains(shape):
     assert_like_one_device(trained_with(layer_of_keras_2, shape))
 
 
+@pytest.mark.feature("session", "step: state under a condition")
 @pytest.mark.parametrize("layer", [averages_in_a_branch, rows_of_a_branch])
 def test_a_branch_keeps_averages_and_gives_what_is_computed_with(layer):
     assert_like_one_device(trained_with(layer, []))
@@ -268,6 +273,10 @@ def by_keras_2(ad):
             return values(session)
 
 
+@pytest.mark.feature("session", "optimizer: gradients applied to another network (A3C)")
+@pytest.mark.feature("session", "optimizer: gradients that are fed (policy gradients)")
+@pytest.mark.feature("session", "optimizer: gradient accumulation")
+@pytest.mark.feature("session", "optimizer: optimizers written by hand")
 @pytest.mark.parametrize("script", [of_another_network, fed_back, of_actions, gathered, by_hand, by_keras_2])
 def test_gradients_are_applied_as_scripts_like(script):
     assert_like_one_device(script)

@@ -374,6 +374,7 @@ def test_gradients_that_are_not_applied_are_refused():
         captured(step)
 
 
+@pytest.mark.feature("function", "step: a training step in a loop", refused="CaptureError")
 def test_a_training_step_in_a_loop_is_refused():
     def step(x):
         for _ in tf.range(3):
@@ -391,6 +392,7 @@ def test_a_tensor_of_another_graph_is_refused():
         captured(lambda x: plain_step(x * foreign))
 
 
+@pytest.mark.feature("function", "data: iterators that the step itself reads", refused="CaptureError")
 def test_an_iterator_is_refused_with_its_mend():
     batches = iter(tf.data.Dataset.from_tensors(tf.ones([3, 4])))
 
@@ -398,6 +400,7 @@ def test_an_iterator_is_refused_with_its_mend():
         captured(lambda _: plain_step(next(batches)), tf.TensorSpec([]))
 
 
+@pytest.mark.feature("function", "data: queues", refused="CaptureError")
 def test_another_resource_is_refused_by_what_uses_it():
     queue = tf.queue.FIFOQueue(1, tf.float32, [[3, 4]])
 

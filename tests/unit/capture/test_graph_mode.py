@@ -64,6 +64,7 @@ def test_what_is_added_later_may_report_and_may_not_train(built):
         captured.require_same_training(notes.calls)
 
 
+@pytest.mark.feature("session", "step: two graphs in one scope", refused="CaptureError")
 def test_two_graphs_in_one_scope_are_refused(built):
     _, notes = built
     with tf.Graph().as_default() as other:
@@ -73,6 +74,7 @@ def test_two_graphs_in_one_scope_are_refused(built):
             CapturedGraph.of(other, notes.calls)
 
 
+@pytest.mark.feature("session", "model: reference variables (`use_resource=False`)", refused="CaptureError")
 def test_reference_variables_are_refused_with_the_mend():
     with tf.Graph().as_default() as graph:
         v1.get_variable("old", [1], use_resource=False)

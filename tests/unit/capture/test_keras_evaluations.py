@@ -91,6 +91,7 @@ def count_shared(monkeypatch):
     return counts
 
 
+@pytest.mark.feature("fit", "evaluation: `evaluate`")
 def test_evaluate_gives_what_one_device_gives(count_shared):
     shared, plain = on_two_replicas(two_outputs)
     for options in ({"batch_size": 7}, {"batch_size": 7, "sample_weight": W}, {"batch_size": 28}, {"steps": 2}):
@@ -117,6 +118,7 @@ def test_masks_count_as_on_one_device(count_shared):
     assert count_shared == {"test_step": 4, "predict_step": 4}
 
 
+@pytest.mark.feature("fit", "evaluation: `predict`")
 def test_predict_returns_all_rows_in_order(count_shared):
     shared, plain = on_two_replicas(two_outputs)
 
@@ -131,6 +133,7 @@ def test_predict_returns_all_rows_in_order(count_shared):
     assert count_shared["predict_step"] == 29 + 5 + 2 + 1 + 9
 
 
+@pytest.mark.feature("fit", "evaluation: `test_on_batch`, `predict_on_batch`")
 def test_single_batches_smaller_than_the_number_of_replicas(count_shared):
     shared, plain = on_two_replicas(two_outputs)
     for rows in (1, 2, 5):
@@ -141,6 +144,7 @@ def test_single_batches_smaller_than_the_number_of_replicas(count_shared):
     assert count_shared == {"test_step": 6, "predict_step": 3}
 
 
+@pytest.mark.feature("fit", "evaluation: `validation_data`")
 def test_validation_in_fit_is_shared(count_shared):
     shared, plain = on_two_replicas(two_outputs)
     options = {"validation_data": (X, TRUTH, W), "batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False}

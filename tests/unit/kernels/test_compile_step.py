@@ -279,6 +279,7 @@ def test_loops_and_their_gradients_are_part_of_a_replicas_function(recurrent, sh
     assert_same(session.train(given_batches), one_device(captured, step_with(None), given_batches), rtol=1e-11)
 
 
+@pytest.mark.feature("function", "model: recurrent layers, `tf.while_loop`")
 def test_loops_of_a_nested_function_stay_outside(recurrent):
     step_with, given_batches = recurrent
     captured = capture(step_with(True), *given_batches[0])

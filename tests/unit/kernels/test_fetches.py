@@ -63,6 +63,7 @@ def fed(batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {f"{name}:0": value for name, value in batch.items()}
 
 
+@pytest.mark.feature("session", "fetches: variables beside the training")
 @pytest.mark.parametrize("owners", OWNERS)
 def test_a_variable_is_fetched_beside_training_as_it_was_before(owners):
     fetched = [f"{name}/Read/ReadVariableOp:0" for name in ("weight", "bias", "table")]

@@ -76,6 +76,8 @@ def captured_step(optimizer: str) -> CapturedFunction:
     return capture(make_step(OPTIMIZERS[optimizer]()), *make_batches(False)[0])
 
 
+@pytest.mark.feature("function", "optimizer: gradient accumulation")
+@pytest.mark.feature("function", "precision: loss scaling")
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("owners", OWNERS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -141,6 +143,9 @@ def test_no_op_where_all_variables_are_held_alike(owners):
     assert InlineBranches().apply(captured.item, context) is captured.item
 
 
+@pytest.mark.feature(
+    "function", "optimizer: gradient accumulation, under asynchronous servers", refused="StrategyError"
+)
 def test_what_is_asynchronous_stays_under_one_condition_and_is_refused():
     captured = captured_step("accumulated adam")
     with pytest.raises(StrategyError, match="are written by one operation"):
@@ -238,6 +243,7 @@ def with_state(update: Callable[[State, tf.Tensor, tf.Tensor], object]) -> Calla
     return step
 
 
+@pytest.mark.feature("function", "step: state under a condition")
 @pytest.mark.parametrize("cluster", [(1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize(
     "update",
@@ -282,6 +288,7 @@ def by_a_likeness(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
         state.seen.assign_add(1.0)
 
 
+@pytest.mark.feature("function", "step: state under a condition on one example", refused="RewriteError")
 @pytest.mark.parametrize("update, name", [(by_an_example, "mean"), (by_a_likeness, "seen")])
 def test_a_condition_on_which_replicas_may_not_agree_is_refused(update, name):
     captured = capture(with_state(update), np.ones((4, 4)))

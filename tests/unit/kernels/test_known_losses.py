@@ -129,6 +129,10 @@ LOSSES = {
 }
 
 
+@pytest.mark.feature("function", "loss: CTC")
+@pytest.mark.feature("function", "loss: mixup, of pairs in a replica's part")
+@pytest.mark.feature("function", "loss: masked patches, as drawn")
+@pytest.mark.feature("function", "loss: sums and means over a graph")
 @every_shape
 @pytest.mark.parametrize("loss", [pytest.param(loss, id=name) for name, loss in LOSSES.items()])
 def test_many_replicas_train_what_one_does(loss, shape, caplog):

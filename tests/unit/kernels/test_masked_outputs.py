@@ -94,6 +94,8 @@ CASES = {
 }
 
 
+@pytest.mark.feature("function", "loss: masks")
+@pytest.mark.feature("function", "loss: several losses or outputs, each with its own reduction")
 @every_shape
 @pytest.mark.parametrize("case", CASES)
 def test_many_replicas_train_what_one_does(case, shape, caplog):

@@ -46,6 +46,7 @@ def shown_in(text) -> dict[str, float]:
 BATCHES = [[np.random.default_rng(k).normal(size=(count, 4))] for k, count in enumerate((7, 8, 1))]
 
 
+@pytest.mark.feature("function", "fetches: merged summaries")
 @pytest.mark.parametrize("cluster", [(1, 2), (2, 1), (2, 2)])
 def test_a_summary_that_a_function_returns_is_that_of_all_workers(cluster, caplog):
     step = summarised(means_and_sums)

@@ -68,6 +68,7 @@ def test_what_is_not_known_of_the_whole_batch_is_refused():
         rewritten(captured, plan(captured.item, 1, 2))
 
 
+@pytest.mark.feature("function", "precision: float8 quantization")
 def test_what_float8_keeps_is_that_of_the_whole_batch():
     net = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
     net.layers[0].quantize("float8")

@@ -129,6 +129,9 @@ def test_a_table_looked_up_for_examples_and_then_for_all(optimizer, layout):
     assert_same(found, one_device(captured, step, ids))
 
 
+@pytest.mark.feature(
+    "function", "model: an embedding looked up by the batch's ids and by others, under Adam", refused="RewriteError"
+)
 @pytest.mark.parametrize("gather", [gather_after_positions, gather_different_with_positions])
 def test_a_table_looked_up_in_two_ways_is_refused_where_rows_are_squared(gather):
     captured, _ = lookup_step(optimizers.Adam(0.01), gather)

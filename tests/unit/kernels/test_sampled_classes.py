@@ -67,6 +67,7 @@ def batches(*sizes):
     return [(rng.integers(0, CLASSES, n), rng.integers(0, CLASSES, (n, 1))) for n in sizes]
 
 
+@pytest.mark.feature("function", "loss: `nce_loss`, `sampled_softmax_loss`")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("loss_of", [tf.nn.nce_loss, tf.nn.sampled_softmax_loss])

@@ -33,6 +33,9 @@ def batches():
     return [(rng.normal(size=(count, 3)),) for count in (7, 1)]
 
 
+@pytest.mark.feature("function", "loss: gradient penalties")
+@pytest.mark.feature("function", "loss: adversarial examples (FGM, VAT)")
+@pytest.mark.feature("function", "loss: gradients clipped within the backward pass")
 @shapes_and_feeds
 @pytest.mark.parametrize(
     "make",
@@ -140,6 +143,9 @@ def test_the_whole_is_asked_for_where_a_cotangent_is_in_half_precision():
     assert joins_of(lambda: step, is_global=False, example=np.ones((4, 3), "float32")) == (1, 0, False)
 
 
+@pytest.mark.feature(
+    "function", "loss: a part of a weight's gradient changed within the backward pass", refused="RewriteError"
+)
 def test_a_function_of_a_part_of_a_gradient_is_refused_by_name():
     captured = capture(steps.cap_gradient_of_penalty(), *batches()[0])
     with pytest.raises(RewriteError, match=r"the gradient of w is made by Minimum .*replica.*Apply it to what tape"):

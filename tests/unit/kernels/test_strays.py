@@ -73,6 +73,7 @@ OF = {"another network": "shared", "another network, taken over": "local", "mean
 """Whose variables the gradients are taken to be of."""
 
 
+@pytest.mark.feature("function", "optimizer: gradients applied to another network (A3C)")
 @pytest.mark.parametrize("owners", [[], ["first", "table"], ["first", "second", "table"]])
 @pytest.mark.parametrize("cluster", [(1, 2), (2, 1), (2, 2)])
 @pytest.mark.parametrize("name", STEPS)

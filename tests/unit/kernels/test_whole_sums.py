@@ -40,6 +40,7 @@ def _scalars(outputs: list[list[list[np.ndarray]]]) -> list[list[list[np.ndarray
     return [[[value for value in mine if not np.ndim(value)] for mine in of_workers] for of_workers in outputs]
 
 
+@pytest.mark.feature("function", "model: synchronized batch normalisation")
 @pytest.mark.parametrize(
     ("make", "rank", "shape"),
     [
@@ -102,6 +103,7 @@ def test_means_over_replicas_are_refused() -> None:
         rewrite(captured.item, Context(plan(captured.item, 2), 0))
 
 
+@pytest.mark.feature("function", "model: synchronized batch normalisation in a loop", refused="RewriteError")
 def test_layers_in_a_loop_are_refused() -> None:
     w, layer = tf.Variable(np.ones(3), name="w"), steps.normalisation()
     layer.build([None, 3])

@@ -141,6 +141,7 @@ def looked_up() -> Step:
     return step
 
 
+@pytest.mark.feature("function", "model: weights clipped, masked or normalised before their use")
 @pytest.mark.parametrize(
     ("make", "shape"),
     [
@@ -181,6 +182,9 @@ def test_shards_with_owners(make: Callable[[], Step]) -> None:
     assert_trains_alike(captured, step, sharded_plan(captured.item, every_cut(captured.item)), data, 1e-11)
 
 
+@pytest.mark.feature(
+    "function", "model: weights written before their use, under asynchronous servers", refused="StrategyError"
+)
 @pytest.mark.parametrize("options", [{"asynchronous": True}, {"staleness": 1}], ids=str)
 def test_steps_that_wait_for_nobody_are_refused(options: dict[str, object]) -> None:
     captured = capture(clipped(), *batches(8)[0])

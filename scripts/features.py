@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Writes the README's table of what scripts use: each feature by front end, as the tests' marks have it.
+
+    python scripts/features.py            # writes the table
+    python scripts/features.py --check    # says whether it is there, and ends with status 1 where it is not
+
+A test which shows that a front end has a feature, or refuses it, says so:
+
+    @pytest.mark.feature("fit", "data: ragged tensors")
+    @pytest.mark.feature("session", "data: ragged tensors", refused="CaptureError")
+
+What stands before the colon is the group under which the table has the feature. Test files are read, not imported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+README = ROOT / "README.md"
+BEGIN, END = "<!-- features: made by scripts/features.py -->\n", "<!-- end of features -->\n"
+
+FRONTS = {"fit": "`fit`", "function": "`@ad.function`", "session": "session"}
+GROUPS = ("data", "model", "loss", "step", "optimizer", "precision", "evaluation", "fetches", "callbacks", "values")
+NOT_SAID = "–"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What a test says of a feature.
+
+    Attributes:
+        front: one of `FRONTS`.
+        feature: "group: name".
+        refused: the name of the error with which the front end refuses it, or None where it works.
+        place: where the mark stands, for messages.
+    """
+
+    front: str
+    feature: str
+    refused: str | None = None
+    place: str = ""
+
+    def __post_init__(self) -> None:
+        if self.front not in FRONTS:
+            raise ValueError(f"{self.place}: {self.front!r} is no front end; there are {', '.join(FRONTS)}.")
+        if self.group not in GROUPS or not self.name:
+            raise ValueError(f"{self.place}: {self.feature!r} is not 'group: name', of the groups {', '.join(GROUPS)}.")
+
+    @property
+    def group(self) -> str:
+        return self.feature.partition(": ")[0]
+
+    @property
+    def name(self) -> str:
+        return self.feature.partition(": ")[2]
+
+    @property
+    def cell(self) -> str:
+        return f"`{self.refused}`" if self.refused else "yes"
+
+
+def marks_in(text: str, file: str) -> Iterator[tuple[Mark, ast.stmt]]:
+    """The marks of a test file, each with the statement of the file that it stands in: a test, or a list of cases."""
+    for statement in ast.parse(text).body:
+        for node in ast.walk(statement):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.feature":
+                given = [ast.literal_eval(value) for value in node.args]
+                named = {keyword.arg or "**": ast.literal_eval(keyword.value) for keyword in node.keywords}
+                yield Mark(*given, **named, place=f"{file}:{node.lineno}"), statement
+
+
+def all_marks() -> list[tuple[Mark, ast.stmt]]:
+    """Those of all test files."""
+    found = []
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        text = path.read_text()
+        if "mark.feature(" in text:
+            found += list(marks_in(text, str(path.relative_to(ROOT))))
+    return found
+
+
+def table_of(marks: Iterable[Mark]) -> str:
+    """The table in Markdown. Raises ValueError where two tests say different things of a front end."""
+    said: dict[tuple[str, str], dict[str, Mark]] = {}
+    for mark in marks:
+        earlier = said.setdefault((mark.group, mark.name), {}).setdefault(mark.front, mark)
+        if earlier.refused != mark.refused:
+            raise ValueError(
+                f"{mark.feature}, {mark.front}: {earlier.cell} at {earlier.place}, {mark.cell} at {mark.place}."
+            )
+    lines = [f"| | | {' | '.join(FRONTS.values())} |", f"|{'---|' * (2 + len(FRONTS))}"]
+    before = None
+    for group, name in sorted(said, key=_order):
+        cells = [found.cell if (found := said[group, name].get(front)) else NOT_SAID for front in FRONTS]
+        lines.append(f"| {group if group != before else ''} | {name} | {' | '.join(cells)} |")
+        before = group
+    return "\n".join(lines) + "\n"
+
+
+def _order(feature: tuple[str, str]) -> tuple[int, str]:
+    group, name = feature
+    return GROUPS.index(group), name.replace("`", "").casefold()
+
+
+def with_table(text: str, table: str) -> str:
+    """The README with the table between its two comments."""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the README has no lines {BEGIN.strip()} and {END.strip()}, between which the table stands.")
+    return f"{before}{begin}\n{table}\n{end}{after}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; end with status 1 where the table is another"
+    )
+    check = parser.parse_args().check
+    text = README.read_text()
+    made = with_table(text, table_of(mark for mark, _ in all_marks()))
+    if check and made != text:
+        print("README.md's table of features is not that of the tests' marks; python scripts/features.py writes it.")
+        return 1
+    if not check:
+        README.write_text(made)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
