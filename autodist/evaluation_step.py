@@ -18,8 +18,9 @@ from autodist.errors import (
     StrategyError,
     UnevenBatchError,
 )
-from autodist.function_step import COMPOSITES, DistributedFunction, Leaf, Tracing
+from autodist.function_step import DistributedFunction, Tracing
 from autodist.run import Run
+from autodist.step_arguments import COMPOSITES, Leaf
 
 
 class EvaluationStep(DistributedFunction):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import functools
-import inspect
-import itertools
 import logging
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -15,15 +13,12 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.autograph.impl.api import autograph_artifact  # what AutoGraph calls as it is
-from tensorflow.python.eager.polymorphic_function import function_type_utils  # by which tf.function takes arguments
-from tensorflow.python.util import nest  # tf.nest, with where each leaf stands
 
-from autodist.batch_axis import axis_within, is_array, name_by_path, require_axis, require_mapping, said_of
+from autodist.batch_axis import name_by_path
 from autodist.bound_functions import BoundFunction, BoundFunctions
 from autodist.capture.batch_length import Dealt, fault_in_parts, require_any_length
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
-from autodist.composite_rows import Rows, open_spec, rows_of
 from autodist.errors import CaptureError, EmptyBatchError, UnevenBatchError
 from autodist.graph_function import GraphFunction, GraphSessions
 from autodist.messages import ALIKE_EVERYWHERE
@@ -31,7 +26,6 @@ from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
 from autodist.running_step import RunningStep, prepare
 from autodist.runtime.batches import (
-    group_rows,
     require_examples,
     require_rows_for_all,
     share_of,
@@ -40,6 +34,7 @@ from autodist.runtime.batches import (
     with_a_row,
 )
 from autodist.runtime.first_batches import Meant
+from autodist.step_arguments import Constants, Leaf, StepArguments, count_examples, inputs_apart, split_rows
 from autodist.traces import TracedFor, Traces, constant_key
 
 log = logging.getLogger("autodist")
@@ -47,47 +42,8 @@ log = logging.getLogger("autodist")
 _PLAIN = (bool, int, float, str, bytes)
 COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
 
-Passed = tuple[str, Any, Any, str]
-"""A parameter, a leaf of what is passed for it, what the script declares of that, or None, and what it is called."""
-
 _NO_LENGTH = re.compile(r"NoneType|None values|\(None\)|elements of \[[^]]*None|partially known|got None")
 """In what TensorFlow, and Python, say of a length that is not known."""
-
-Constants = Sequence[tuple[str, Any]]
-"""By parameter, the leaves of the arguments; None in the place of arrays."""
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One array or tensor among the arguments of a step.
-
-    Attributes:
-        parameter: name of the parameter that it came in.
-        value: the array.
-        axis: along which it is split; None: every replica gets the whole.
-        declared: its shape and dtype, as the script says; None: those of the value.
-        name: what it is called among what came in that parameter.
-    """
-
-    parameter: str
-    value: Any
-    axis: int | None
-    declared: tf.TensorSpec | None = None
-    name: str = ""
-
-    @property
-    def rows(self) -> int:
-        """Along the axis along which it is split."""
-        return 0 if self.axis is None else int(np.shape(self.value)[self.axis])
-
-    @property
-    def spec(self) -> tf.TensorSpec:
-        """Its shape, open along the batch axis, and its dtype."""
-        shape: Sequence[int | None] = np.shape(self.value)
-        if self.declared is not None:
-            known = self.declared.shape
-            shape = [None] * len(shape) if known.rank is None else known.as_list()
-        return tf.TensorSpec([None if a == self.axis else n for a, n in enumerate(shape)], self.value.dtype)
 
 
 @dataclass(frozen=True)
@@ -157,26 +113,16 @@ class DistributedFunction:
         sessions: GraphSessions | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._run = function, run
+        self._function, self._run, self._is_global = function, run, is_global
         self._name = getattr(function, "__name__", type(function).__name__)
-        named = require_mapping(batch_axis, "parameters")
-        self._is_global, self._name_of = is_global, name_of
         self._tracing, self._plain = tracing, tracing.plain(function)
+        self._arguments = StepArguments(self._name, function, self._plain, tracing.input_signature, batch_axis, name_of)
         self._has_told_of_tables = False
         self._traced: Traces[_Traced] = Traces(tracing.reduce_retracing)
-        self._groups: dict[tuple[str, ...], tuple[int, ...]] = {}
-        self._signature = inspect.signature(function)
         self._of_instances = BoundFunctions(
             lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing, name_of, sessions)
         )
         self.coming: tuple[int, ...] = ()
-        unknown = {key for key in named if str(key).split("/")[0] not in self._signature.parameters}
-        if unknown and name_of is name_by_path:
-            raise CaptureError(
-                f"batch_axis names {', '.join(sorted(map(str, unknown)))}, and {self._name} has the parameters "
-                f"{', '.join(self._signature.parameters)}."
-            )
-        self._batch_axis = {name: require_axis(axis, f"{name} of {self._name}") for name, axis in named.items()}
         self._in_graph = None if sessions is None else self._graph_function(sessions)
 
     def _graph_function(self, sessions: GraphSessions) -> GraphFunction:
@@ -186,20 +132,9 @@ class DistributedFunction:
                     f"{self._name} asks for jit_compile, and is called where a graph is built. Leave tf.Graph() out, "
                     "or build what XLA is to compile within tf.xla.experimental.jit_scope()."
                 )
-            bound = self._signature.bind_partial()
-            bound.arguments.update(arguments)
-            return self._function(*bound.args, **bound.kwargs)
+            return self._arguments.call(self._function, arguments)
 
-        def axis(parameter: str, path: Sequence[Any], value: Any) -> int | None:
-            return self._axis(parameter, value, self._name_of(parameter, path))
-
-        return GraphFunction(self._name, step, axis, sessions, self._is_global)
-
-    @functools.cached_property
-    def _declared(self) -> Mapping[str, Any] | None:
-        """The signature by parameter; of a method, whose first one it does not name, asked for of bound ones alone."""
-        signature = self._tracing.input_signature
-        return None if signature is None else self._signature.bind(*signature).arguments
+        return GraphFunction(self._name, step, self._arguments.axis_at, sessions, self._is_global)
 
     @property
     def traces(self) -> int:
@@ -230,17 +165,15 @@ class DistributedFunction:
         """
         if tf.inside_function():
             return call_in_function(self._plain, self._name, args, kwargs)
-        arguments = self._bound(args, kwargs)
+        arguments = self._arguments.bind(args, kwargs)
         if self._in_graph is not None and not tf.executing_eagerly():
             return self._in_graph(arguments)
-        flat = [passed for p, value in arguments.items() for passed in self._flatten(p, value)]
-        self._require_named(name for *_, name in flat)
-        leaves = [Leaf(p, v, self._axis(p, v, name), spec, name) for p, v, spec, name in flat if is_array(v)]
-        constants = tuple((p, None if is_array(v) else constant_key(v)) for p, v, *_ in flat)
+        leaves, constants = self._arguments.take_apart(arguments)
+        key = tuple((parameter, constant_key(value)) for parameter, value in constants)
         axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
-        asked = TracedFor(constants, axes, specs, self._group(leaves))
+        asked = TracedFor(key, axes, specs, self._arguments.group(leaves))
         with self._run.missed_step.noted(but=self.survivable):
-            require_rows_for_all(_split(leaves), asked.groups, self._shares)
+            require_rows_for_all(split_rows(leaves), asked.groups, self._shares)
             traced = self._traced.get(asked)
             if traced is not None and not self._is_outdated(traced):
                 results = self._run_step(traced, leaves)
@@ -273,74 +206,6 @@ class DistributedFunction:
             )  # fmt: skip
         return is_outdated
 
-    def _bound(self, args: Any, kwargs: Any) -> dict[str, Any]:
-        """The arguments by parameter; as the signature has them, where there is one."""
-        if self._declared is None:
-            return dict(self._signature.bind(*args, **kwargs).arguments)
-        plain = self._plain
-        bound = function_type_utils.bind_function_inputs(args, kwargs, plain.function_type, plain._default_values)
-        return dict(bound.arguments)
-
-    def _flatten(self, parameter: str, value: Any) -> Iterator[Passed]:
-        """The leaves of an argument; of a sparse or ragged tensor, what it is made of.
-
-        Raises:
-            CaptureError: a sparse or ragged tensor is to be split, and cannot be.
-        """
-        is_whole = self._is_whole(parameter)
-        declared: Iterable[Any] = itertools.repeat(None)
-        if self._declared is not None and parameter in self._declared:
-            declared = tf.nest.flatten(self._declared[parameter], expand_composites=is_whole)
-        found = nest.flatten_with_tuple_paths(value, expand_composites=is_whole)
-        for (path, leaf), spec in zip(found, declared, strict=False):
-            name = self._name_of(parameter, path)
-            if isinstance(leaf, COMPOSITES):
-                rows = self._rows_of(parameter, leaf)
-                if self._is_whole(name):
-                    raise CaptureError(
-                        f"batch_axis of {name} is None, and {name} of {self._name} is a {type(leaf).__name__} among "
-                        "others; pass it dense."
-                    )
-                yield parameter, rows, None, name
-                yield from ((parameter, array, open_spec(array), name) for array in rows.arrays(leaf))
-            else:
-                yield parameter, leaf, spec, name
-
-    def _rows_of(self, parameter: str, composite: Any) -> Rows:
-        return rows_of(composite, self._batch_axis.get(parameter, 0), f"{parameter} of {self._name}")
-
-    def _is_whole(self, name: str) -> bool:
-        key = said_of(self._batch_axis, name)
-        return key is not None and self._batch_axis[key] is None
-
-    def _axis(self, parameter: str, value: Any, name: str) -> int | None:
-        key = said_of(self._batch_axis, name)
-        if key is None:
-            return 0 if np.ndim(value) else None
-        axis = self._batch_axis[key]
-        told = parameter if name == parameter else name
-        return None if axis is None else axis_within(axis, np.ndim(value), f"{told} of {self._name}")
-
-    def _require_named(self, names: Iterable[str]) -> None:
-        """Passes if each key of `batch_axis` names a leaf of what is passed, or what leaves are part of.
-
-        Raises:
-            CaptureError: with what there is.
-        """
-        if self._name_of is name_by_path and not any("/" in key for key in self._batch_axis):
-            return
-        present = list(dict.fromkeys(names))
-        for key in self._batch_axis:
-            if not any(f"{name}/".startswith(f"{key}/") for name in present):
-                raise CaptureError(f"batch_axis names {key}, and {self._name} is given {', '.join(present)}.")
-
-    def _group(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
-        """Which of the arrays that are split have as many rows; what was apart in an earlier call stays apart."""
-        split = [leaf for leaf in leaves if leaf.axis is not None]
-        key = tuple(leaf.parameter for leaf in split)
-        self._groups[key] = group_rows([leaf.rows for leaf in split], self._groups.get(key))
-        return self._groups[key]
-
     @property
     def _shares(self) -> int:
         """The replicas among which what is passed is divided."""
@@ -356,7 +221,7 @@ class DistributedFunction:
         if not captured.item.apart:
             return
         rows = {name: x.rows for name, x in zip(captured.inputs, leaves, strict=True) if x.axis is not None}
-        told = told_rows(_split(leaves))
+        told = told_rows(split_rows(leaves))
         fault = fault_in_parts(captured.item, rows, self._shares)
         if fault is not None:
             raise UnevenBatchError(
@@ -371,20 +236,7 @@ class DistributedFunction:
 
     def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf], made_for: TracedFor) -> _Traced:
         def step(*tensors: tf.Tensor) -> Any:
-            remaining = iter(tensors)
-            bound = self._signature.bind_partial()
-
-            def traced(name: str, value: Any) -> Any:
-                if isinstance(value, COMPOSITES):
-                    rows = self._rows_of(name, value)
-                    return rows.tensor(*itertools.islice(remaining, rows.arrays_per_tensor))
-                return next(remaining) if is_array(value) else value
-
-            for name, value in arguments.items():  # in the order of `leaves`; a nest of all would sort them by name
-                bound.arguments[name] = tf.nest.map_structure(
-                    functools.partial(traced, name), value, expand_composites=self._is_whole(name)
-                )
-            return self._function(*bound.args, **bound.kwargs)
+            return self._arguments.call(self._function, self._arguments.put_together(arguments, tensors))
 
         axes = [leaf.axis for leaf in leaves]
         name = self._name
@@ -392,12 +244,12 @@ class DistributedFunction:
         with nullcontext() if has_nones else _explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
             captured = self._capture(step, made_for.specs, axes)
         self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.item.variables))
-        apart = _apart(captured.inputs, leaves, made_for.groups)
+        apart = inputs_apart(captured.inputs, leaves, made_for.groups)
         captured = replace(captured, item=replace(captured.item, is_global=self._is_global, apart=apart))
         self._require_fits_apart(captured, leaves)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
-        require_any_length(captured.item, self._dealt(_count(leaves), names))
-        own = self._own_part(leaves, _count(leaves))[0]
+        require_any_length(captured.item, self._dealt(count_examples(leaves), names))
+        own = self._own_part(leaves, count_examples(leaves))[0]
         shapes = {name: np.shape(value) for name, value in zip(captured.inputs, own, strict=True)}
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
         return _Traced(captured, prepare(self._run, captured.item, sources, shapes, captured.tables))
@@ -424,7 +276,7 @@ class DistributedFunction:
         return Dealt(examples, self._shares, len(self._run.spec.replicas), names)
 
     def _run_step(self, traced: _Traced, leaves: Sequence[Leaf]) -> Any:
-        examples = _count(leaves)
+        examples = count_examples(leaves)
         values, mine = self._own_part(leaves, examples)
         for count in self.coming:
             traced.running.require_even(count)
@@ -460,25 +312,6 @@ def _explaining_open_axes() -> Iterator[None]:
                 "tf.shape(x)[0] for it, or -1 where tf.reshape is to find it."
             )
         raise
-
-
-def _count(leaves: Sequence[Leaf]) -> int:
-    """The number of examples of a call: of rows of what is split first."""
-    return next((leaf.rows for leaf in leaves if leaf.axis is not None), 0)
-
-
-def _split(leaves: Sequence[Leaf]) -> list[tuple[str, int]]:
-    """Name and number of rows of what is split."""
-    return [(leaf.name, leaf.rows) for leaf in leaves if leaf.axis is not None]
-
-
-def _apart(inputs: Sequence[str], leaves: Sequence[Leaf], groups: Sequence[int]) -> dict[str, str]:
-    """Of the inputs that have not as many rows as the first, each with the first of as many."""
-    split = [name for name, leaf in zip(inputs, leaves, strict=True) if leaf.axis is not None]
-    first: dict[int, str] = {}
-    for group, name in zip(groups, split, strict=True):
-        first.setdefault(group, name)
-    return {name: first[group] for name, group in zip(split, groups, strict=True) if group}
 
 
 def _numpy(value: Any) -> Any:
