@@ -54,8 +54,10 @@ def test_a_terminal_shows_what_is_being_done_and_lines_above_it() -> None:
     shown, printed = _on_a_terminal("""
 with start.doing("waiting for two"):
     start.has_done("reached %s", "there")
-    Output().line("stderr", "two", "a worker's line")
-    Output().line("stdout", "two", "another")
+    output = Output()
+    output.line("stderr", "two", "a worker's line")
+    output.line("stdout", "two", "another")
+    assert output.drain(10)
     print("the script's")
     with start.doing("asking"):
         pass
