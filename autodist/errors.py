@@ -71,6 +71,10 @@ class NotSharedError(AutoDistError):
     """An evaluation cannot be shared among the replicas; each worker computes the whole. Never seen by a script."""
 
 
+class FetchedElsewhereError(StrategyError):
+    """What a session's run fetches beside training is at other workers, which send it where all fetch the same."""
+
+
 class ReductionError(AutoDistError, ValueError):
     """Values cannot be reduced over the workers as asked; raised on all workers alike."""
 

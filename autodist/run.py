@@ -187,8 +187,21 @@ class Run:
         names: Mapping[str, str],
         joins_outputs: bool,
         kernels: Sequence[Kernel] = KERNELS,
+        fetches_alike: bool = False,
     ) -> tuple[Program, GraphItem]:
-        """A step rewritten for this worker and ready to run, and the rewritten item."""
+        """A step rewritten for this worker and ready to run, and the rewritten item.
+
+        Args:
+            item: the step.
+            strategy: as `plan` gave it.
+            names: under which the session knows each variable.
+            joins_outputs: as in `Context`.
+            kernels: that rewrite it.
+            fetches_alike: as in `Context`.
+
+        Raises:
+            FetchedElsewhereError: workers may fetch different things, and one is at other workers.
+        """
         self._has_work = self._has_work or kernels is not SETTING_KERNELS
         if item.gradients:
             self.on_training()
@@ -196,7 +209,7 @@ class Run:
         if rehearsed is not None and rehearsed[0] is item.graph_def:
             rewritten = rehearsed[1]
         else:
-            rewritten = self._rewrite(item, strategy, names, joins_outputs, kernels)
+            rewritten = self._rewrite(item, strategy, names, kernels, joins_outputs, fetches_alike)
         program = Program(self.host, rewritten, list(item.inputs), self._updates)
         if program.land is not None:
             self._landings.append(program.land)
@@ -207,17 +220,18 @@ class Run:
         item: GraphItem,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
-        joins_outputs: bool,
-        kernels: Sequence[Kernel],
+        kernels: Sequence[Kernel] = KERNELS,
+        joins_outputs: bool = True,
+        fetches_alike: bool = False,
     ) -> GraphItem:
-        context = Context(strategy, self.index, joins_outputs)
+        context = Context(strategy, self.index, joins_outputs, fetches_alike)
         rewritten = rewrite(_share_names(item, names), context, f"step_{self._steps}", kernels)
         self._steps += 1
         return rewritten if self.workers == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
 
     def _rehearse(self, item: GraphItem, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
         """Rewrites the first step before any process is started, so that what a kernel refuses is told by then."""
-        self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names, True, KERNELS))
+        self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names))
 
     def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         if not item.gradients:

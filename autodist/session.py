@@ -24,7 +24,7 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.graph_training import require_training, tell_unordered
 from autodist.capture.iterators import GETS, concerns_iterators_alone, share_iterators
 from autodist.capture.tables import fills_tables_alone, require_unchanged, share_tables
-from autodist.errors import CaptureError, CaptureMismatchError, EmptyBatchError, ReductionError
+from autodist.errors import CaptureError, CaptureMismatchError, EmptyBatchError, FetchedElsewhereError, ReductionError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of
@@ -72,6 +72,7 @@ class _Fetched:
         is_alone: whether no other worker has a part in it, since it trains nothing and writes nothing.
         gives_rows: whether all that is fetched has a row for each example, or does not ask for examples.
         updates: what is fed in place of gradients, with the variable that each is for.
+        elsewhere: what is wrong with it where not all workers make it; "": nothing.
     """
 
     program: Program | None
@@ -83,6 +84,7 @@ class _Fetched:
     is_alone: bool
     gives_rows: Callable[[], bool]
     updates: Mapping[tf.Tensor, str]
+    elsewhere: str
 
 
 class DistributedSession(SessionInterface):
@@ -227,6 +229,7 @@ class DistributedSession(SessionInterface):
             fetched = self._fetched[key]
             if fetched.trains:
                 self._tell_first_batch(arrays, fetched.axes)
+            self._require_common(fetched, [*key[0], *key[1]])
             own = dict(zip(arrays, self._feeds.own_part(arrays, fetched.axes, fetched.is_alone), strict=True))
             whole = examples_of(arrays, fetched.axes) if fetched.is_global else 0
             values = iter(self._run_fetched(fetched, own, whole, options, run_metadata))
@@ -336,11 +339,33 @@ class DistributedSession(SessionInterface):
             self._initial_values.give_before(item)
         if not (is_alone or item.gradients or sets):
             self._tell_of_own_share(item, dict(zip(arrays, axes, strict=True)))
+        program, elsewhere = self._program_of(item, kernels)
         return _Fetched(
-            self._program(item, kernels) if outputs or targets else None, axes, sets, bool(item.gradients), looks,
-            item.is_global, is_alone, functools.partial(_gives_rows, item),
-            {t: updates[t.name].name for t in arrays if t.name in updates},
+            program, axes, sets, bool(item.gradients), looks, item.is_global, is_alone,
+            functools.partial(_gives_rows, item), {t: updates[t.name].name for t in arrays if t.name in updates},
+            elsewhere,
         )  # fmt: skip
+
+    def _program_of(self, item: GraphItem, kernels: Sequence[Kernel]) -> tuple[Program | None, str]:
+        """A run, and what is wrong with it where not all workers make it; no run where there is nothing to do."""
+        if not item.outputs and not item.targets:
+            return None, ""
+        try:
+            return self._program(item, kernels), ""
+        except FetchedElsewhereError as error:
+            return self._program(item, kernels, fetches_alike=True), str(error)
+
+    def _require_common(self, fetched: _Fetched, names: Sequence[str]) -> None:
+        """Passes where owners need not send what is fetched of theirs, or all workers fetch it in this run.
+
+        Raises:
+            FetchedElsewhereError: others fetch something else.
+        """
+        if not fetched.elsewhere:
+            return
+        asked = hashlib.sha256("\n".join(names).encode()).hexdigest()
+        if not self._run.makes_together(lambda: ("session", asked), is_certain=True):
+            raise FetchedElsewhereError(fetched.elsewhere)
 
     def _require_fed_alike(self, fetched: _Fetched, arrays: Mapping[tf.Tensor, np.ndarray]) -> None:
         """Passes if all workers feed the same in place of gradients.
@@ -376,9 +401,12 @@ class DistributedSession(SessionInterface):
                 ", ".join(own), extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
 
-    def _program(self, item: GraphItem, kernels: Sequence[Kernel]) -> Program:
+    def _program(self, item: GraphItem, kernels: Sequence[Kernel], fetches_alike: bool = False) -> Program:
         shared = share_tables(share_iterators(item, self._prefix), self._prefix)
-        return self._run.program(shared, self._strategy, self._names, joins_outputs=False, kernels=kernels)[0]
+        return self._run.program(
+            shared, self._strategy, self._names,
+            joins_outputs=False, kernels=kernels, fetches_alike=fetches_alike,
+        )[0]  # fmt: skip
 
     def _require_fed_data(self, item: GraphItem) -> None:
         pulling = [node.name for node in item.graph_def.node if node.op.startswith(_PULLS)]

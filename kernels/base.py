@@ -23,11 +23,18 @@ class Context:
         worker: index of the worker whose graph this is.
         joins_outputs: whether scalar outputs are combined over all workers (captured functions, Keras) or over this
             worker's replicas alone (sessions, whose workers may fetch different things).
+        fetches_alike: whether the workers of a session all fetch the same in this run.
     """
 
     strategy: strategy_pb2.Strategy
     worker: int
     joins_outputs: bool = True
+    fetches_alike: bool = False
+
+    @property
+    def sends_fetched(self) -> bool:
+        """Whether owners send what others fetch of theirs: nothing can be sent for what one worker alone fetches."""
+        return self.joins_outputs or self.fetches_alike
 
     @property
     def replicas(self) -> Sequence[strategy_pb2.Replica]:

@@ -84,8 +84,7 @@ class OwnPart:
         transfers: list[Transfer] = []
         computed: frozenset[str] = frozenset()
         for reader in range(context.workers):
-            # Workers of a session may fetch different things: nothing is sent for what one of them fetches.
-            outputs = item.outputs if context.joins_outputs else ()
+            outputs = item.outputs if context.sends_fetched else ()
             asked, runs = _asked_of_others(item, effects, owner, private, brought, reader, outputs)
             if reader == context.worker:
                 computed = runs

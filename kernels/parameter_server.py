@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist.errors import StrategyError
+from autodist.errors import FetchedElsewhereError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
@@ -79,14 +79,15 @@ class _Servers:
 
     def _require_same_outputs(self, part: OwnPart) -> None:
         """Workers of a session may fetch different things, so nothing can be sent for what one of them fetches."""
-        if self.context.joins_outputs:
+        if self.context.sends_fetched:
             return
         for name in self.item.outputs:
             node = node_of(name)
             if part.private.get(node, NOBODY) - {EVERY_WORKER} and node not in part.computed:
-                raise StrategyError(
-                    f"{name} is fetched together with a training step, and it is made from what other workers have. "
-                    "Fetch it in a run of its own after the step, or synchronise its variable by AllReduce."
+                raise FetchedElsewhereError(
+                    f"{name} is fetched together with a training step, and it is made from what other workers have, "
+                    "which do not fetch the same in this run. Fetch it on every worker alike, and not under "
+                    "`if ad.is_chief`; or in a run of its own after the step; or synchronise its variable by AllReduce."
                 )
 
     def _find_followers(self) -> Mapping[str, list[str]]:

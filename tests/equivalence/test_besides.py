@@ -66,6 +66,7 @@ ALL_REDUCE = (
 )
 
 PARAMETER_SERVERS = (
+    "graph_global_norm",
     "fit_after_other_layers",
     "fit_last_batch_of_one_example",
     "fit_masked_kernel",
@@ -116,7 +117,7 @@ RING = (
     "step_tied_embedding",
 )
 
-MIXED = ("fit_masked_lstm", "graph-embedding-adam-clipped")
+MIXED = ("fit_masked_lstm", "graph_global_norm", "graph-embedding-adam-clipped")
 
 BY_STRATEGY = {
     "shuffle": ALL_REDUCE,

@@ -198,6 +198,28 @@ def graph_without_initialiser(ad: Trainer) -> Results:
             return _variables(session) | {f"before step {k}": value for k, value in enumerate(fetched)}
 
 
+@program
+def graph_global_norm(ad: Trainer) -> Results:
+    """The norm of all gradients, by which they are clipped, fetched beside the train operation in every other step."""
+    with tf.Graph().as_default(), ad.scope():
+        net = build("mlp")
+        optimizer = v1.train.MomentumOptimizer(0.05, 0.9)
+        gradients, variables = zip(*optimizer.compute_gradients(net.loss), strict=True)
+        clipped, norm = tf.clip_by_global_norm(gradients, 0.5)
+        train = optimizer.apply_gradients(zip(clipped, variables, strict=True))
+        norms = {}
+        batches = make_batches("mlp")
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            for k, (x, y) in enumerate(zip(batches.x, batches.y, strict=True)):
+                fed = {net.x: own(ad, x), net.y: own(ad, y)}
+                if k % 2:
+                    session.run(train, fed)
+                else:
+                    norms[f"norm {k}"] = session.run((train, norm), fed)[1]
+            return _variables(session) | norms
+
+
 class _Stepping:
     """A model whose training step is a method, which returns what one reads of it."""
 

@@ -40,13 +40,18 @@ class Cluster:
         self.session = v1.Session(graph=self.graph)
         self._count = 0
 
-    def run(self, outputs: Sequence[str] = (), targets: Sequence[str] = (), **feeds: np.ndarray) -> list[list]:
+    def run(
+        self, outputs: Sequence[str] = (), targets: Sequence[str] = (), fetches_alike: bool = False, **feeds: np.ndarray
+    ) -> list[list]:
         """What each worker gets; what only sets variables runs at the chief first."""
         fed = {f"{name}:0": value for name, value in feeds.items()}
         inputs = {name: self._axis(name) for name in fed}
         item = place_variables(self.captured.step(outputs, targets, inputs), self.placements)
         sets = only_sets(item)
-        runs = [self._add(item, worker, SETTING_KERNELS if sets else KERNELS, fed) for worker in range(self.workers)]
+        contexts = [
+            Context(self.strategy, w, joins_outputs=False, fetches_alike=fetches_alike) for w in range(self.workers)
+        ]
+        runs = [self._add(item, context, SETTING_KERNELS if sets else KERNELS, fed) for context in contexts]
         return [self._run([one])[0] for one in runs] if sets else self._run(runs)
 
     def _axis(self, name: str) -> int | None:
@@ -54,8 +59,8 @@ class Cluster:
         shape = self.captured.graph.get_tensor_by_name(name).shape
         return 0 if shape.rank and shape[0] is None else None
 
-    def _add(self, item: GraphItem, worker: int, kernels: Sequence[Kernel], fed: Mapping[str, np.ndarray]) -> Run:
-        made = rewrite(item, Context(self.strategy, worker, joins_outputs=False), kernels=kernels)
+    def _add(self, item: GraphItem, context: Context, kernels: Sequence[Kernel], fed: Mapping[str, np.ndarray]) -> Run:
+        made, worker = rewrite(item, context, kernels=kernels), context.worker
         self._count += 1
         prefix = f"run_{self._count}/"
         definition = in_one_session(made.graph_def)

@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.gradients import noting_gradients
+from autodist.errors import FetchedElsewhereError
 from autodist.graph.item import GraphItem
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.graphs_in_one_process import Cluster
@@ -34,7 +35,9 @@ def build() -> None:
     out = tf.linalg.matvec(x, weight) + bias + tf.reduce_sum(tf.nn.embedding_lookup(table, ids), [1, 2])
     loss = tf.reduce_mean(tf.square(out - 1.0), name="loss")
     optimizer = v1.train.GradientDescentOptimizer(0.05)
-    optimizer.apply_gradients(optimizer.compute_gradients(loss), name="train")
+    gradients = optimizer.compute_gradients(loss)
+    tf.linalg.global_norm([gradient for gradient, _ in gradients], "norm")
+    optimizer.apply_gradients(gradients, name="train")
     v1.global_variables_initializer()
 
 
@@ -74,6 +77,22 @@ def test_a_variable_is_fetched_beside_training_as_it_was_before(owners):
             for found in cluster.run(fetched, ["train"], **batch):
                 for one, other in zip(found, before, strict=False):  # whether there are examples comes last
                     np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.feature("session", "fetches: norms of gradients")
+@pytest.mark.parametrize("owners", OWNERS)
+def test_what_several_owners_have_is_fetched_where_all_workers_fetch_it(owners):
+    fetched = ["norm/global_norm:0"]
+    with built(owners) as (cluster, alone):
+        for batch in batches(3):
+            (norm,), _ = alone.run((fetched, "train"), fed(batch))
+            for found in cluster.run(fetched, ["train"], fetches_alike=True, **batch):
+                np.testing.assert_allclose(found[0], norm, rtol=1e-12)
+
+
+def test_what_another_worker_has_is_refused_where_workers_may_fetch_different_things():
+    with built("two owners") as (cluster, _), pytest.raises(FetchedElsewhereError, match="on every worker alike"):
+        cluster.run(["norm/global_norm:0"], ["train"], **batches(1)[0])
 
 
 def test_a_variable_is_fetched_twice():
