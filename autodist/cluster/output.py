@@ -80,13 +80,14 @@ class Output:
                         "the chief's %s takes no more (%s): lines of the other workers are lost", stream, error
                     )
             with self._changed:
-                self._waiting.popleft()
-                self._written += 1
-                left_out = 0 if self._waiting else self._left_out
+                left_out = self._left_out if len(self._waiting) == 1 else 0
                 self._left_out -= left_out
-                self._changed.notify_all()
             if left_out:
                 _log.warning("%d lines of other workers were left out here: nobody took what came before", left_out)
+            with self._changed:
+                self._waiting.popleft()
+                self._written += 1
+                self._changed.notify_all()
 
 
 def _write(target: TextIO | None, text: str) -> None:

@@ -208,7 +208,8 @@ def of_actions(ad):
         critic = v1.train.AdamOptimizer(0.05).minimize(squared_error(value, y), var_list=of("critic"))
         slope, weight = tf.gradients(value, action)[0], v1.placeholder(tf.float64, [None, 2], "weight")
         found = [g / tf.cast(tf.shape(x)[0], tf.float64) for g in tf.gradients(acted, of("actor"), -weight)]
-        actor = v1.train.AdamOptimizer(0.05).apply_gradients(zip(found, of("actor"), strict=True))
+        with tf.control_dependencies(found):  # without a loss one device may update `last` before it reads it
+            actor = v1.train.AdamOptimizer(0.05).apply_gradients(zip(found, of("actor"), strict=True))
         with ad.create_distributed_session() as session:
             session.run(v1.global_variables_initializer())
             for k in range(BATCHES):
