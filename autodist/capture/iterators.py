@@ -8,6 +8,7 @@ from dataclasses import replace
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # what the inputs of an op are called
 
+from autodist.capture.sharing import share
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
@@ -77,7 +78,7 @@ def concerns_iterators_alone(item: GraphItem) -> bool:
 
 
 def share_iterators(item: GraphItem, session: str) -> GraphItem:
-    """Every run of a session finds an iterator under one name, whatever the names of its own nodes.
+    """All runs of a session find one iterator.
 
     A one-shot iterator, which each node of its kind would make anew, becomes one that is made before the first run.
 
@@ -90,10 +91,9 @@ def share_iterators(item: GraphItem, session: str) -> GraphItem:
     editor = GraphEditor(item.graph_def, item.wiring)
     initializers = dict(item.initializers)
     for name in kept:
-        shared = f"{session}/{editor[name].attr['shared_name'].s.decode() or name}"
+        shared = share(editor[name], session)
         if editor[name].op == _ONE_SHOT:
             initializers[shared] = _make_before(editor, editor[name])
-        editor[name].attr["shared_name"].s = shared.encode()
     return replace(item, graph_def=editor.to_graph_def(), initializers=initializers)
 
 

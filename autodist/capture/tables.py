@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.ops import lookup_ops  # the base of all tables
 
+from autodist.capture.sharing import share
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
@@ -160,7 +161,7 @@ def _writes(graph_def: GraphDef) -> Iterator[NodeDef]:
 
 
 def share_tables(item: GraphItem, session: str) -> GraphItem:
-    """Every run of a session finds a table under one name; those of other sessions are others.
+    """All runs of a session find one table; those of other sessions are others.
 
     Args:
         session: a name that no other session has.
@@ -170,6 +171,5 @@ def share_tables(item: GraphItem, session: str) -> GraphItem:
         return item
     editor = GraphEditor(item.graph_def, item.wiring)
     for name in kept:
-        shared = editor[name].attr["shared_name"].s.decode() or name
-        editor[name].attr["shared_name"].s = f"{session}/{shared}".encode()
+        share(editor[name], session)
     return item.with_graph(editor.to_graph_def())

@@ -133,28 +133,28 @@ class Site:
 
     def is_zero(self, index: int) -> bool:
         """Whether an input is known to hold zeros only."""
-        tensor, node = self._origin(index)
-        if node is None or node.op == "ZerosLike":
-            return node is not None
-        value = self.scope.constant(node.input[1] if node.op == "Fill" else tensor)
-        return value is not None and not np.any(value)
+        return self.is_filled_with(index, 0)
 
     def is_filled_with(self, index: int, number: int) -> bool:
         """Whether all elements of an input are known to be this number."""
-        tensor, node = self._origin(index)
-        if node is not None and node.op in ("Fill", "OnesLike"):
-            value = np.asarray(1) if node.op == "OnesLike" else self.scope.constant(tensor_name(node.input[1]))
-        else:
-            value = self.scope.constant(tensor)
+        value = self._elements(index)
         return value is not None and bool(np.all(value == number))
 
     def is_uniform(self, index: int) -> bool:
         """Whether all elements of an input are known to be equal, so that its length tells nothing of examples."""
+        _, node = self._origin(index)
+        value = self._elements(index)
+        is_filled = node is not None and node.op == "Fill"
+        return is_filled or (value is not None and (value.size <= 1 or bool(np.all(value == value.flat[0]))))
+
+    def _elements(self, index: int) -> np.ndarray | None:
+        """What elements an input is known to have; once, where all are the same."""
         tensor, node = self._origin(index)
-        if node is None or node.op in ("Fill", "ZerosLike", "OnesLike"):
-            return node is not None
-        value = self.scope.constant(tensor)
-        return value is not None and (value.size <= 1 or bool(np.all(value == value.flat[0])))
+        if node is not None and node.op in ("ZerosLike", "OnesLike"):
+            return np.asarray(int(node.op == "OnesLike"))
+        if node is not None and node.op == "Fill":
+            tensor = tensor_name(node.input[1])
+        return self.scope.constant(tensor)
 
     def _origin(self, index: int) -> tuple[str, tf.compat.v1.NodeDef | None]:
         tensor = self.inputs[index]

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import ast
 import builtins
-import importlib.util
-import pathlib
 import subprocess
 import sys
-from types import ModuleType
 
 import pytest
 
 from autodist import errors
+from tests.loaded_scripts import ROOT, load_script
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "scripts" / "features.py"
 
-
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("features", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    return module
-
-
-features = load_script()
+features = load_script("features")
 MARKS = features.all_marks()
 
 

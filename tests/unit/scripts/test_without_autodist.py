@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import pathlib
 import subprocess
 import sys
 import textwrap
-from types import ModuleType
 
 import pytest
 
-ROOT = pathlib.Path(__file__).resolve().parents[3]
+from tests.loaded_scripts import ROOT, load_script
+
 SCRIPT = ROOT / "scripts" / "without_autodist.py"
 # own_builder.py is no script: a YAML names it.
 EXAMPLES = sorted(path for path in (ROOT / "examples").glob("*.py") if path.stem != "own_builder")
 
 
-def load_script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("without_autodist", SCRIPT)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up by name
-    spec.loader.exec_module(module)
-    return module
-
-
-without = load_script()
+without = load_script("without_autodist")
 
 
 def check(before: str, after: str) -> None:
