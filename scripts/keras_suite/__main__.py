@@ -6,8 +6,8 @@
 
 Each test has an AutoDist of its own, of one worker with two replicas on the CPU. What fails, and what has made a step
 on the replicas, is run once more without AutoDist: a test that fails there as well is not AutoDist's, and what `fit`,
-`evaluate` and `predict` returned and the weights that they left are to be the same (1e-5, float32). Each file runs in
-processes of its own.
+`evaluate` and `predict` returned and the weights that they left are to be the same (1e-5, float32). Each folder runs in
+processes of its own. Of the tests of layers, those run that train something.
 
 scripts/keras_suite/promises.toml lists the tests that are refused, and those whose numbers are others than those of one
 device, each with the reason. A listed test that is neither is an error, too.
@@ -20,9 +20,11 @@ from __future__ import annotations
 import argparse
 import collections
 import importlib.util
+import itertools
 import pathlib
 import signal
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
 
 from keras_suite.files import Judged, Options, run_and_judge
@@ -40,6 +42,8 @@ FOLDERS = (
     "layers/convolutional",
     "saving",
 )
+NOT_MODELS = ("trainers/data_adapters",)
+"""Folders in these whose tests use no model, and so do in the scope what they do outside; not run unless named."""
 SHOWN = 300
 """Characters of an error that are shown."""
 
@@ -49,17 +53,18 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # told to end, it still ends what it has started
     root = keras_sources()
     try:
-        files = list(find_files(root, asked.files or FOLDERS))
+        files = list(find_files(root, asked.files or FOLDERS, () if asked.files else NOT_MODELS))
     except FileNotFoundError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     promises = Promises.read(PROMISES)
     options = Options(asked.replicas, asked.names, asked.limit, asked.logs)
     all_tested: dict[str, Judged] = {}
-    for file in files:
-        tested = run_and_judge(root, file, options, promises)
+    for folder, group in itertools.groupby(files, lambda file: str(pathlib.PurePath(file).parent)):
+        began = time.monotonic()
+        tested = run_and_judge(root, list(group), options, promises)
         all_tested.update(tested)
-        print(f"{file}: {summary(tested)}", flush=True)
+        print(f"{folder}: {summary(tested)}; {time.monotonic() - began:.0f} s", flush=True)
         for test, one in tested.items():
             if one.verdict.is_wrong:
                 print(f"    {one.verdict.value}: {test}\n        {_short(one.text)}", flush=True)
@@ -74,8 +79,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("files", nargs="*", help=f"files or folders in keras/src; without any: {', '.join(FOLDERS)}")
     parser.add_argument("-k", dest="names", default="", help="only tests whose names match, as for pytest")
     parser.add_argument("--replicas", type=int, default=2, help="of the one worker (default 2)")
-    parser.add_argument("--limit", type=float, default=1800.0, help="seconds that one run of a file has (default 1800)")
-    parser.add_argument("--logs", type=pathlib.Path, help="folder that keeps what pytest says of each file")
+    parser.add_argument("--limit", type=float, default=1800.0, help="seconds that a test has (default 1800)")
+    parser.add_argument("--logs", type=pathlib.Path, help="folder that keeps what pytest says of each folder")
     asked = parser.parse_args()
     if asked.replicas < 1:
         parser.error("--replicas is 1 or more")
@@ -89,28 +94,39 @@ def keras_sources() -> pathlib.Path:
     return pathlib.Path(spec.origin).parent / "src"
 
 
-def find_files(root: pathlib.Path, asked: Iterable[str]) -> Iterator[str]:
-    """The files of tests that are asked for, as paths in `root`, each once.
+def find_files(root: pathlib.Path, asked: Iterable[str], without: Iterable[str] = ()) -> Iterator[str]:
+    """The files of tests that are asked for, as paths in `root`, each once, those of a folder in a row.
+
+    Args:
+        root: the folder keras/src.
+        asked: files and folders in it.
+        without: folders in it whose files are none of those.
 
     Raises:
         FileNotFoundError: there are none of what is asked for.
     """
-    found: dict[str, None] = {}
+    found: dict[pathlib.PurePath, dict[str, None]] = {}
+    left_out = [root / folder for folder in without]
     for name in asked:
         path = root / name
         files = [path] if path.is_file() else sorted(path.rglob("*_test.py"))
         if not files:
             raise FileNotFoundError(f"{path} is no file, and no folder with *_test.py; name what is in {root}.")
-        found.update((str(file.relative_to(root)), None) for file in files)
-    yield from found
+        for file in files:
+            if not any(file.is_relative_to(folder) for folder in left_out):
+                found.setdefault(file.parent, {})[str(file.relative_to(root))] = None
+    yield from itertools.chain.from_iterable(found.values())
 
 
 def summary(tested: Mapping[str, Judged]) -> str:
-    """How many tests there are of each verdict, and how many made steps on the replicas."""
+    """How many tests there are of each verdict, how many made steps on the replicas, and how the numbers compare."""
     counts = collections.Counter(one.verdict for one in tested.values())
     steps = sum(bool(one.steps) for one in tested.values())
     parts = [f"{counts[verdict]} {verdict.value}" for verdict in Verdict if counts[verdict]]
-    return f"{len(tested)} tests, {steps} with distributed steps: {', '.join(parts)}"
+    found = [one.difference for one in tested.values() if one.difference is not None]
+    alike = [each.largest for each in found if each.is_tolerable]
+    numbers = f", numbers of {len(alike)} of {len(found)} within {max(alike, default=0.0):.0e}" if found else ""
+    return f"{len(tested)} tests, {steps} with distributed steps: {', '.join(parts)}{numbers}"
 
 
 def _short(text: str) -> str:

@@ -1,4 +1,4 @@
-"""One file of Keras's tests: run in the scope, run again without AutoDist where that tells more, and judged."""
+"""Files of Keras's tests: run in the scope, run again without AutoDist where that tells more, and judged."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from keras_suite.values import difference, read_values, values_file
-from keras_suite.verdicts import Outcome, Promises, Verdict, judge, read_outcomes
+from keras_suite.values import Difference, difference, read_values, values_file
+from keras_suite.verdicts import Outcome, Promises, Verdict, judge, read_outcomes, tell
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1]
 
@@ -25,7 +26,7 @@ class Options:
     Attributes:
         replicas: of the one worker.
         names: which tests, as pytest's `-k` takes it; "": all.
-        limit: seconds that a run has.
+        limit: seconds that a test has.
         logs: folder that takes what pytest says; None: nobody wants it.
     """
 
@@ -37,97 +38,149 @@ class Options:
 
 @dataclass(frozen=True)
 class Judged:
-    """What is to be said of a test, and how many steps it made on the replicas."""
+    """What is to be said of a test, how many steps it made on the replicas, and how its numbers differ if compared."""
 
     verdict: Verdict
     text: str
     steps: int = 0
+    difference: Difference | None = None
 
 
-def run_and_judge(root: pathlib.Path, file: str, options: Options, promises: Promises) -> dict[str, Judged]:
-    """What is to be said of each test of a file.
+def run_and_judge(root: pathlib.Path, files: Sequence[str], options: Options, promises: Promises) -> dict[str, Judged]:
+    """What is to be said of each test of some files, which share a process in the scope and one without.
 
     Args:
         root: the folder keras/src.
-        file: a path in it.
-        options: how it is run.
+        files: paths in it.
+        options: how they are run.
         promises: what is known to be refused, or other than on one device.
     """
     with tempfile.TemporaryDirectory(prefix="keras-tests-") as made:
-        in_scope, alone = pathlib.Path(made) / "scope", pathlib.Path(made) / "alone"
-        ended = _run(root, [file], options.replicas, in_scope, options)
-        scoped = read_outcomes(in_scope / "outcomes")
-        again = [test for test, one in scoped.items() if one.asks_for_comparison and test not in promises.refused]
-        if again:
-            ended &= _run(root, again, 0, alone, options)
-        plain = read_outcomes(alone / "outcomes")
-        said = {
-            test: (judge(one, plain.get(test), _difference(test, in_scope, alone, one, plain), promises), one.steps)
-            for test, one in scoped.items()
-        }
-    tested = {test: Judged(one.verdict, one.text, steps) for test, (one, steps) in said.items()}
-    tested.update(_of_the_file(file, bool(scoped), ended, options))
-    if not options.names and ended:
-        missing = [test for test in promises.tests if test.startswith(f"{file}::") and test not in scoped]
-        tested.update((test, Judged(Verdict.WRONGLY_LISTED, "there is no such test")) for test in missing)
+        in_scope, alone = (Run(root, pathlib.Path(made) / name, options) for name in ("scope", "alone"))
+        in_scope.run_all(files, options.replicas)
+        scoped = in_scope.outcomes()
+        alone.run_all([t for t, one in scoped.items() if one.asks_for_comparison and t not in promises.refused], 0)
+        plain = alone.outcomes()
+        tested = dict(_judged(scoped, plain, in_scope.made, alone.made, promises))
+    for file in files:
+        tested.update(_of_the_file(file, scoped, options, promises))
     return tested
 
 
-def _difference(
-    test: str, in_scope: pathlib.Path, alone: pathlib.Path, scoped: Outcome, plain: dict[str, Outcome]
-) -> str | None:
-    """Where the numbers of a test that passes in both differ; None where there are none of replicas."""
-    if not scoped.steps or not scoped.has_passed or test not in plain or not plain[test].has_passed:
-        return None
-    return difference(*(read_values(folder / values_file(test)) for folder in (in_scope, alone)))
+def _judged(
+    scoped: Mapping[str, Outcome],
+    plain: Mapping[str, Outcome],
+    in_scope: pathlib.Path,
+    alone: pathlib.Path,
+    promises: Promises,
+) -> Iterator[tuple[str, Judged]]:
+    for test, one in scoped.items():
+        if one.outcome == "left out":
+            continue
+        found = None
+        if one.steps and one.has_passed and test in plain and plain[test].has_passed:
+            found = difference(*(read_values(folder / values_file(test)) for folder in (in_scope, alone)))
+        said = judge(one, plain.get(test), found, promises)
+        yield test, Judged(said.verdict, said.text, one.steps, found)
 
 
-def _of_the_file(file: str, has_tests: bool, ended: bool, options: Options) -> dict[str, Judged]:
+def _of_the_file(
+    file: str, scoped: Mapping[str, Outcome], options: Options, promises: Promises
+) -> Iterator[tuple[str, Judged]]:
     """What is wrong with the whole file."""
-    if not ended:
-        return {file: Judged(Verdict.FAILED, f"it took more than {options.limit:g} s (--limit) and was ended")}
-    if not has_tests and not options.names:
-        return {file: Judged(Verdict.FAILED, "pytest found no test in it; --logs DIR keeps its words")}
-    return {}
-
-
-def _run(root: pathlib.Path, tests: Sequence[str], replicas: int, made: pathlib.Path, options: Options) -> bool:
-    """Runs tests of one file; `made` takes their outcomes and values. Returns whether they came to an end in time.
-
-    Args:
-        root: the folder keras/src.
-        tests: a file in it, or ids of tests of one.
-        replicas: 0: without AutoDist.
-        made: a folder that is made.
-        options: how they are run.
-    """
-    here = made / "here"  # not in keras/src, whose modules would be taken for those of the standard library
-    here.mkdir(parents=True)
-    command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(root), "-p", "keras_suite.in_scope"]
-    command += ["-p", "no:cacheprovider", "-W", "ignore", "--tb=short", "-q", "-k", options.names]
-    command += ["--replicas", str(replicas), "--outcomes", str(made / "outcomes"), "--values", str(made)]
-    command += [str(root / test) for test in tests]
-    paths = os.pathsep.join(filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH")]))
-    always = {"PYTHONPATH": paths, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""}
-    environment = {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONDONTWRITEBYTECODE": "1", **os.environ, **always}
-    with _log(tests[0], replicas, made, options.logs).open("w") as log:
-        process = subprocess.Popen(
-            command, cwd=here, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+    if options.names:
+        return
+    if not any(test == file or test.startswith(f"{file}::") for test in scoped):
+        yield (
+            file,
+            Judged(Verdict.FAILED, f"no test is found in it in {options.limit:g} s (--limit); --logs tells more"),
         )
-        try:
-            process.wait(options.limit)
-        except subprocess.TimeoutExpired:
-            return False
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # it, and what it has left behind
-            process.wait()
-    return True
+        return
+    for test in promises.tests:
+        if test.startswith(f"{file}::") and test not in scoped:
+            yield test, Judged(Verdict.WRONGLY_LISTED, "there is no such test")
 
 
-def _log(test: str, replicas: int, made: pathlib.Path, logs: pathlib.Path | None) -> pathlib.Path:
-    if logs is None:
-        return made / "log"
-    logs.mkdir(parents=True, exist_ok=True)
-    name = test.partition("::")[0].replace("/", "_")
-    return logs.resolve() / f"{name}.{'scope' if replicas else 'alone'}.log"
+@dataclass(frozen=True)
+class Run:
+    """Runs tests in processes of their own; `made` is a folder that takes their outcomes and values."""
+
+    root: pathlib.Path
+    made: pathlib.Path
+    options: Options
+
+    def outcomes(self) -> dict[str, Outcome]:
+        """What became of the tests so far."""
+        return read_outcomes(self.made / "outcomes")
+
+    def run_all(self, tests: Sequence[str], replicas: int) -> None:
+        """Runs files, or tests by their ids: in one process, and in another those that a test has kept from their turn.
+
+        Args:
+            tests: the files or ids.
+            replicas: 0: without AutoDist.
+        """
+        (self.made / "here").mkdir(parents=True)
+        left = list(tests)
+        while left:
+            self._run(left, replicas)
+            waiting = [test for test, one in self.outcomes().items() if one.outcome == "collected"]
+            left = waiting if waiting != left else []
+
+    def _run(self, tests: Sequence[str], replicas: int) -> None:
+        # Not in keras/src, whose modules would be taken for those of the standard library.
+        here = self.made / "here"
+        environment = self._environment()
+        with self._log(tests[0], replicas).open("a") as log:
+            process = subprocess.Popen(
+                self._command(tests, replicas),
+                cwd=here,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+            try:
+                self.wait(process)
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)  # it, and what it has left behind
+                process.wait()
+
+    def wait(self, process: subprocess.Popen[bytes]) -> None:
+        """Until it ends, or has told nothing for as long as a test may take: then that test has failed."""
+        told = time.time()
+        while True:
+            try:
+                process.wait(max(0.0, told + self.options.limit - time.time()))
+                return
+            except subprocess.TimeoutExpired:
+                path = self.made / "outcomes"
+                latest = path.stat().st_mtime if path.exists() else told
+                if latest <= told:
+                    break
+                told = latest
+        why = f"it took more than {self.options.limit:g} s (--limit) and was ended"
+        started = [test for test, one in self.outcomes().items() if one.outcome == "started"]
+        if started:
+            tell(self.made / "outcomes", started[-1], "failed", why)
+
+    def _command(self, tests: Sequence[str], replicas: int) -> list[str]:
+        command = [sys.executable, "-m", "pytest", "-c", os.devnull, "--rootdir", str(self.root)]
+        command += ["-p", "keras_suite.in_scope", "-p", "no:cacheprovider", "-W", "ignore", "--tb=short", "-q"]
+        command += ["-k", self.options.names, "--durations=20", "--replicas", str(replicas)]
+        command += ["--outcomes", str(self.made / "outcomes"), "--values", str(self.made)]
+        return [*command, *(str(self.root / test) for test in tests)]
+
+    def _environment(self) -> dict[str, str]:
+        paths = os.pathsep.join(filter(None, [str(SCRIPTS), os.environ.get("PYTHONPATH")]))
+        always = {"PYTHONPATH": paths, "KERAS_BACKEND": "tensorflow", "CUDA_VISIBLE_DEVICES": ""}
+        return {"TF_CPP_MIN_LOG_LEVEL": "2", "PYTHONDONTWRITEBYTECODE": "1", **os.environ, **always}
+
+    def _log(self, test: str, replicas: int) -> pathlib.Path:
+        if self.options.logs is None:
+            return self.made / "log"
+        self.options.logs.mkdir(parents=True, exist_ok=True)
+        name = str(pathlib.PurePath(test.partition("::")[0]).parent).replace("/", "_")
+        return self.options.logs.resolve() / f"{name}.{'scope' if replicas else 'alone'}.log"

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import atexit
-import json
+import inspect
 import pathlib
 import sys
 import types
@@ -24,10 +24,14 @@ from autodist import AutoDist, ResourceSpec  # before Keras, which imports Tenso
 from autodist.running_step import RunningStep
 
 import keras  # isort: skip
-from keras_suite.values import recording, values_file  # isort: skip
+from keras_suite.values import METHODS, recording, values_file  # isort: skip
+from keras_suite.verdicts import tell  # isort: skip
 
 SEED = 1
 """Of Python, NumPy and TensorFlow, before each test: Keras's tests draw without one."""
+
+TRAINING = {*METHODS, "run_layer_test"}
+"""Names by which a test is known that trains something; `run_layer_test` is of Keras's own `TestCase`."""
 
 _STEPS = pytest.StashKey[int]()
 
@@ -73,6 +77,18 @@ class _InScope:
         finally:
             item.stash[_STEPS] = len(steps)
 
+    @pytest.hookimpl(trylast=True)  # after -k
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Of tests of layers, those that train nothing do nothing in the scope that they do not do outside."""
+        chosen = [item for item in items if not item.nodeid.startswith("layers/") or trains(item)]
+        left_out = [item for item in items if item not in set(chosen)]
+        for item in left_out:
+            self._tell(item.nodeid, "left out")
+        for item in chosen:
+            self._tell(item.nodeid, "collected")
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = chosen
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:
             self._tell(report.nodeid, "failed", str(report.longrepr).strip().splitlines()[-1])
@@ -89,8 +105,27 @@ class _InScope:
         return report
 
     def _tell(self, test: str, outcome: str, why: str = "", steps: int = 0) -> None:
-        with self.outcomes.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"test": test, "outcome": outcome, "why": why, "steps": steps}) + "\n")
+        tell(self.outcomes, test, outcome, why, steps)
+
+
+def trains(item: pytest.Item) -> bool:
+    """Whether a test, or what it calls in its own file, speaks of training, evaluation or prediction."""
+    test = inspect.unwrap(item.function) if isinstance(item, pytest.Function) else None
+    return test is None or not _names(test.__code__, test, item.cls, set()).isdisjoint(TRAINING)
+
+
+def _names(code: types.CodeType, test: types.FunctionType, cls: type | None, seen: set[types.CodeType]) -> set[str]:
+    """The names that code uses, and those that functions of its file use which it names."""
+    seen.add(code)
+    found = set(code.co_names)
+    named = [getattr(cls, name, None) or test.__globals__.get(name) for name in code.co_names]
+    helpers = [inspect.unwrap(one) for one in named if inspect.isfunction(one)]
+    inner = [helper.__code__ for helper in helpers if helper.__module__ == test.__module__]
+    inner += [constant for constant in code.co_consts if inspect.iscode(constant)]
+    for one in inner:
+        if one not in seen:
+            found |= _names(one, test, cls, seen)
+    return found
 
 
 @contextmanager

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
@@ -67,21 +69,43 @@ def _add(found: dict[str, NDArray[Any]], prefix: str, values: Any) -> None:
             found[f"{prefix}{number}"] = array
 
 
-def difference(one: Values, other: Values) -> str:
-    """Where two runs of a test differ by more than TOLERANCE; "" if they do not."""
+@dataclass(frozen=True)
+class Difference:
+    """Where two runs of a test differ most, and by how much, relative to the largest number of that array, or to 1."""
+
+    largest: float
+    where: str
+
+    @property
+    def is_tolerable(self) -> bool:
+        """Whether it is within TOLERANCE."""
+        return self.largest <= TOLERANCE
+
+    def __str__(self) -> str:
+        return self.where if math.isinf(self.largest) else f"{self.where}: {self.largest:.2e}"
+
+
+def difference(one: Values, other: Values) -> Difference | None:
+    """By how much two runs of a test differ; None if neither has recorded anything."""
     if list(one) != list(other):
-        return f"one recorded {len(one)} arrays, the other {len(other)}"
-    for name, a in one.items():
-        b = other[name]
-        if a.shape != b.shape:
-            return f"{name}: shapes {a.shape} and {b.shape}"
-        if a.size and not np.allclose(a, b, rtol=0, atol=TOLERANCE * max(1.0, _largest(b)), equal_nan=True):
-            return f"{name}: {np.abs(a.astype(float) - b.astype(float)).max():.2e} of {_largest(b):.2e}"
-    return ""
+        return Difference(math.inf, f"one recorded {len(one)} arrays, the other {len(other)}")
+    found = (_of_arrays(name, a, other[name]) for name, a in one.items())
+    return max(found, key=lambda each: each.largest, default=None)
+
+
+def _of_arrays(name: str, a: NDArray[Any], b: NDArray[Any]) -> Difference:
+    if a.shape != b.shape:
+        return Difference(math.inf, f"{name}: shapes {a.shape} and {b.shape}")
+    dtype = np.result_type(a, b, np.float64)
+    a, b = a.astype(dtype), b.astype(dtype)
+    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    if not np.isfinite(a[~same]).all() or not np.isfinite(b[~same]).all():
+        return Difference(math.inf, f"{name}: finite in one run alone")
+    return Difference(float(np.abs(a[~same] - b[~same]).max(initial=0.0)) / max(1.0, _largest(b)), name)
 
 
 def _largest(array: NDArray[Any]) -> float:
-    finite = np.abs(array[np.isfinite(array)].astype(np.float64))
+    finite = np.abs(array[np.isfinite(array)])
     return float(finite.max(initial=0.0))
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from keras_suite.values import Difference
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -17,7 +19,8 @@ class Outcome:
 
     Attributes:
         test: its id, below `keras/src`.
-        outcome: pytest's "passed", "failed" or "skipped"; "started" where the process ended in the test.
+        outcome: pytest's "passed", "failed" or "skipped"; "left out" where it is not run, "collected" where its turn
+            has not come, "started" where the process ended in the test.
         why: the type and text of what it failed with, or was skipped for.
         steps: how many steps ran on the replicas, of training and of evaluation.
     """
@@ -36,6 +39,12 @@ class Outcome:
     def asks_for_comparison(self) -> bool:
         """Whether what becomes of it without AutoDist tells more."""
         return bool(self.steps) or self.outcome in ("failed", "started")
+
+
+def tell(path: pathlib.Path, test: str, outcome: str, why: str = "", steps: int = 0) -> None:
+    """Adds what became of a test to a file that `read_outcomes` reads."""
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"test": test, "outcome": outcome, "why": why, "steps": steps}) + "\n")
 
 
 def read_outcomes(path: pathlib.Path) -> dict[str, Outcome]:
@@ -123,13 +132,13 @@ class Said:
     text: str = ""
 
 
-def judge(scoped: Outcome, alone: Outcome | None, difference: str | None, promises: Promises) -> Said:
+def judge(scoped: Outcome, alone: Outcome | None, difference: Difference | None, promises: Promises) -> Said:
     """The verdict on a test.
 
     Args:
         scoped: what became of it in the scope.
         alone: what became of it without AutoDist; None: it was not run so.
-        difference: where its numbers differ from those without AutoDist, "" if nowhere; None: not compared.
+        difference: of its numbers from those without AutoDist; None: not compared.
         promises: what is listed.
     """
     if scoped.test in promises.refused:
@@ -140,12 +149,15 @@ def judge(scoped: Outcome, alone: Outcome | None, difference: str | None, promis
         return Said(Verdict.FAILED, "the process ended in this test")
     if scoped.outcome == "failed":
         return Said(Verdict.FAILED, scoped.why)
+    if scoped.outcome == "collected":
+        return Said(Verdict.FAILED, "the process ended before its turn")
     listed = promises.different.get(scoped.test)
-    if listed is not None and not difference:
-        return _wrongly(listed, "gives one device's numbers" if difference == "" else "is not compared")
+    is_other = difference is not None and not difference.is_tolerable
+    if listed is not None and not is_other:
+        return _wrongly(listed, "gives one device's numbers" if difference is not None else "is not compared")
     if scoped.outcome == "skipped":
         return Said(Verdict.SKIPPED, scoped.why)
-    return Said(Verdict.OTHER_NUMBERS, difference) if difference and listed is None else Said(Verdict.PASSED)
+    return Said(Verdict.OTHER_NUMBERS, str(difference)) if is_other and listed is None else Said(Verdict.PASSED)
 
 
 def _judge_refused(scoped: Outcome, listed: Listed) -> Said:
