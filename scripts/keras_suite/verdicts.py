@@ -143,6 +143,8 @@ def judge(scoped: Outcome, alone: Outcome | None, difference: Difference | None,
     """
     if scoped.test in promises.refused:
         return _judge_refused(scoped, promises.refused[scoped.test])
+    if scoped.asks_for_comparison and (alone is None or alone.outcome == "collected"):
+        return Said(Verdict.FAILED, f"{scoped.outcome}, and without AutoDist it has not run; --logs tells more")
     if alone is not None and not alone.has_passed:
         return Said(Verdict.NOT_OURS, alone.why)
     if scoped.outcome == "started":

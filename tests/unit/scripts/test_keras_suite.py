@@ -34,6 +34,8 @@ def outcome(what: str, why: str = "") -> Outcome:
         (outcome("failed", "A"), outcome("passed"), None, NOTHING, Verdict.FAILED, "A"),
         (outcome("started"), outcome("passed"), None, NOTHING, Verdict.FAILED, "the process ended in this test"),
         (outcome("collected"), None, None, NOTHING, Verdict.FAILED, "the process ended before its turn"),
+        (Outcome("t", "passed", steps=1), None, None, NOTHING, Verdict.FAILED, "without AutoDist it has not run"),
+        (outcome("failed"), outcome("collected"), None, NOTHING, Verdict.FAILED, "without AutoDist it has not run"),
         (outcome("failed", "UnevenBatchError: 5"), None, None, REFUSED, Verdict.REFUSED, "why"),
         (
             outcome("failed", "KeyError: 5"),
