@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Rewrites the stored steps of tests/replay and shows where the result is not what was recorded.
+
+    python scripts/replay.py                        # what has changed in this tree, by eye
+    python scripts/replay.py jit_step keras_*-ps-*  # cases by name; * stands for anything
+    python scripts/replay.py --since main           # against what a git revision has recorded
+    python scripts/replay.py --record               # records what there is now
+    python scripts/replay.py --text jit_step-*      # the text of what is made now
+    python scripts/replay.py --capture jit_step     # captures steps anew, with the installed TensorFlow and Keras
+
+The exit status is 1 where something has changed and is not recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from tests.replay.cases import CASES
+from tests.replay.recorded import difference, forget, record, recorded, recorded_names
+from tests.replay.rewriting import replay
+
+
+def main() -> int:
+    told = _arguments()
+    if told.capture:
+        return _capture(told.capture)
+    names = [name for name in CASES if _is_asked(name, told.cases)]
+    if not names:
+        print(f"no case is called so; there are {', '.join(CASES)}", file=sys.stderr)
+        return 2
+    changed = [name for name in names if not _shown(name, told)]
+    lost = [name for name in recorded_names() if name not in CASES]
+    for name in lost if told.record else ():
+        forget(name)
+    how = "recorded" if told.record else "changed"
+    print(f"{len(names)} cases, {len(changed)} {how}" + (f"; of no case: {', '.join(lost)}" if lost else ""))
+    return 1 if (changed or lost) and not (told.record or told.text) else 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", help="names of cases (all)")
+    parser.add_argument("--since", metavar="REVISION", help="compare with what a git revision has recorded")
+    parser.add_argument("--lines", type=int, default=40, help="of a case's difference that are shown (default 40)")
+    does = parser.add_mutually_exclusive_group()
+    does.add_argument("--record", action="store_true", help="record what there is now")
+    does.add_argument("--text", action="store_true", help="print what there is now")
+    does.add_argument("--capture", nargs="+", metavar="STEP", help="capture steps anew, by the names in capture.py")
+    return parser.parse_args()
+
+
+def _is_asked(name: str, patterns: list[str]) -> bool:
+    return not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def _shown(name: str, told: argparse.Namespace) -> bool:
+    """Whether a case is as it was recorded; where it is not, this shows or records it."""
+    text = replay(CASES[name]).text
+    if told.text:
+        print(f"{name}\n{text}")
+        return True
+    found = difference(recorded(name, told.since), text, told.lines)
+    if found:
+        print(f"{name}\n{found}", flush=True)
+        if told.record:
+            record(name, text)
+    return not found
+
+
+def _capture(names: list[str]) -> int:
+    from tests.replay.capture import OF_PROGRAMS, OF_TESTS, capture
+
+    unknown = [name for name in names if name not in OF_PROGRAMS and name not in OF_TESTS]
+    if unknown:
+        print(
+            f"nothing captures {', '.join(unknown)}; there are {', '.join((*OF_PROGRAMS, *OF_TESTS))}", file=sys.stderr
+        )
+        return 2
+    for name in names:
+        for own, step in capture(name).items():
+            step.save(own)
+            print(own)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Whether two texts of a case differ by the names of nodes alone.
+
+A name says nothing of what a node does. So each node is told by what it does, by whom it reads and who reads it, and so
+on for as long as that tells more nodes apart (Weisfeiler and Leman's refinement); two texts in which the same nodes are
+found so many times, in the same places, are taken for the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+_NODE = re.compile(r"  (?P<name>\S+) = (?P<what>.*)\((?P<inputs>[^()]*)\)(?P<where>( on \S+)?)$")
+_WORD = re.compile(r"[\w./\-]+(?::\d+)?")
+_PARTS = re.compile(r"^(?=worker )", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class _Node:
+    what: str
+    inputs: tuple[str, ...]
+
+
+def differ_by_names_alone(one: str, other: str) -> bool:
+    """Whether nodes are called otherwise in two texts, which are the same for the rest."""
+    parts = [_PARTS.split(text) for text in (one, other)]
+    pairs = zip(*parts, strict=False)
+    return len(parts[0]) == len(parts[1]) and all(_nameless(a) == _nameless(b) for a, b in pairs)
+
+
+def _nameless(text: str) -> Counter[str]:
+    """The lines of a worker's text, in which labels stand for the names of nodes."""
+    lines = text.splitlines()
+    nodes = dict(_nodes(lines))
+    labels = _refined(nodes)
+    return Counter(labels[k] for k in nodes) + Counter(
+        _WORD.sub(lambda found: _named(found[0], labels), line) for line in lines if not _NODE.match(line)
+    )
+
+
+def _nodes(lines: list[str]) -> Iterator[tuple[str, _Node]]:
+    """Of the graph and of its functions, whose nodes have names of their own."""
+    section = ""
+    for line in lines:
+        if not line.startswith(" "):
+            section = "" if line == "nodes" else f"{line}: "
+        elif found := _NODE.match(line):
+            inputs = filter(None, found["inputs"].split(", "))
+            yield (
+                section + found["name"],
+                _Node(f"{section}{found['what']}{found['where']}", tuple(_in_section(i, section) for i in inputs)),
+            )
+
+
+def _in_section(spelling: str, section: str) -> str:
+    return f"^{section}{spelling[1:]}" if spelling.startswith("^") else section + spelling
+
+
+def _refined(nodes: Mapping[str, _Node]) -> dict[str, str]:
+    """What stands for each node's name."""
+    labels = {name: _digest(node.what) for name, node in nodes.items()}
+    readers: dict[str, list[tuple[str, str]]] = {name: [] for name in nodes}
+    for name, node in nodes.items():
+        for place, spelling in enumerate(node.inputs):
+            source, port = _split(spelling, nodes)
+            if source in readers:
+                readers[source].append((name, "^" if spelling.startswith("^") else f"{place} {port}"))
+    while True:
+        more = {name: _digest(labels[name], *_around(name, nodes, readers, labels)) for name in nodes}
+        if len(set(more.values())) == len(set(labels.values())):
+            return more
+        labels = more
+
+
+def _around(
+    name: str, nodes: Mapping[str, _Node], readers: Mapping[str, list[tuple[str, str]]], labels: Mapping[str, str]
+) -> Iterator[str]:
+    """Labels of what a node reads in their order, of what it waits for and of what reads it in any."""
+    waits = []
+    for spelling in nodes[name].inputs:
+        source, port = _split(spelling, nodes)
+        if spelling.startswith("^"):
+            waits.append(labels.get(source, source))
+        else:
+            yield f"{labels.get(source, source)} {port}"
+    yield from sorted(waits)
+    yield from sorted(f"{labels[reader]} {how}" for reader, how in readers[name])
+
+
+def _split(spelling: str, nodes: Mapping[str, _Node]) -> tuple[str, str]:
+    """The node of an input and which of its outputs; in functions the output has a name as well."""
+    whole = spelling.removeprefix("^")
+    if whole in nodes:
+        return whole, "0"
+    head, _, rest = whole.rpartition(":")
+    while head and head not in nodes:
+        head, _, more = head.rpartition(":")
+        rest = f"{more}:{rest}"
+    return (head, rest) if head else (whole, "0")
+
+
+def _named(word: str, labels: Mapping[str, str]) -> str:
+    """A word of a line, or the label of the node that it names."""
+    node, colon, port = word.partition(":")
+    return labels[node] + colon + port if node in labels else word
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

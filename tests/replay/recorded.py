@@ -1,0 +1,74 @@
+"""The texts as they were recorded, one compressed file a case."""
+
+from __future__ import annotations
+
+import difflib
+import lzma
+import subprocess
+from pathlib import Path
+
+import tensorflow as tf
+
+from tests.replay.names import differ_by_names_alone
+
+FOLDER = Path(__file__).parent / "recorded"
+
+_VERSION = "tensorflow.txt"
+_SUFFIX = ".txt.xz"
+
+
+def recorded_names() -> list[str]:
+    return sorted(path.name.removesuffix(_SUFFIX) for path in FOLDER.glob(f"*{_SUFFIX}"))
+
+
+def recorded(name: str, revision: str | None = None) -> str:
+    """The text of a case, as this tree or as a git revision has it; empty where there is none."""
+    path = FOLDER / f"{name}{_SUFFIX}"
+    if revision is None:
+        return lzma.decompress(path.read_bytes()).decode() if path.exists() else ""
+    asked = ["git", "show", f"{revision}:./{path.name}"]
+    shown = subprocess.run(asked, cwd=FOLDER, capture_output=True, check=False)
+    return lzma.decompress(shown.stdout).decode() if shown.returncode == 0 else ""
+
+
+def record(name: str, text: str) -> None:
+    """Records a text, with this TensorFlow; an equal one leaves the file as it is."""
+    if recorded(name) != text:
+        (FOLDER / f"{name}{_SUFFIX}").write_bytes(lzma.compress(text.encode(), preset=9))
+    (FOLDER / _VERSION).write_text(f"{tensorflow_version()}\n")
+
+
+def forget(name: str) -> None:
+    """Of a case that there is no more."""
+    (FOLDER / f"{name}{_SUFFIX}").unlink()
+
+
+def tensorflow_version() -> str:
+    """Without the patch: what TensorFlow's API makes of a fragment is the same for all patches of a version."""
+    return ".".join(tf.__version__.split(".")[:2])
+
+
+def recorded_version() -> str:
+    """The version of TensorFlow that the texts were recorded with."""
+    return (FOLDER / _VERSION).read_text().strip()
+
+
+def difference(before: str, after: str, lines: int) -> str:
+    """What has changed between two texts of a case, for the eye; empty if nothing has.
+
+    Args:
+        before: the recorded one.
+        after: another.
+        lines: how many are shown.
+    """
+    if before == after:
+        return ""
+    if not before:
+        return "  was not recorded\n"
+    changed = list(difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=1))[2:]
+    added, removed = (sum(line.startswith(sign) for line in changed) for sign in "+-")
+    told = f"  {removed} lines go, {added} come"
+    if differ_by_names_alone(before, after):
+        told += "; nodes have other names, and all else is the same"
+    shown = "".join(f"    {line}\n" for line in changed[:lines])
+    return f"{told}\n{shown}" + (f"    … {len(changed) - lines} lines more\n" if len(changed) > lines else "")

@@ -1,0 +1,110 @@
+"""Rewrites stored steps as a run would, for every worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+
+from autodist.errors import FetchedElsewhereError
+from autodist.graph.item import GraphItem, place_variables
+from autodist.graph.parts import Join
+from autodist.graph.placement import Placement
+from autodist.kernels import Context, find_placements, run_pipeline
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.strategies import ask_builder, check_strategy, chosen_builder, graph_config, resolve_specs
+from tests.replay.cases import CLUSTERS, STRATEGIES, Case
+from tests.replay.stored import PIPELINES, StoredStep
+from tests.replay.text import text_of_step, text_of_strategy
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """A rewritten case.
+
+    Attributes:
+        text: of the strategy and of what each worker runs.
+        strategy: that was built.
+        changed_by: the kernels that changed the step of a worker.
+        joins: that kernels have noted, and given away.
+    """
+
+    text: str
+    strategy: strategy_pb2.Strategy
+    changed_by: frozenset[str]
+    joins: tuple[Join, ...]
+
+
+load = cache(StoredStep.load)
+"""Kernels leave the captured step as it is, so one serves all cases."""
+
+
+@cache
+def replay(case: Case) -> Replayed:
+    """Rewrites a case for each worker."""
+    step, spec = load(case.step), machines(case.cluster)
+    planned = load(step.planned_by).item if step.planned_by else step.item
+    strategy = build(planned, case.strategy, spec)
+    captured = step.item
+    if step.planned_by and len(spec.workers) > 1:
+        captured = _placed_as(planned, captured, strategy)
+    watch = _Watch()
+    text = text_of_strategy(strategy)
+    for worker in range(len(spec.workers)):
+        rewritten = _rewrite(step, captured, Context(strategy, worker, step.joins_outputs), watch)
+        text += f"worker {worker}\n" + text_of_step(rewritten, captured)
+    return Replayed(text, strategy, frozenset(watch.changed_by), tuple(watch.joins))
+
+
+def machines(cluster: str) -> ResourceSpec:
+    """Nodes that nothing is asked of."""
+    nodes = [{"address": f"10.0.0.{k + 1}", "chief": not k, **said} for k, said in enumerate(CLUSTERS[cluster])]
+    return ResourceSpec.from_dict({"nodes": nodes})
+
+
+def build(item: GraphItem, strategy: str, spec: ResourceSpec) -> strategy_pb2.Strategy:
+    """As a run does it: a step without gradients needs no plan."""
+    if not item.gradients:
+        return strategy_pb2.Strategy(builder="none", graph_config=graph_config(spec))
+    built = ask_builder(chosen_builder(STRATEGIES[strategy], None), item, spec)
+    check_strategy(built, item, spec)
+    return resolve_specs(built)
+
+
+def _placed_as(planned: GraphItem, item: GraphItem, strategy: strategy_pb2.Strategy) -> GraphItem:
+    """The item with its variables where they lie by the plan for another one, which knows them by other names."""
+    shared = {name: planned.by_name[name].handle for name in planned.by_name}
+    placements = find_placements(planned, strategy)
+    known = {_shared_name(planned, handle): placements[name] for name, handle in shared.items()}
+    return place_variables(item, {v.name: known.get(_shared_name(item, v.handle), Placement()) for v in item.variables})
+
+
+def _shared_name(item: GraphItem, handle: str) -> bytes:
+    return item.wiring.nodes[handle].attr["shared_name"].s
+
+
+def _rewrite(step: StoredStep, captured: GraphItem, context: Context, watch: _Watch) -> GraphItem:
+    """As a session does it: what is fetched of others' is sent only where all fetch it."""
+    kernels = PIPELINES[step.pipeline]
+    try:
+        return run_pipeline(kernels, captured, context, watch)
+    except FetchedElsewhereError:
+        return run_pipeline(kernels, captured, Context(context.strategy, context.worker, False, True), watch)
+
+
+@dataclass
+class _Watch:
+    """Sees which kernels change a step."""
+
+    changed_by: set[str] = field(default_factory=set)
+    joins: list[Join] = field(default_factory=list)
+    _last: Mapping[str, object] = field(default_factory=dict)
+
+    def __call__(self, kernel: str, item: GraphItem) -> None:
+        now = {one.name: getattr(item, one.name) for one in fields(GraphItem) if one.compare}
+        if kernel != "captured" and now != self._last:
+            self.changed_by.add(kernel)
+        if item.joins != self._last.get("joins"):
+            self.joins.extend(item.joins)
+        self._last = now

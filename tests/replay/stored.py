@@ -1,0 +1,144 @@
+"""Captured steps in files: our rewriting is looked at alone, whatever TensorFlow and Keras capture today."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Aggregation, Gradient, GradientCall, RowJoin, Term, Variable
+from autodist.graph.whole_sums import WholeSum
+from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel
+
+FOLDER = Path(__file__).parent / "steps"
+
+PIPELINES: Mapping[str, tuple[Kernel, ...]] = {"all": KERNELS, "setting": SETTING_KERNELS, "local": LOCAL_KERNELS}
+
+_GRAPH, _REST = "graph_def.pb", "step.json"
+_AS_IT_IS = ("inputs", "apart", "jit_compile", "is_global", "is_whole")
+"""Fields of a GraphItem that JSON can hold."""
+_TUPLES = ("outputs", "targets")
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class StoredStep:
+    """A captured step, and how it was to be run.
+
+    Attributes:
+        item: the step; nothing is decided yet of where its variables lie.
+        planned_by: name of the stored step that the strategy is built for and that places the variables, where that is
+            another one: what a session runs is a part of its whole graph.
+        pipeline: a key of PIPELINES.
+        joins_outputs: as in `Context`.
+    """
+
+    item: GraphItem
+    planned_by: str | None = None
+    pipeline: str = "all"
+    joins_outputs: bool = True
+
+    def save(self, name: str) -> None:
+        """Writes the file of that name; equal steps give equal bytes."""
+        item = self.item
+        rest = {
+            "planned_by": self.planned_by,
+            "pipeline": self.pipeline,
+            "joins_outputs": self.joins_outputs,
+            **{field: getattr(item, field) for field in (*_AS_IT_IS, *_TUPLES)},
+            **{field: [dataclasses.asdict(part) for part in getattr(item, field)] for field in _PARTS},
+            "specs": {node.name: [_shown(spec) for spec in _specs(item, node.name)] for node in item.graph_def.node},
+        }
+        with zipfile.ZipFile(FOLDER / f"{name}.zip", "w") as file:
+            for member, content in (
+                (_GRAPH, item.graph_def.SerializeToString(deterministic=True)),
+                (_REST, json.dumps(rest, default=_plain, sort_keys=True)),
+            ):
+                file.writestr(zipfile.ZipInfo(member, _EPOCH), content, zipfile.ZIP_DEFLATED, 9)
+
+    @classmethod
+    def load(cls, name: str) -> StoredStep:
+        with zipfile.ZipFile(FOLDER / f"{name}.zip") as file:
+            graph_def = tf.compat.v1.GraphDef.FromString(file.read(_GRAPH))
+            rest = json.loads(file.read(_REST))
+        specs = {node: [tf.TensorSpec(shape, dtype) for shape, dtype in found] for node, found in rest["specs"].items()}
+
+        def spec_of(tensor: str) -> tf.TensorSpec:
+            node, _, index = tensor.rpartition(":")
+            return specs[node][int(index)]
+
+        item = GraphItem(
+            graph_def,
+            spec_of=spec_of,
+            **{field: rest[field] for field in _AS_IT_IS},
+            **{field: tuple(rest[field]) for field in _TUPLES},
+            **{field: tuple(read(**part) for part in rest[field]) for field, read in _PARTS.items()},
+        )
+        return cls(item, rest["planned_by"], rest["pipeline"], rest["joins_outputs"])
+
+
+def stored_names() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.zip"))
+
+
+def undecided(item: GraphItem) -> GraphItem:
+    """The item as it is before anything places its variables."""
+    return replace(item, owners={}, cuts={})
+
+
+def _specs(item: GraphItem, node: str) -> Iterator[tf.TensorSpec]:
+    """Of each of a node's tensors."""
+    index = 0
+    while True:
+        try:
+            spec = item.spec_of(f"{node}:{index}")
+        except (KeyError, IndexError):
+            return
+        yield spec
+        index += 1
+
+
+def _shown(spec: tf.TensorSpec) -> tuple[list[int | None] | None, str]:
+    return (None if spec.shape.rank is None else spec.shape.as_list()), spec.dtype.name
+
+
+def _plain(value: object) -> object:
+    """What stands in JSON for a value that it cannot hold."""
+    if isinstance(value, tf.DType):
+        return value.name
+    assert isinstance(value, enum.Enum), f"{value!r} of a step cannot be stored"
+    return value.value
+
+
+def _variable(shape: list[int], dtype: str, aggregation: str, **same: Any) -> Variable:
+    return Variable(shape=tuple(shape), dtype=tf.as_dtype(dtype), aggregation=Aggregation(aggregation), **same)
+
+
+def _gradient(tensors: list[str], row_join: str, **same: Any) -> Gradient:
+    return Gradient(tensors=tuple(tensors), row_join=RowJoin(row_join), **same)
+
+
+def _call(targets: list[str], terms: list[dict[str, Any]], **same: Any) -> GradientCall:
+    return GradientCall(targets=tuple(targets), terms=tuple(_term(**term) for term in terms), **same)
+
+
+def _term(parts: list[int], **same: Any) -> Term:
+    return Term(parts=tuple(parts), **same)
+
+
+_PARTS: Mapping[str, Callable[..., Any]] = {
+    "variables": _variable,
+    "gradients": _gradient,
+    "gradient_calls": _call,
+    "whole_sums": WholeSum,
+}
+"""Fields of a GraphItem that hold parts of a kind, and what makes such a part."""

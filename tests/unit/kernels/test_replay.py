@@ -1,0 +1,137 @@
+"""Replay: stored steps are rewritten to what was recorded, so that a change that should change nothing shows it.
+
+`scripts/replay.py` shows a difference by eye and records anew.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from autodist.graph.parts import JoinKind, Merge, RowJoin
+from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS
+from autodist.kernels.table_writes import TellTableWrites
+from autodist.proto import strategy_pb2
+from autodist.strategies import registered_names
+from tests.replay import stored
+from tests.replay.capture import capture
+from tests.replay.cases import CASES, CLUSTERS, STRATEGIES
+from tests.replay.names import differ_by_names_alone
+from tests.replay.recorded import difference, recorded, recorded_names, recorded_version, tensorflow_version
+from tests.replay.rewriting import load, replay
+from tests.replay.stored import PIPELINES, StoredStep, stored_names
+
+LINES = 30
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_stored_step_is_rewritten_as_recorded(name):
+    text = replay(CASES[name]).text
+    if tensorflow_version() != recorded_version():
+        pytest.skip(f"recorded with TensorFlow {recorded_version()}, whose API may make other nodes of a fragment")
+    found = difference(recorded(name), text, LINES)
+    assert not found, f"`scripts/replay.py {name}` shows what has changed, `--record` takes it:\n{found}"
+
+
+def test_what_is_recorded_is_of_a_case():
+    assert recorded_names() == sorted(CASES)
+
+
+def test_every_step_strategy_and_cluster_is_in_a_case():
+    used = {case.step for case in CASES.values()}
+    used |= {planned for step in used if (planned := load(step).planned_by)}
+    assert used == set(stored_names())
+    assert {case.strategy for case in CASES.values()} == set(STRATEGIES)
+    assert {case.cluster for case in CASES.values()} == set(CLUSTERS)
+
+
+@pytest.fixture(scope="module")
+def replayed():
+    return [replay(case) for case in CASES.values()]
+
+
+def test_every_kernel_changes_a_step(replayed):
+    changing = {kernel.name for kernel in (*KERNELS, *SETTING_KERNELS, *LOCAL_KERNELS)} - {TellTableWrites.name}
+    assert set().union(*(one.changed_by for one in replayed)) == changing
+
+
+def test_every_kind_of_join_is_made(replayed):
+    joins = [join for one in replayed for join in one.joins]
+    assert {join.kind for join in joins} == set(JoinKind)
+    assert {join.merge for join in joins} == set(Merge)
+    assert {join.row_join for join in joins if join.is_sparse} == set(RowJoin)
+
+
+def test_every_builder_builds_a_strategy(replayed):
+    own = {"OverrideVariables"}  # made by a YAML's `variables`; the strategy has the name of the builder beneath
+    assert {one.strategy.builder for one in replayed} >= set(registered_names()) - own
+
+
+def test_every_synchronizer_and_compressor_is_carried_out(replayed):
+    said = [part for one in replayed for node in one.strategy.nodes for part in (*node.shards, node)]
+    reduced = [part.all_reduce for part in said if part.HasField("all_reduce")]
+    served = [part.parameter_server for part in said if part.HasField("parameter_server")]
+    specs = strategy_pb2.AllReduce.Spec
+    assert {one.spec for one in reduced} == set(specs.values()) - {specs.Value("AUTO")}
+    kinds = strategy_pb2.Compressor.Kind
+    assert {one.compressor.kind for one in reduced} == set(kinds.values())
+    assert {one.compressor.error_feedback for one in reduced} == {True, False}
+    paces = {(one.asynchronous, one.staleness > 0, one.local_proxy) for one in served}
+    assert paces >= {(False, False, False), (False, False, True), (False, True, False), (False, True, True)}
+    assert paces >= {(True, False, False), (True, False, True), (True, True, False)}
+
+
+def test_all_sequences_of_kernels_are_passed():
+    assert {load(case.step).pipeline for case in CASES.values()} == set(PIPELINES)
+
+
+@pytest.mark.parametrize("name", ["aggregations", "update_by_loss", "step_cotangents_clip_under_a_mask"])
+def test_a_captured_step_is_the_same_once_it_was_stored(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(stored, "FOLDER", tmp_path)
+    step = capture(name)[name]
+    step.save(name)
+    found = StoredStep.load(name)
+    assert found == step
+    for node in step.item.graph_def.node:
+        for tensor in itertools.takewhile(lambda t: _has_spec(step.item, t), (f"{node.name}:{k}" for k in range(9))):
+            assert found.item.spec_of(tensor) == step.item.spec_of(tensor)
+
+
+def _has_spec(item, tensor):
+    try:
+        item.spec_of(tensor)
+    except IndexError:
+        return False
+    return True
+
+
+TEXT = """strategy
+worker 0
+runs
+  returns c:0
+nodes
+  a = Const[value=float32[] 1.0]()
+  b = Neg[T=float32](a)
+  c = Sub[T=float32](a, b, ^b) on cpu:0
+"""
+
+
+def test_other_names_are_told_from_another_step():
+    renamed = TEXT.replace("(a", "(first").replace("  a ", "  first ").replace("c", "last")
+    assert not differ_by_names_alone(TEXT, renamed)  # Const is no name
+    renamed = (
+        TEXT.replace("(a", "(first").replace("  a ", "  first ").replace("  c ", "  last ").replace("c:0", "last:0")
+    )
+    assert differ_by_names_alone(TEXT, renamed)
+    assert "all else is the same" in difference(TEXT, renamed, LINES)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("(a, b, ^b)", "(b, a, ^b)"), ("(a, b, ^b)", "(a, b)"), ("cpu:0", "cpu:1"), ("c:0", "b:0"), ("(a)", "(a:1)")],
+)
+def test_another_step_is_no_change_of_names(before, after):
+    assert before in TEXT
+    assert not differ_by_names_alone(TEXT, TEXT.replace(before, after))
+    assert "all else" not in difference(TEXT, TEXT.replace(before, after), LINES)
