@@ -63,10 +63,10 @@ class RaggedRows:
         return tf.RaggedTensor.from_value_rowids(tf.gather_nd(values, at), at[:, 0], nrows=rows, validate=False)
 
 
-Rows = SparseRows | RaggedRows
+CompositeRows = SparseRows | RaggedRows
 
 
-def rows_of(value: object, axis: int | None, whose: str) -> Rows:
+def rows_of(value: object, axis: int | None, whose: str) -> CompositeRows:
     """How a sparse or ragged tensor is split.
 
     Args:

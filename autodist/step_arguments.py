@@ -15,7 +15,7 @@ from tensorflow.python.eager.polymorphic_function import function_type_utils  # 
 from tensorflow.python.util import nest  # tf.nest, with where each leaf stands
 
 from autodist.batch_axis import axis_within, is_array, name_by_path, require_axis, require_mapping, said_of
-from autodist.composite_rows import Rows, open_spec, rows_of
+from autodist.composite_rows import CompositeRows, open_spec, rows_of
 from autodist.errors import CaptureError
 from autodist.runtime.batches import group_rows
 
@@ -203,7 +203,7 @@ class StepArguments:
             else:
                 yield parameter, leaf, spec, name
 
-    def _rows_of(self, parameter: str, composite: Any) -> Rows:
+    def _rows_of(self, parameter: str, composite: Any) -> CompositeRows:
         return rows_of(composite, self._batch_axis.get(parameter, 0), f"{parameter} of {self._name}")
 
     def _is_whole(self, name: str) -> bool:

@@ -1,9 +1,9 @@
 """Kernels: the graph-to-graph passes that carry out a strategy, one a file; `pipeline.py` has their order."""
 
 from autodist.kernels.base import Context, Kernel, run_pipeline
-from autodist.kernels.ownership import find_placements
 from autodist.kernels.pipeline import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, rewrite
-from autodist.kernels.set_state import only_sets
+from autodist.kernels.place.assign_owners import find_placements
+from autodist.kernels.place.set_by_chief import only_sets
 
 __all__ = [
     "KERNELS",

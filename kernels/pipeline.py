@@ -15,39 +15,39 @@ import tensorflow as tf
 
 from autodist.graph.item import GraphItem
 from autodist.graph.serialize import to_proto
-from autodist.kernels.all_reduce import ReduceByShuffle
-from autodist.kernels.asynchronous import AsynchronousServers
 from autodist.kernels.base import Context, Kernel, run_pipeline
-from autodist.kernels.bundles import SplitBundles
-from autodist.kernels.collectives import ReduceByCollective
-from autodist.kernels.compile_step import CompileStep
-from autodist.kernels.compile_updates import CompileUpdates
-from autodist.kernels.divide_rows import DivideRows
-from autodist.kernels.far_reads import ReadFarVariables
-from autodist.kernels.gather_rows import GatherRows
-from autodist.kernels.inline_branches import InlineBranches
-from autodist.kernels.leave_out_compute import LeaveOutCompute
-from autodist.kernels.merge_rows import MergeRows
-from autodist.kernels.ownership import AssignOwners
-from autodist.kernels.pace import SetPace
-from autodist.kernels.parameter_server import ParameterServers
-from autodist.kernels.partition import Partition
-from autodist.kernels.place import Place
-from autodist.kernels.proxies import ReadProxies
-from autodist.kernels.prune import Prune
-from autodist.kernels.random_draws import AdvanceAlike
-from autodist.kernels.repeated_rows import AddRowsInOrder
-from autodist.kernels.replicate import Replicate
-from autodist.kernels.row_arithmetic import GatherBeforeArithmetic
-from autodist.kernels.row_joins import ChooseRowJoins
-from autodist.kernels.scatter_rows import ScatterRows
-from autodist.kernels.set_state import SetByChief
-from autodist.kernels.settle_losses import SettleLosses
-from autodist.kernels.settle_sums import SettleSums
-from autodist.kernels.stale import StaleServers
-from autodist.kernels.sum_rows import SumRows
-from autodist.kernels.table_writes import TellTableWrites
-from autodist.kernels.whole_cotangents import WholeCotangents
+from autodist.kernels.communicate.asynchronous_servers import AsynchronousServers
+from autodist.kernels.communicate.parameter_servers import ParameterServers
+from autodist.kernels.communicate.read_proxies import ReadProxies
+from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective
+from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
+from autodist.kernels.communicate.set_pace import SetPace
+from autodist.kernels.communicate.stale_servers import StaleServers
+from autodist.kernels.finish.compile_step import CompileStep
+from autodist.kernels.finish.compile_updates import CompileUpdates
+from autodist.kernels.finish.leave_out_compute import LeaveOutCompute
+from autodist.kernels.finish.place_on_devices import PlaceOnDevices
+from autodist.kernels.finish.prune import Prune
+from autodist.kernels.normalise.inline_branches import InlineBranches
+from autodist.kernels.normalise.settle_losses import SettleLosses
+from autodist.kernels.normalise.settle_sums import SettleSums
+from autodist.kernels.normalise.split_bundles import SplitBundles
+from autodist.kernels.normalise.whole_cotangents import WholeCotangents
+from autodist.kernels.place.assign_owners import AssignOwners
+from autodist.kernels.place.partition import PartitionVariables
+from autodist.kernels.place.read_far_variables import ReadFarVariables
+from autodist.kernels.place.set_by_chief import SetByChief
+from autodist.kernels.replicate.advance_alike import AdvanceAlike
+from autodist.kernels.replicate.replicate import Replicate
+from autodist.kernels.rows.add_rows_in_order import AddRowsInOrder
+from autodist.kernels.rows.choose_row_joins import ChooseRowJoins
+from autodist.kernels.rows.divide_rows import DivideRows
+from autodist.kernels.rows.gather_before_arithmetic import GatherBeforeArithmetic
+from autodist.kernels.rows.gather_rows import GatherRows
+from autodist.kernels.rows.merge_rows import MergeRows
+from autodist.kernels.rows.scatter_rows import ScatterRows
+from autodist.kernels.rows.sum_rows import SumRows
+from autodist.kernels.rows.tell_table_writes import TellTableWrites
 
 log = logging.getLogger("autodist")
 
@@ -77,7 +77,7 @@ KERNELS: tuple[Kernel, ...] = (
     TellTableWrites(),
     ChooseRowJoins(),
     AssignOwners(),
-    Partition(),
+    PartitionVariables(),
     AddRowsInOrder(),
     AdvanceAlike(),
     Replicate(),
@@ -92,7 +92,7 @@ KERNELS: tuple[Kernel, ...] = (
     LeaveOutCompute(),
     Prune(),
     ReadFarVariables(),
-    Place(),
+    PlaceOnDevices(),
     CompileStep(),
     CompileUpdates(),
 )
@@ -138,15 +138,15 @@ class Watch:
 
 SETTING_KERNELS: tuple[Kernel, ...] = (
     AssignOwners(),
-    Partition(),
+    PartitionVariables(),
     SetByChief(),
     Prune(),
     ReadFarVariables(),
-    Place(),
+    PlaceOnDevices(),
 )
 """For runs that only set variables."""
 
-LOCAL_KERNELS: tuple[Kernel, ...] = (Prune(), Place())
+LOCAL_KERNELS: tuple[Kernel, ...] = (Prune(), PlaceOnDevices())
 """For runs that concern this worker alone, as those of its iterators do."""
 
 

@@ -10,7 +10,7 @@ from autodist.strategies.nearest import listed
 from autodist.strategies.nodes import synchronized_parts
 from autodist.strategies.variables import SyncedVariable
 
-Kind = strategy_pb2.Compressor.Kind
+CompressorKind = strategy_pb2.Compressor.Kind
 
 
 def check_compressors(variable: SyncedVariable, node: strategy_pb2.VariableNode, place_of: PlaceOf) -> None:
@@ -28,12 +28,12 @@ def check_compressors(variable: SyncedVariable, node: strategy_pb2.VariableNode,
 
 def _fault(variable: SyncedVariable, compressor: strategy_pb2.Compressor) -> str | None:
     """What is wrong with a compressor, with its mend; None if nothing is."""
-    if compressor.kind not in Kind.values():
+    if compressor.kind not in CompressorKind.values():
         return (
             f"{variable.name} has a compressor of kind {compressor.kind}, which does not exist; "
-            f"take one of {listed(Kind.keys())}."
+            f"take one of {listed(CompressorKind.keys())}."
         )
-    kind = Kind.Name(compressor.kind)
+    kind = CompressorKind.Name(compressor.kind)
     about = f"{variable.name} has the compressor {compressor_text(compressor)}"
     if variable.is_sparse:
         return (

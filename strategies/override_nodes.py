@@ -19,7 +19,7 @@ from autodist.strategies.ps import owner_index
 from autodist.strategies.server_options import SYNCHRONOUS
 from autodist.strategies.variables import SyncedVariable
 
-Kind = TypeVar("Kind", strategy_pb2.AllReduce, strategy_pb2.ParameterServer)
+Synchronizer = TypeVar("Synchronizer", strategy_pb2.AllReduce, strategy_pb2.ParameterServer)
 
 Nodes = Mapping[str, strategy_pb2.VariableNode]
 """By the variable's name."""
@@ -195,7 +195,7 @@ def _cut(override: Override, variable: SyncedVariable, before: strategy_pb2.Vari
         raise StrategyError(error.problem, override.place) from None
 
 
-def _matched(cut: Cut | None, earlier: Sequence[Kind]) -> Sequence[Kind]:
+def _matched(cut: Cut | None, earlier: Sequence[Synchronizer]) -> Sequence[Synchronizer]:
     """What each piece had before: its own where there are as many, else the first one's."""
     count = 1 if cut is None else len(cut.sizes)
     return earlier if len(earlier) == count else [earlier[0]] * count

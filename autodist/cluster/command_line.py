@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 
-class Kind(enum.Enum):
+class TargetKind(enum.Enum):
     """What Python is told to run; the value is the option that names it."""
 
     FILE = ""
@@ -32,7 +32,7 @@ class Command:
     """
 
     options: tuple[str, ...]
-    kind: Kind
+    kind: TargetKind
     target: str
     rest: tuple[str, ...]
 
@@ -46,7 +46,7 @@ class Command:
             if word == "-":
                 return None
             if not word.startswith("-"):
-                return Command(tuple(options), Kind.FILE, word, tuple(words))
+                return Command(tuple(options), TargetKind.FILE, word, tuple(words))
             if word == "--check-hash-based-pycs":
                 options += [word, *words[:1]]
                 del words[:1]
@@ -58,14 +58,14 @@ class Command:
             if not value:
                 value = words.pop(0) if words else ""
             if valued in "mc":
-                return Command(tuple(options), Kind(f"-{valued}"), value, tuple(words)) if value else None
+                return Command(tuple(options), TargetKind(f"-{valued}"), value, tuple(words)) if value else None
             options += [f"-{valued}", value]
         return None
 
     @property
     def arguments(self) -> tuple[str, ...]:
         """What any interpreter takes to run the same."""
-        named = (self.target,) if self.kind is Kind.FILE else (self.kind.value, self.target)
+        named = (self.target,) if self.kind is TargetKind.FILE else (self.kind.value, self.target)
         return (*self.options, *named, *self.rest)
 
 

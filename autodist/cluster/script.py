@@ -8,8 +8,8 @@ import sys
 from dataclasses import dataclass, replace
 from types import FrameType
 
-from autodist.cluster.command_line import Command, Kind
-from autodist.cluster.start import Start, noted_start
+from autodist.cluster.command_line import Command, TargetKind
+from autodist.cluster.start import ScriptStart, noted_start
 from autodist.cluster.tools import Main, is_kernel, is_same, script_behind, tool_of
 from autodist.errors import ClusterError
 
@@ -59,14 +59,14 @@ class Script:
         if start.directory is None:
             raise ClusterError(
                 "The working directory had been removed when AutoDist was imported, so no worker can be started in "
-                "it. Start the script in a directory that is there."
+                "it. ScriptStart the script in a directory that is there."
             )
         command = _what_runs(start, start.directory)
         main, file = Main.of_this_process(), None
-        if command.kind is Kind.FILE:
+        if command.kind is TargetKind.FILE:
             target, file = _whole_paths(command.target, main, start.directory)
             command = replace(command, target=target)
-        elif command.kind is Kind.MODULE:
+        elif command.kind is TargetKind.MODULE:
             file = _file_of_module(command.target, main, start.directory)
         return Script(command.arguments, start.directory, file, start.digest_of(file), own)
 
@@ -87,7 +87,7 @@ def require_script() -> None:
         frame = frame.f_back
 
 
-def _what_runs(start: Start, directory: str) -> Command:
+def _what_runs(start: ScriptStart, directory: str) -> Command:
     """The command that starts the script, without the tool that it was started with."""
     command = Command.parse(sys.orig_argv)
     if command is None:
@@ -97,7 +97,7 @@ def _what_runs(start: Start, directory: str) -> Command:
             "This program was frozen (by PyInstaller, say) and holds no Python that could start other workers. Run it "
             "as a Python script, or use one worker."
         )
-    if command.kind is Kind.CODE and command.target.startswith("from multiprocessing."):
+    if command.kind is TargetKind.CODE and command.target.startswith("from multiprocessing."):
         raise ClusterError(
             "This process was started by multiprocessing, and other workers have no such parent. Make the AutoDist of "
             "several workers in the process of the script itself, or use one worker."
@@ -114,7 +114,7 @@ def _what_runs(start: Start, directory: str) -> Command:
         command = next(filter(None, found), None)
         if command is None:
             raise ClusterError(f"{tool} runs here, and no script that other workers could run as well. {_MEND}")
-    if command.kind is Kind.FILE and command.target.startswith(_OF_ONE_PROCESS):
+    if command.kind is TargetKind.FILE and command.target.startswith(_OF_ONE_PROCESS):
         raise ClusterError(f"{command.target} is a script that this process alone can read. {_MEND}")
     return command
 

@@ -10,7 +10,7 @@ from autodist.cluster.tools import Main
 
 
 @dataclass(frozen=True)
-class Start:
+class ScriptStart:
     """What was so when AutoDist was imported.
 
     Attributes:
@@ -24,13 +24,13 @@ class Start:
     digest: str | None
 
     @staticmethod
-    def of_now() -> Start:
+    def of_now() -> ScriptStart:
         main = Main.of_this_process()
         try:
             directory = os.getcwd()
         except FileNotFoundError:
-            return Start(None, main, None)
-        return Start(directory, main, content_digest(os.path.join(directory, main.file)) if main.file else None)
+            return ScriptStart(None, main, None)
+        return ScriptStart(directory, main, content_digest(os.path.join(directory, main.file)) if main.file else None)
 
     def digest_of(self, file: str | None) -> str | None:
         """Of a file's content: as it was at the start, if that file ran then."""
@@ -41,9 +41,9 @@ class Start:
 
 
 @functools.cache
-def noted_start() -> Start:
+def noted_start() -> ScriptStart:
     """The same from the first call on, which `import autodist` makes."""
-    return Start.of_now()
+    return ScriptStart.of_now()
 
 
 def content_digest(path: str) -> str | None:

@@ -7,7 +7,7 @@ import re
 import sys
 from dataclasses import dataclass
 
-from autodist.cluster.command_line import Command, Kind
+from autodist.cluster.command_line import Command, TargetKind
 
 # Names of modules and commands. One that is not here is started again with the script, as a test runner has to be.
 _CONSOLES = {
@@ -70,10 +70,10 @@ def is_same(one: str, other: str) -> bool:
 
 def tool_of(command: Command, main: Main, directory: str) -> str | None:
     """The tool that a command starts; None if what it starts is the user's own."""
-    if command.kind is Kind.MODULE:
+    if command.kind is TargetKind.MODULE:
         name = command.target.removesuffix(".__main__")
         return name if name in _TOOLS else None
-    if command.kind is Kind.CODE:
+    if command.kind is TargetKind.CODE:
         return None
     # bin/coverage-3.11, bin/ipython3, …/site-packages/debugpy, …/pydevd.py
     name = re.sub(r"-?\d+(\.\d+)*\Z", "", os.path.basename(os.path.normpath(command.target)).removesuffix(".py"))
@@ -101,14 +101,14 @@ def script_behind(tool: str, command: Command, main: Main, directory: str) -> Co
     if tool.lower() == "ipython" and "--" in words:  # it takes out the first, wherever that stands
         words.remove("--")
     for position, (before, word) in enumerate(zip(["", *words], words, strict=False)):
-        kind = Kind.MODULE if before in ("-m", "--module") else Kind.FILE
+        kind = TargetKind.MODULE if before in ("-m", "--module") else TargetKind.FILE
         if _runs(kind, word, main, is_tool, directory):
             return Command(command.options, kind, word, tuple(words[position + 1 :]))
     return None
 
 
-def _runs(kind: Kind, word: str, main: Main, is_tool: bool, directory: str) -> bool:
-    if kind is Kind.MODULE:
+def _runs(kind: TargetKind, word: str, main: Main, is_tool: bool, directory: str) -> bool:
+    if kind is TargetKind.MODULE:
         path = os.path.join(os.sep, *word.split("."))
         is_called = word == main.called or main.called.endswith((f"{path}.py", os.path.join(path, "__main__.py")))
         return is_called if is_tool else main.is_module(word)

@@ -21,7 +21,7 @@ PATIENCE = 1.0
 """Seconds to wait for the others, which mostly write what this worker wrote, before they are asked."""
 
 
-class Kind(enum.StrEnum):
+class Subject(enum.StrEnum):
     """What a letter says."""
 
     READY = "ready"  # to the chief: I stand still before the step
@@ -42,14 +42,14 @@ class Letter:
     """What one worker tells another.
 
     Attributes:
-        kind: what it says.
+        subject: what it says.
         step: of which step: how many steps a worker has begun, with that one.
         worker: who says it.
         names: of variables.
         again: whether the step has been made for nothing before.
     """
 
-    kind: Kind
+    subject: Subject
     step: int
     worker: int
     names: tuple[str, ...] = ()
@@ -61,7 +61,9 @@ class Letter:
     @classmethod
     def decode(cls, message: bytes) -> Letter:
         content = json.loads(message)
-        return cls(Kind(content["kind"]), content["step"], content["worker"], tuple(content["names"]), content["again"])
+        return cls(
+            Subject(content["subject"]), content["step"], content["worker"], tuple(content["names"]), content["again"]
+        )
 
 
 _NEVER = 1 << 62
@@ -135,7 +137,7 @@ class Accord:
         """On the chief: all have the values of these variables; the step begins."""
         with self._changed:
             self._begin()
-            letter = Letter(Kind.PUSHED, self._step, 0, tuple(names))
+            letter = Letter(Subject.PUSHED, self._step, 0, tuple(names))
         self._send(self._others, letter)
 
     def ended(self) -> bool:
@@ -151,28 +153,28 @@ class Accord:
     def leave(self) -> None:
         """This worker makes no more steps: nobody is to wait for what it would say."""
         if self._worker == 0:
-            self._send(self._others, Letter(Kind.BEGUN, _NEVER, 0))
+            self._send(self._others, Letter(Subject.BEGUN, _NEVER, 0))
         else:
-            self._send([0], Letter(Kind.LEFT, self._step, self._worker))
+            self._send([0], Letter(Subject.LEFT, self._step, self._worker))
 
     def receive(self, letter: Letter) -> None:
         """Takes in what another worker says; in another thread than the step's."""
         answer = None
         with self._changed:
-            match letter.kind:
-                case Kind.ASKED:
+            match letter.subject:
+                case Subject.ASKED:
                     answer = self._answer(letter.step)
-                case Kind.VOID if self._step < letter.step or self._is_within_step(letter.step):
-                    self._void, answer = letter.step, Kind.VOIDED
-                case Kind.VOID:
-                    answer = Kind.BEYOND
-                case Kind.PUSHED:
+                case Subject.VOID if self._step < letter.step or self._is_within_step(letter.step):
+                    self._void, answer = letter.step, Subject.VOIDED
+                case Subject.VOID:
+                    answer = Subject.BEYOND
+                case Subject.PUSHED:
                     self._pushed.append(letter)
-                case Kind.BEGUN:
+                case Subject.BEGUN:
                     self._begun = max(self._begun, letter.step)
-                case Kind.WAITING:
+                case Subject.WAITING:
                     self._waiting[letter.worker] = letter.step
-                case Kind.LEFT:
+                case Subject.LEFT:
                     self._left.add(letter.worker)
                 case _:
                     self._heard[letter.worker] = letter
@@ -180,7 +182,7 @@ class Accord:
             again = self._again
         if answer is not None:
             self._send([0], Letter(answer, letter.step, self._worker, again=again))
-        if letter.kind == Kind.WAITING:
+        if letter.subject == Subject.WAITING:
             self.answer_waiting()
 
     def _is_within_step(self, step: int) -> bool:
@@ -190,14 +192,14 @@ class Accord:
         self._step += 1
         self._is_within = True
 
-    def _answer(self, step: int) -> Kind:
+    def _answer(self, step: int) -> Subject:
         """Whether this worker comes to a step before which the chief has values to give."""
         if self._stands_still:
-            return Kind.READY
+            return Subject.READY
         self._wanted = step
         if self._step < step:
-            return Kind.COMING
-        return Kind.WITHIN if self._is_within_step(step) else Kind.BEYOND
+            return Subject.COMING
+        return Subject.WITHIN if self._is_within_step(step) else Subject.BEYOND
 
     def answer_waiting(self) -> None:
         """Tells those that wait for the chief's values in vain."""
@@ -206,29 +208,29 @@ class Accord:
             for other in told:
                 del self._waiting[other]
         for other, step in told.items():
-            self._send([other], Letter(Kind.BEGUN, step, 0))
+            self._send([other], Letter(Subject.BEGUN, step, 0))
 
     # -- on the chief ----------------------------------------------------------------------------------------------
 
     def _gather(self, keeps_pace: bool) -> Turn:
         step = self._step + 1
         with self._changed:
-            self._changed.wait_for(lambda: not self._yet_to_say(step, Kind.READY), PATIENCE)
-            late = self._yet_to_say(step, Kind.READY)
+            self._changed.wait_for(lambda: not self._yet_to_say(step, Subject.READY), PATIENCE)
+            late = self._yet_to_say(step, Subject.READY)
         if late:
-            self._send(late, Letter(Kind.ASKED, step, 0))
-        ahead = (Kind.WITHIN, Kind.BEYOND) if keeps_pace else ()
+            self._send(late, Letter(Subject.ASKED, step, 0))
+        ahead = (Subject.WITHIN, Subject.BEYOND) if keeps_pace else ()
         with self._changed:
-            self._changed.wait_for(lambda: not self._yet_to_say(step, Kind.READY, Kind.COMING, *ahead))
+            self._changed.wait_for(lambda: not self._yet_to_say(step, Subject.READY, Subject.COMING, *ahead))
             if not self._that_said(step, *ahead):
-                self._changed.wait_for(lambda: not self._yet_to_say(step, Kind.READY))
+                self._changed.wait_for(lambda: not self._yet_to_say(step, Subject.READY))
                 self._heard.clear()
                 self._again = False
                 return Turn.PUSH
         self._require_within(step)
-        self._send(self._others, Letter(Kind.VOID, step, 0))
+        self._send(self._others, Letter(Subject.VOID, step, 0))
         with self._changed:
-            self._changed.wait_for(lambda: not self._yet_to_say(step, Kind.VOIDED, Kind.BEYOND))
+            self._changed.wait_for(lambda: not self._yet_to_say(step, Subject.VOIDED, Subject.BEYOND))
         self._require_within(step)
         with self._changed:
             self._heard.clear()
@@ -236,18 +238,18 @@ class Accord:
         return Turn.VOID
 
     def _require_within(self, step: int) -> None:
-        beyond = self._that_said(step, Kind.BEYOND)
+        beyond = self._that_said(step, Subject.BEYOND)
         if beyond:
             raise ClusterError(
                 f"the chief's script wrote variables before a step that worker {min(beyond)} has made without them. "
                 "Write them on every worker alike, not under `if ad.is_chief`; the chief's value is what all get."
             )
 
-    def _that_said(self, step: int, *kinds: Kind) -> list[int]:
-        said = {w: one for w, one in self._heard.items() if one.step == step and one.kind in kinds}
-        return [w for w, one in said.items() if one.kind != Kind.READY or one.again == self._again]
+    def _that_said(self, step: int, *kinds: Subject) -> list[int]:
+        said = {w: one for w, one in self._heard.items() if one.step == step and one.subject in kinds}
+        return [w for w, one in said.items() if one.subject != Subject.READY or one.again == self._again]
 
-    def _yet_to_say(self, step: int, *kinds: Kind) -> list[int]:
+    def _yet_to_say(self, step: int, *kinds: Subject) -> list[int]:
         said = self._that_said(step, *kinds)
         return [w for w in self._others if w not in said and w not in self._left]
 
@@ -257,11 +259,11 @@ class Accord:
         with self._changed:
             step = self._step + 1 if self._wanted is None else self._wanted
             self._stands_still = True
-        self._send([0], Letter(Kind.READY, step, self._worker, again=self._again))
+        self._send([0], Letter(Subject.READY, step, self._worker, again=self._again))
         with self._changed:
             is_clear = self._changed.wait_for(lambda: self._is_clear(step), PATIENCE)
         if not is_clear:
-            self._send([0], Letter(Kind.WAITING, step, self._worker))
+            self._send([0], Letter(Subject.WAITING, step, self._worker))
         with self._changed:
             self._changed.wait_for(lambda: self._is_clear(step))
             self._stands_still, self._wanted, self._again = False, None, False

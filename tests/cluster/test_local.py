@@ -12,7 +12,7 @@ import pytest
 
 from autodist.cluster import transport
 from autodist.cluster.ports import hold_port
-from autodist.cluster.start import Start
+from autodist.cluster.start import ScriptStart
 from autodist.cluster.tools import Main
 from tests.cluster.runs import Run, parent, survivors
 
@@ -69,7 +69,7 @@ member.wait_for_end()
 
 def test_modules_are_found_where_the_script_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "beside.py").write_text("print('found')")
-    start = Start(str(tmp_path), Main(None, None, ""), None)
+    start = ScriptStart(str(tmp_path), Main(None, None, ""), None)
     monkeypatch.setattr(transport, "noted_start", lambda: start)
     monkeypatch.setenv("PYTHONPATH", ".")
     (channel,) = transport.LocalTransport().open(1, "beside")

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autodist.cluster.command_line import Command, Kind
+from autodist.cluster.command_line import Command, TargetKind
 
 
 @pytest.mark.parametrize(
@@ -15,24 +15,26 @@ def test_nothing_to_run(line: list[str]) -> None:
 @pytest.mark.parametrize(
     ("line", "kind", "target", "arguments"),
     [
-        (["train.py"], Kind.FILE, "train.py", ["train.py"]),
-        (["-u", "-W", "error", "a b.py", "-c"], Kind.FILE, "a b.py", ["-u", "-W", "error", "a b.py", "-c"]),
-        (["-Werror", "-Xdev", "train.py"], Kind.FILE, "train.py", ["-W", "error", "-X", "dev", "train.py"]),
-        (["-BX", "dev", "train.py"], Kind.FILE, "train.py", ["-B", "-X", "dev", "train.py"]),
+        (["train.py"], TargetKind.FILE, "train.py", ["train.py"]),
+        (["-u", "-W", "error", "a b.py", "-c"], TargetKind.FILE, "a b.py", ["-u", "-W", "error", "a b.py", "-c"]),
+        (["-Werror", "-Xdev", "train.py"], TargetKind.FILE, "train.py", ["-W", "error", "-X", "dev", "train.py"]),
+        (["-BX", "dev", "train.py"], TargetKind.FILE, "train.py", ["-B", "-X", "dev", "train.py"]),
         (
             ["--check-hash-based-pycs", "always", "train.py"],
-            Kind.FILE,
+            TargetKind.FILE,
             "train.py",
             ["--check-hash-based-pycs", "always", "train.py"],
         ),
-        (["-m", "package.train", "-i"], Kind.MODULE, "package.train", ["-m", "package.train", "-i"]),
-        (["-Bum", "package.train"], Kind.MODULE, "package.train", ["-Bu", "-m", "package.train"]),
-        (["-mpackage.train", "x"], Kind.MODULE, "package.train", ["-m", "package.train", "x"]),
-        (["-c", "print()", "x"], Kind.CODE, "print()", ["-c", "print()", "x"]),
-        (["-cimport os\nprint()"], Kind.CODE, "import os\nprint()", ["-c", "import os\nprint()"]),
+        (["-m", "package.train", "-i"], TargetKind.MODULE, "package.train", ["-m", "package.train", "-i"]),
+        (["-Bum", "package.train"], TargetKind.MODULE, "package.train", ["-Bu", "-m", "package.train"]),
+        (["-mpackage.train", "x"], TargetKind.MODULE, "package.train", ["-m", "package.train", "x"]),
+        (["-c", "print()", "x"], TargetKind.CODE, "print()", ["-c", "print()", "x"]),
+        (["-cimport os\nprint()"], TargetKind.CODE, "import os\nprint()", ["-c", "import os\nprint()"]),
     ],
 )
-def test_what_is_run_and_how_to_run_it_again(line: list[str], kind: Kind, target: str, arguments: list[str]) -> None:
+def test_what_is_run_and_how_to_run_it_again(
+    line: list[str], kind: TargetKind, target: str, arguments: list[str]
+) -> None:
     command = Command.parse(["python", *line])
     assert command is not None
     assert (command.kind, command.target, list(command.arguments)) == (kind, target, arguments)

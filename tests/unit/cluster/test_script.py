@@ -12,7 +12,7 @@ import pytest
 
 from autodist.cluster import script as script_module
 from autodist.cluster.script import Script, require_script
-from autodist.cluster.start import Start, content_digest
+from autodist.cluster.start import ScriptStart, content_digest
 from autodist.errors import ClusterError
 
 Started = Callable[..., Script]
@@ -34,7 +34,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Started:
         monkeypatch.setattr(sys, "argv", arguments or list(line))
         monkeypatch.setattr(sys.modules["__main__"], "__file__", None if file is None else str(file), raising=False)
         monkeypatch.setattr(sys.modules["__main__"], "__spec__", spec, raising=False)
-        noted = Start.of_now()
+        noted = ScriptStart.of_now()
         monkeypatch.setattr(script_module, "noted_start", lambda: noted)
         (tmp_path / "elsewhere").mkdir(exist_ok=True)
         monkeypatch.chdir(tmp_path / "elsewhere")
@@ -176,7 +176,7 @@ def test_directory_that_is_gone_is_told(monkeypatch: pytest.MonkeyPatch, tmp_pat
     gone.mkdir()
     monkeypatch.chdir(gone)
     gone.rmdir()
-    noted = Start.of_now()
+    noted = ScriptStart.of_now()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(script_module, "noted_start", lambda: noted)
     with pytest.raises(ClusterError, match="working directory had been removed"):

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from autodist.kernels.buckets import ALIGNMENT
+from autodist.kernels.communicate.buckets import ALIGNMENT
 from autodist.runtime.batches import share_of, take
 
 Array = NDArray[np.floating]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.kernels.compressors.power_sgd import deal_out
+from autodist.kernels.communicate.compressors.power_sgd import deal_out
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.compressed_models import given_gradient
 from tests.unit.kernels.in_one_process import capture, plan, rewritten

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.kernels.compressors import Reduction
+from autodist.kernels.communicate.compressors import BucketReduction
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import capture, plan, train
 
@@ -91,11 +91,11 @@ def test_training_comes_to_the_loss_of_the_uncompressed_run(name):
 
 @pytest.mark.parametrize("name", ["power_sgd", "top_k"])
 def test_the_margin_is_missed_without_error_feedback(name, monkeypatch):
-    remember = Reduction.remember
+    remember = BucketReduction.remember
 
     def forget_residuals(self, memory, value):
         if not memory.name.endswith("/residual"):
             remember(self, memory, value)
 
-    monkeypatch.setattr(Reduction, "remember", forget_residuals)
+    monkeypatch.setattr(BucketReduction, "remember", forget_residuals)
     assert final_loss(COMPRESSORS[name]) > uncompressed() * (1 + 2 * MARGIN[name])

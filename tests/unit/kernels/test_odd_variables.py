@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.kernels.buckets import BUCKET_BYTES
+from autodist.kernels.communicate.buckets import BUCKET_BYTES
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import capture, one_device, plan, rewritten, train
 from tests.unit.kernels.odd_variables import CLOSE, make_odd_step, odd_batches

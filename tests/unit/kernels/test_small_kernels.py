@@ -8,8 +8,8 @@ import tensorflow as tf
 from autodist.graph.item import GraphItem
 from autodist.graph.parts import Variable
 from autodist.kernels.base import Context
-from autodist.kernels.place import Place
-from autodist.kernels.prune import Prune
+from autodist.kernels.finish.place_on_devices import PlaceOnDevices
+from autodist.kernels.finish.prune import Prune
 from autodist.proto import strategy_pb2
 from tests.unit.graph.graph_text import assert_text, from_text
 
@@ -44,7 +44,7 @@ def placed(names_and_devices, where):
     graph_def = tf.compat.v1.GraphDef()
     for name, device in names_and_devices.items():
         graph_def.node.add(name=name, op="NoOp", device=device)
-    found = Place().apply(GraphItem(graph_def), where).graph_def
+    found = PlaceOnDevices().apply(GraphItem(graph_def), where).graph_def
     return {n.name: n.device for n in found.node}
 
 
@@ -72,5 +72,5 @@ def test_every_node_gets_a_device_of_a_worker(name, asked, where, expected):
 def test_a_node_stands_where_its_device_says_and_not_beside_another():
     graph_def = from_text(GRAPH)
     graph_def.node[1].attr["_class"].list.s[:] = [b"loc:@v"]
-    found = Place().apply(GraphItem(graph_def), ONE).graph_def
+    found = PlaceOnDevices().apply(GraphItem(graph_def), ONE).graph_def
     assert "_class" not in found.node[1].attr and "_class" in graph_def.node[1].attr

@@ -13,8 +13,8 @@ from autodist.errors import RewriteError, StrategyError
 from autodist.graph.parts import JoinKind
 from autodist.graph.whole_sums import SUM_NAME
 from autodist.kernels import Context, rewrite
-from autodist.kernels.all_reduce import ReduceByShuffle
-from autodist.kernels.buckets import make_buckets
+from autodist.kernels.communicate.buckets import make_buckets
+from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
 from autodist.kernels.pipeline import KERNELS
 from tests.unit.kernels import whole_sum_steps as steps
 from tests.unit.kernels.in_one_process import Batch, Trained, assert_same, capture, one_device, plan, train

@@ -13,7 +13,7 @@ import pytest
 
 from autodist.errors import ClusterError
 from autodist.runtime import accord
-from autodist.runtime.accord import Accord, Kind, Letter, Turn
+from autodist.runtime.accord import Accord, Letter, Subject, Turn
 from tests.cluster.runs import within
 
 LIMIT = 20.0
@@ -124,14 +124,14 @@ def nobody(worker: int, number: int) -> None:
 def test_nothing_is_sent_where_nothing_was_written(workers: Workers):
     workers.run(5, lambda worker, number: None, nobody)
     assert workers.values == [5, 5, 5]
-    assert {one.kind for one in workers.letters} <= {Kind.LEFT, Kind.BEGUN}
+    assert {one.subject for one in workers.letters} <= {Subject.LEFT, Subject.BEGUN}
 
 
 def test_what_all_write_alike_is_the_chiefs(workers: Workers):
     workers.run(4, lambda worker, number: 100 + worker if number == 2 else None, nobody)
     assert workers.values == [102, 102, 102]
-    kinds = {letter.kind for letter in workers.letters}
-    assert Kind.VOID not in kinds and Kind.PUSHED in kinds
+    kinds = {letter.subject for letter in workers.letters}
+    assert Subject.VOID not in kinds and Subject.PUSHED in kinds
 
 
 def test_what_the_chief_alone_writes_reaches_all_though_they_wait_in_the_step(workers: Workers):
@@ -186,7 +186,7 @@ def test_where_nobody_waits_for_another_nobody_waits_for_one_that_has_left(worke
 
     def hold(worker: int, number: int) -> None:
         if worker == 0 and number == 2:
-            assert within(LIMIT, lambda: sum(one.kind == Kind.LEFT for one in workers.letters) == 2)
+            assert within(LIMIT, lambda: sum(one.subject == Subject.LEFT for one in workers.letters) == 2)
             left.set()
 
     workers.run(4, lambda worker, number: 100 if (worker, number) == (0, 2) else None, hold)
@@ -214,5 +214,5 @@ def test_a_worker_that_is_beyond_the_step_is_told_of(workers: Workers):
 
 
 def test_a_letter_is_read_as_it_was_sent():
-    letter = Letter(Kind.PUSHED, 7, 2, ("v", "w"), again=True)
+    letter = Letter(Subject.PUSHED, 7, 2, ("v", "w"), again=True)
     assert Letter.decode(letter.encode()) == letter

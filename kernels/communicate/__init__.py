@@ -1,0 +1,1 @@
+"""What workers send each other: all-reduce, parameter servers, copies, and at which pace."""

@@ -1,0 +1,223 @@
+"""Asynchronous parameter servers: each worker's gradient is an update of its own, and nobody waits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.graph.devices import device_of
+from autodist.graph.editor import GraphEditor
+from autodist.graph.effects import Effect
+from autodist.graph.fragment import fragment
+from autodist.graph.item import GraphItem
+from autodist.graph.keeper import Pace
+from autodist.graph.names import is_control, node_of
+from autodist.graph.order import topological
+from autodist.graph.parts import Join
+from autodist.graph.stages import Stages
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.communicate.buckets import digest
+from autodist.kernels.communicate.clock import Clock
+from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
+from autodist.kernels.communicate.results import Results
+
+
+@dataclass(frozen=True)
+class AsynchronousServers(Kernel):
+    """Each worker updates owned variables by the mean over its own examples, at the owner, as soon as it has it.
+
+    The update's arithmetic runs on the owner's device, as part of the worker's own step: gradients travel there, and
+    nothing else does. What one worker's update reads and writes at an owner it reads and writes alone, under the
+    owner's lock: a queue with one token, taken when the gradients are there and put back after the last write. Locks
+    are taken in the order of the owners, so that no two workers wait for each other. Counters of updates are owned too
+    where all variables are asynchronous, and count every worker's. With staleness s, workers also exchange ticks: none
+    ends a step before all others have ended the one that lies s steps before (Ho et al., NeurIPS 2013).
+
+        g → update(v)        becomes        g → lock → update(v) → unlock,        the last three at the owner
+    """
+
+    name: ClassVar[str] = "asynchronous-servers"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        kept = {
+            item.by_name[name].handle: keeper.owner
+            for name, keeper in item.keepers.items() if keeper.pace is Pace.ASYNCHRONOUS
+        }  # fmt: skip
+        if not kept or item.stages is None:
+            return item
+        updates = _Updates(item, context, item.stages, kept)
+        return updates.run() if updates.writes else item
+
+
+@dataclass
+class _Lock:
+    """The time in which one worker alone works on what an owner holds.
+
+    Attributes:
+        owner: whose.
+        level: of the update stage.
+        writes: of the update.
+        awaited: gradients that it starts from.
+        inside: all that reads or writes in this time.
+    """
+
+    owner: int
+    level: int
+    writes: list[str]
+    awaited: list[str] = field(default_factory=list)
+    inside: list[str] = field(default_factory=list)
+
+
+class _Updates:
+    """The work of one `AsynchronousServers.apply`, in the order of `run`."""
+
+    def __init__(self, item: GraphItem, context: Context, stages: Stages, kept: Mapping[str, int]) -> None:
+        self.item, self.context, self.stages, self.kept = item, context, stages, kept
+        self.results = Results(GraphEditor(item.graph_def))
+        self.editor = self.results.editor
+        self.effects = {n: e for n, e in item.wiring.effects.items() if (e.reads | e.writes) & kept.keys()}
+        self.writes = [name for name, effect in self.effects.items() if effect.writes & kept.keys()]
+        self.joins = [j for j in item.joins if j.variable and item.by_name[j.variable].handle in kept]
+        self.means: dict[str, Join] = {}
+        self.initializers = dict(item.initializers)
+
+    def run(self) -> GraphItem:
+        if self.context.computes:
+            for join in self.joins:
+                self._divide(join)
+            locks = self._find_locks()
+            self._place(locks)
+            unlocked = self._lock_all(locks)
+            self._keep_time(unlocked)
+        else:
+            self._leave_out_writes()
+        self._make_lock()
+        item = self.results.applied_to(self.item, self.joins)
+        targets = tuple(name for name in item.targets if name in self.editor)
+        return replace(item, targets=targets, initializers=self.initializers)
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+
+    def _divide(self, join: Join) -> None:
+        """The mean over this worker's own examples in the place of the sum."""
+        with fragment(self.editor, f"own_mean/{join.name}") as f:
+            if join.is_sparse:
+                made = rows_of(join, [own_rows(f, join)])
+            else:
+                made = [f.input(join.local[0], join.dtype, join.shape)]
+                for weight in weight_of(f, join):
+                    made = [tf.math.divide_no_nan(made[0], tf.cast(weight, join.dtype))]
+            made = [tf.identity(t) for t in made]
+        names = [f.name(t) for t in made]
+        self.results.give(join, names)
+        self.means.update({node_of(name): join for name in names})
+
+    def _leave_out_writes(self) -> None:
+        """A worker without replicas makes no gradient, and so no update."""
+        for write in self.writes:
+            self.editor.replace_control(write, [])
+        self.editor.remove(self.writes)
+
+    # -- locks -----------------------------------------------------------------------------------------------------
+
+    def _level(self, name: str) -> int:
+        return self.stages.levels.get(name, 1)
+
+    def _find_locks(self) -> list[_Lock]:
+        """In the order in which they are taken: by stage, then by owner."""
+        found: dict[tuple[int, int], _Lock] = {}
+        for write in self.writes:
+            owner = next(self.kept[h] for h in self.effects[write].writes if h in self.kept)
+            lock = found.setdefault((self._level(write), owner), _Lock(owner, self._level(write), []))
+            lock.writes.append(write)
+        ordered = [lock for _, lock in sorted(found.items())]
+        taken: set[str] = set()
+        for lock in ordered:
+            before = self.editor.ancestors(lock.writes)
+            computed = self._computes(lock.level)
+            lock.awaited = sorted(self.editor.ancestors(lock.writes, control=False) & self.means.keys())
+            lock.inside = [
+                name for name, effect in self.effects.items()
+                if name in before and name not in computed | taken and self._is_at(effect, lock.owner)
+            ]  # fmt: skip
+            taken.update(lock.inside)
+        return ordered
+
+    def _computes(self, level: int) -> set[str]:
+        """What leads to the gradients of a stage, or of an earlier one; it cannot wait for them."""
+        return self.editor.ancestors(name for name, join in self.means.items() if join.level <= level)
+
+    def _is_at(self, effect: Effect, owner: int) -> bool:
+        return any(self.kept.get(h) == owner for h in effect.reads | effect.writes)
+
+    def _lock_all(self, locks: Sequence[_Lock]) -> list[str]:
+        """Returns the nodes after which nothing is locked any more."""
+        unlocked: dict[int, list[str]] = {}
+        last: list[str] = []
+        for lock in locks:
+            earlier = [name for level, names in unlocked.items() if level < lock.level for name in names]
+            with fragment(self.editor, f"lock/{lock.level}/{lock.owner}") as f:
+                queue = self._queue(lock.owner)
+                with tf.device(self.context.cpu(lock.owner)):
+                    with tf.control_dependencies([f.after([*lock.awaited, *earlier, *last])]):
+                        token = queue.dequeue()
+                    with tf.control_dependencies([f.after(lock.inside)]):
+                        back = queue.enqueue(token)
+            for name in lock.inside:
+                self.editor.add_control(name, [node_of(f.name(token))])
+            last = [node_of(f.name(token))]
+            unlocked.setdefault(lock.level, []).append(f.name(back))
+        names = [name for some in unlocked.values() for name in some]
+        self.results.run(names)
+        return names
+
+    def _queue(self, owner: int) -> tf.queue.FIFOQueue:
+        with tf.device(self.context.cpu(owner)):
+            return tf.queue.FIFOQueue(1, tf.bool, [[]], shared_name=f"autodist/lock/{owner}")
+
+    def _make_lock(self) -> None:
+        """The owner's lock is open at first."""
+        me = self.context.worker
+        if me in self.kept.values():
+            with fragment(self.editor, "lock/open") as f, tf.device(self.context.cpu(me)):
+                opened = self._queue(me).enqueue(True)
+            self.initializers[f"lock/{me}"] = f.name(opened)
+
+    # -- placing ---------------------------------------------------------------------------------------------------
+
+    def _place(self, locks: Sequence[_Lock]) -> None:
+        """Arithmetic on what one owner holds, and on the gradients for it, stands where the owner's variables are."""
+        region = self.editor.ancestors(self.writes, control=False, stop=self.means.keys())
+        region -= self._computes(max(lock.level for lock in locks))
+        at: dict[str, frozenset[int]] = {}
+        for node in topological(self.editor.to_graph_def()):
+            if node.name not in region:
+                continue
+            effect = self.effects.get(node.name)
+            found = {self.kept[h] for h in effect.reads | effect.writes if h in self.kept} if effect else set()
+            for source in (node_of(i) for i in node.input if not is_control(i)):
+                found |= {self._owner_of(self.means[source])} if source in self.means else at.get(source, frozenset())
+            at[node.name] = frozenset(found)
+            if len(found) == 1:
+                self.editor[node.name].device = self._device(next(iter(found)))
+
+    def _owner_of(self, join: Join) -> int:
+        return self.kept[self.item.by_name[join.variable or ""].handle]
+
+    def _device(self, owner: int) -> str:
+        return device_of(owner, self.context.workers, self.context.first_device(owner))
+
+    # -- time ------------------------------------------------------------------------------------------------------
+
+    def _keep_time(self, unlocked: Iterable[str]) -> None:
+        bounded = {j.variable: self.item.keepers[j.variable].staleness for j in self.joins if j.variable}
+        bounded = {name: staleness for name, staleness in bounded.items() if staleness}
+        if not bounded:
+            return
+        staleness = min(bounded.values())
+        clock = Clock(self.context, f"clock/{digest(';'.join(sorted(bounded)))}/{staleness}", staleness)
+        self.results.run(clock.tick(self.editor, unlocked))
+        self.initializers.update(clock.initializers)

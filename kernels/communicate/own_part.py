@@ -1,0 +1,261 @@
+"""OwnPart: which nodes that run once are this worker's to run, and which tensors travel between owners for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.effects import Effect
+from autodist.graph.fragment import fragment
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Join
+from autodist.graph.placement import EVERY_WORKER
+from autodist.kernels.base import Context
+from autodist.kernels.communicate.buckets import digest
+from autodist.kernels.communicate.exchange import Exchange
+from autodist.kernels.communicate.results import Results
+
+Owners = frozenset[int]
+NOBODY: Owners = frozenset()
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tensor that `source` has and `reader` needs.
+
+    Attributes:
+        name: of the tensor in the captured graph.
+        level: stage in which it is made.
+        round: how many transfers it waits for, one after the other. What travels together is sent when all of it is
+            there, so that tensors of different rounds never do: two owners would wait for each other.
+    """
+
+    source: int
+    reader: int
+    name: str
+    level: int
+    round: int = 0
+
+
+@dataclass(frozen=True)
+class OwnPart:
+    """One worker's share of what runs once.
+
+    Attributes:
+        item: the step.
+        private: for a node that depends on gradients or on reads of variables, who has these: owners, and
+            `EVERY_WORKER` for what is the same everywhere. A node that a single owner has everything for is computed by
+            it alone; one that mixes is computed by whoever needs it, from what the owners send.
+        computed: nodes among them that this worker runs.
+        transfers: what travels, for all workers, in the same order on each.
+        me: this worker.
+        brought: shape and dtype of the gradients that were brought to owners, by the tensor that stands for them.
+    """
+
+    item: GraphItem
+    private: Mapping[str, Owners]
+    transfers: tuple[Transfer, ...]
+    me: int
+    brought: Mapping[str, tf.TensorSpec]
+    computed: frozenset[str]
+
+    @classmethod
+    def find(
+        cls,
+        item: GraphItem,
+        context: Context,
+        editor: GraphEditor,
+        effects: Mapping[str, Effect],
+        owner: Mapping[str, int],
+        joins: Sequence[Join],
+    ) -> OwnPart:
+        """Looks at the graph after gradients were brought to their owners.
+
+        Args:
+            item: the step before that; its joins' results stand for the gradients on every worker alike.
+            owner: of each owned variable, by handle.
+        """
+        brought = {t: item.owners[j.variable or ""] for j in joins for t in j.result}
+        private = _find_private(item, effects, owner, _holders(item, brought))
+        transfers: list[Transfer] = []
+        computed: frozenset[str] = frozenset()
+        for reader in range(context.workers):
+            outputs = item.outputs if context.sends_fetched else ()
+            asked, runs = _asked_of_others(item, effects, owner, private, brought, reader, outputs)
+            if reader == context.worker:
+                computed = runs
+            transfers += [Transfer(source, reader, name, _level(item, name)) for name, source in asked.items()]
+        specs = {t: _spec_of_result(j, t) for j in joins for t in j.result}
+        return cls(item, private, _in_rounds(item, transfers), context.worker, specs, computed)
+
+    def exchange_boundary(self, results: Results, context: Context) -> None:
+        """Sends what others need of this worker, and receives what it needs."""
+        groups: dict[Transfer, list[str]] = {}
+        for t in self.transfers:
+            if self.me in (t.source, t.reader):
+                groups.setdefault(replace(t, name=""), []).append(t.name)
+        for together, names in groups.items():
+            self._exchange(results, context, together, names)
+
+    def _exchange(self, results: Results, context: Context, together: Transfer, names: list[str]) -> None:
+        source, reader = together.source, together.reader
+        place = f"{together.level}/{together.round}"
+        exchange = Exchange(context, f"boundary/{place}/{digest(';'.join(names))}")
+        specs = [self.brought.get(name) or self.item.spec_of(name) for name in names]
+        readers = [self._own_readers(results.editor, name) for name in names]
+        with fragment(results.editor, f"boundary/{source}/{reader}/{place}") as f, tf.device(context.cpu(self.me)):
+            if self.me == source:
+                values = [
+                    f.input(results.now(name), spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)
+                ]
+                exchange.send(reader, "needed", values)
+                got = []
+            else:
+                like = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
+                got = exchange.receive(source, "needed", like)
+        for name, value, who in zip(names, got, readers, strict=False):
+            results.replace(name, f.name(value), who)
+        results.run(f.name(op) for op in exchange.effects)
+
+    def _own_readers(self, editor: GraphEditor, name: str) -> list[str]:
+        return [c for c in editor.consumers(node_of(name)) if not self.is_others(c)]
+
+    def is_others(self, name: str) -> bool:
+        """Whether another worker alone computes a node."""
+        return _only_other(self.private, name, self.me) is not None
+
+    def cut_control(self, editor: GraphEditor) -> None:
+        """What this worker runs does not wait for nodes that others run."""
+        for node in editor:
+            if self.is_others(node.name):
+                continue
+            lost = [i for i in node.input if is_control(i) and self.is_others(node_of(i))]
+            if lost:
+                editor.set_inputs(node.name, [i for i in node.input if i not in lost])
+
+
+def _in_rounds(item: GraphItem, transfers: Sequence[Transfer]) -> tuple[Transfer, ...]:
+    travelling = {t.name for t in transfers}
+    rounds: dict[str, int] = {}
+    for name in item.wiring.order:
+        inputs = item.wiring.nodes[name].input
+        after = [rounds.get(node_of(i), 0) + (not is_control(i) and tensor(i) in travelling) for i in inputs]
+        rounds[name] = max(after, default=0)
+    return tuple(replace(t, round=rounds[node_of(t.name)]) for t in transfers)
+
+
+def _level(item: GraphItem, name: str) -> int:
+    return item.stages.levels.get(node_of(name), 1) if item.stages else 1
+
+
+def _once(item: GraphItem) -> list[str]:
+    if item.stages is None:
+        return []
+    return sorted(item.stages.once, key=item.stages.order.__getitem__)
+
+
+def _spec_of_result(join: Join, result: str) -> tf.TensorSpec:
+    is_indices = join.is_sparse and result == join.result[0]
+    return tf.TensorSpec([None], join.index_dtype) if is_indices else tf.TensorSpec(join.shape, join.dtype)
+
+
+def _holders(item: GraphItem, brought: Mapping[str, int]) -> dict[str, int]:
+    """Who has the gradient behind each tensor that what runs once reads."""
+    gradients = (g for g in item.joined_gradients if g not in brought)
+    return {**dict.fromkeys(gradients, EVERY_WORKER), **brought}
+
+
+def _only_other(private: Mapping[str, Owners], name: str, me: int) -> int | None:
+    """The worker that alone has everything for a node, if it is another one."""
+    holders = private.get(name, NOBODY)
+    only = next(iter(holders)) if len(holders) == 1 else me
+    return only if only not in (me, EVERY_WORKER) else None
+
+
+def _find_private(
+    item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[str, int], brought: Mapping[str, int]
+) -> dict[str, Owners]:
+    nodes = item.wiring.nodes
+    private: dict[str, Owners] = {}
+    for name in _once(item):
+        if name not in nodes:
+            continue
+        found = NOBODY
+        for i in nodes[name].input:
+            if not is_control(i):
+                found |= private.get(node_of(i), NOBODY)
+                found |= {brought[tensor(i)]} if tensor(i) in brought else NOBODY
+        effect = effects.get(name)
+        if effect:
+            found |= {owner.get(h, EVERY_WORKER) for h in effect.reads}
+            if effect.writes & owner.keys():
+                found = frozenset(owner[h] for h in effect.writes if h in owner)
+            elif effect.writes:
+                found |= {EVERY_WORKER}  # each worker writes its own copy, whoever has what the value is made from
+        if found:
+            private[name] = found
+    return private
+
+
+def _asked_of_others(
+    item: GraphItem,
+    effects: Mapping[str, Effect],
+    owner: Mapping[str, int],
+    private: Mapping[str, Owners],
+    brought: Mapping[str, int],
+    reader: int,
+    outputs: Sequence[str],
+) -> tuple[dict[str, int], frozenset[str]]:
+    """Tensors that `reader` needs and a single other worker has, with that worker; and the nodes that `reader` runs."""
+    nodes = item.wiring.nodes
+    asked: dict[str, int] = {}
+    for output in outputs:
+        other = _only_other(private, node_of(output), reader)
+        if other is not None:
+            asked[output] = other
+    front = list(_roots(item, effects, owner, private, reader, outputs))
+    seen = set(front)
+    while front:
+        name = front.pop()
+        for i in nodes[name].input:
+            source = node_of(i)
+            if tensor(i) in brought and brought[tensor(i)] != reader and not is_control(i):
+                asked[tensor(i)] = brought[tensor(i)]
+                continue
+            other = _only_other(private, source, reader)
+            if other is not None and not _writes_for(effects, owner, source, reader):
+                if not is_control(i):
+                    asked[tensor(i)] = other
+            elif source not in seen and source in private:
+                seen.add(source)
+                front.append(source)
+    return dict(sorted(asked.items())), frozenset(seen)
+
+
+def _roots(
+    item: GraphItem,
+    effects: Mapping[str, Effect],
+    owner: Mapping[str, int],
+    private: Mapping[str, Owners],
+    reader: int,
+    outputs: Sequence[str],
+) -> Iterable[str]:
+    """What a worker runs for its own sake: writes of what it holds, and what the step returns."""
+    for name in _once(item):
+        if name in effects and _writes_for(effects, owner, name, reader):
+            yield name
+    for name in (*map(node_of, outputs), *item.targets):
+        effect = effects.get(name)
+        if not (effect and effect.writes) and _only_other(private, name, reader) is None:
+            yield name
+
+
+def _writes_for(effects: Mapping[str, Effect], owner: Mapping[str, int], name: str, worker: int) -> bool:
+    effect = effects.get(name)
+    if not (effect and effect.writes):
+        return False
+    return all(owner.get(h, worker) == worker for h in effect.writes)

@@ -1,0 +1,220 @@
+"""Parameter servers: one worker holds a variable, sums its gradients and updates it; the others read it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.errors import FetchedElsewhereError
+from autodist.graph.editor import GraphEditor
+from autodist.graph.fragment import fragment
+from autodist.graph.item import GraphItem
+from autodist.graph.keeper import Pace
+from autodist.graph.names import is_control, node_of
+from autodist.graph.parts import Join
+from autodist.graph.placement import EVERY_WORKER
+from autodist.graph.stages import Stages
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
+from autodist.kernels.communicate.exchange import Exchange
+from autodist.kernels.communicate.own_part import NOBODY, OwnPart
+from autodist.kernels.communicate.reduce_by_shuffle import mean_of, own_rows, rows_of, weight_of
+from autodist.kernels.communicate.results import Results
+from autodist.kernels.communicate.tokens import Group, group_writes
+from autodist.kernels.varying import after_loops
+
+PACK_BYTES = 256 << 10
+"""Gradients are packed up to this size; larger ones go alone, since packing copies them."""
+
+
+@dataclass(frozen=True)
+class ParameterServers(Kernel):
+    """Moves the update of each owned variable to its owner (Li et al., OSDI 2014), synchronously.
+
+    Every worker brings its gradients to the owner, which adds them in the order of the workers, divides by the weight,
+    applies the update once, and hands every worker a token. Where the update of one owner's variable needs what another
+    owner has (a norm over all gradients), the tensors at that boundary travel, and each owner computes the rest itself.
+
+        g → update(v)    becomes, at the owner,   g0 + g1 → update(v) → tokens;    elsewhere    g1 → send,  token → done
+    """
+
+    name: ClassVar[str] = "parameter-servers"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if not any(keeper.pace is Pace.SYNCHRONOUS for keeper in item.keepers.values()):
+            return item
+        return _Servers(item, context).run()
+
+
+class _Servers:
+    """The work of one `ParameterServers.apply`, in the order of `run`."""
+
+    def __init__(self, item: GraphItem, context: Context) -> None:
+        self.item, self.context = item, context
+        self.owner = {
+            item.by_name[name].handle: keeper.owner
+            for name, keeper in item.keepers.items() if keeper.pace is Pace.SYNCHRONOUS
+        }  # fmt: skip
+        self.stages: Stages | None = item.stages
+        self.results = Results(GraphEditor(item.graph_def))
+        self.editor = self.results.editor
+        self.effects = item.wiring.effects
+        self.joins = [j for j in item.joins if j.variable is not None and item.by_name[j.variable].handle in self.owner]
+        self.followers = self._find_followers()
+
+    def run(self) -> GraphItem:
+        self._bring_gradients()
+        part = OwnPart.find(self.item, self.context, self.editor, self.effects, self.owner, self.joins)
+        self._require_same_outputs(part)
+        part.exchange_boundary(self.results, self.context)
+        self._hold_back_writes()
+        self._hand_out_tokens()
+        part.cut_control(self.editor)
+        item = self.results.applied_to(self.item, self.joins)
+        return replace(item, targets=tuple(t for t in item.targets if t in self.editor and not part.is_others(t)))
+
+    def _require_same_outputs(self, part: OwnPart) -> None:
+        """Workers of a session may fetch different things, so nothing can be sent for what one of them fetches."""
+        if self.context.sends_fetched:
+            return
+        for name in self.item.outputs:
+            node = node_of(name)
+            if part.private.get(node, NOBODY) - {EVERY_WORKER} and node not in part.computed:
+                raise FetchedElsewhereError(
+                    f"{name} is fetched together with a training step, and it is made from what other workers have, "
+                    "which do not fetch the same in this run. Fetch it on every worker alike, and not under "
+                    "`if ad.is_chief`; or in a run of its own after the step; or synchronise its variable by AllReduce."
+                )
+
+    def _find_followers(self) -> Mapping[str, list[str]]:
+        """Variables that no gradient is for and that replicas read before any update: they follow trained ones, as a
+        target network does. By handle, the reads."""
+        trained = {self.item.by_name[j.variable or ""].handle for j in self.joins}
+        writes = {name for name, effect in self.effects.items() if effect.writes & self.owner.keys()}
+        found: dict[str, list[str]] = {}
+        for name, effect in self.effects.items():
+            handles = effect.reads & self.owner.keys() - trained
+            if handles and not effect.writes and not self._runs_once(name):
+                if writes.isdisjoint(self.editor.ancestors([name])):
+                    for handle in handles:
+                        found.setdefault(handle, []).append(name)
+        return found
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+
+    def _bring_gradients(self) -> None:
+        dense = [j for j in self.joins if not j.is_sparse]
+        for bucket in make_buckets(dense, self._owner_of, PACK_BYTES):
+            self._bring_bucket(bucket, self._owner_of(bucket.joins[0]))
+        for join in self.joins:
+            if join.is_sparse:
+                self._bring_rows(join, self._owner_of(join))
+
+    def _owner_of(self, join: Join) -> int:
+        """Who holds the variable that a join is for; each of `joins` is for one."""
+        return self.item.owners[join.variable or ""]
+
+    def _bring_bucket(self, bucket: Bucket, owner: int) -> None:
+        exchange = Exchange(self.context, bucket.key)
+        reads = self._reads_before_push(bucket.joins)
+        with fragment(self.editor, f"push/{bucket.key}") as f, tf.device(self.context.cpu(self.context.worker)):
+            mine = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
+            values: list[tf.Tensor] = []
+            if owner == self.context.worker:
+                values = bucket.unpack(mean_of(exchange.parts("gradient", mine)))
+            elif self.context.computes:
+                exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
+        for join, value in zip(bucket.joins, values, strict=False):
+            self.results.give(join, [f.name(value)])
+        self.results.run(f.name(op) for op in exchange.effects)
+
+    def _bring_rows(self, join: Join, owner: int) -> None:
+        key = key_of([join])
+        exchange = Exchange(self.context, key)
+        reads = self._reads_before_push([join])
+        with fragment(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
+            mine = own_rows(f, join)
+            made: list[tf.Tensor] = []
+            if owner == self.context.worker:
+                made = rows_of(join, exchange.parts("gradient", mine))
+            elif self.context.computes:
+                exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
+        if made:
+            self.results.give(join, [f.name(t) for t in made])
+        self.results.run(f.name(op) for op in exchange.effects)
+
+    def _reads_before_push(self, joins: Iterable[Join]) -> list[str]:
+        """This worker's reads of the variables, which must not see the update that its gradients bring about."""
+        first = next(iter(joins))
+        handles = {self.item.by_name[j.variable].handle for j in joins if j.variable}
+        reads = [
+            name for name, effect in self.effects.items()
+            if effect.reads & handles and not effect.writes and not self._runs_once(name)
+            and self._level(name) <= first.level and not self._waits_for_a_write(name, handles)
+        ]  # fmt: skip
+        for handle, early in self.followers.items():
+            if self.owner[handle] == self._owner_of(first):
+                reads += early
+        return after_loops(self.item.wiring, dict.fromkeys(reads))
+
+    def _waits_for_a_write(self, name: str, handles: Collection[str]) -> bool:
+        waits = (self.effects.get(node_of(i)) for i in self.editor[name].input if is_control(i))
+        return any(effect is not None and effect.writes & set(handles) for effect in waits)
+
+    def _runs_once(self, name: str) -> bool:
+        return self.stages is not None and name in self.stages.once
+
+    def _level(self, name: str) -> int:
+        return self.stages.levels.get(name, 1) if self.stages else 1
+
+    # -- writes ----------------------------------------------------------------------------------------------------
+
+    def _owned_writes(self, owner: int) -> list[str]:
+        return [
+            name for name, effect in self.effects.items()
+            if any(self.owner.get(h) == owner for h in effect.writes)
+        ]  # fmt: skip
+
+    def _hold_back_writes(self) -> None:
+        """A write at the owner waits for all gradients of its variable: all workers have read the variable by then.
+
+        That of a variable without any waits for all that come to its owner.
+        """
+        arrived: dict[str, list[tuple[int, str]]] = {}
+        for join in self.joins:
+            if self._owner_of(join) != self.context.worker:
+                continue
+            handle = self.item.by_name[join.variable or ""].handle
+            for name in join.result:
+                arrived.setdefault(handle, []).append((join.level, node_of(self.results.now(name))))
+        for name in self._owned_writes(self.context.worker):
+            for handle in self.effects[name].writes:
+                gradients = arrived.get(handle, ()) if handle not in self.followers else chain(*arrived.values())
+                ready = [node for level, node in gradients if level <= self._level(name)]
+                self.editor.add_control(name, ready)
+
+    def _hand_out_tokens(self) -> None:
+        for group in group_writes(self.item, self.effects, self.owner, self.stages):
+            self._token(group)
+
+    def _token(self, group: Group) -> None:
+        """Elsewhere than at the owner, its token stands for its writes."""
+        exchange = Exchange(self.context, group.key)
+        with fragment(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
+            done = tf.constant(True)
+            if group.owner == self.context.worker:
+                for to in range(self.context.workers):
+                    if to != group.owner:
+                        exchange.send(to, "done", [done], [f.after(group.writes)])
+            else:
+                exchange.receive(group.owner, "done", [done])
+        names = [f.name(op) for op in exchange.effects]
+        self.results.run(names)
+        if group.owner != self.context.worker:
+            for write in group.writes:
+                self.editor.replace_control(write, names)
+            self.editor.remove(group.writes)

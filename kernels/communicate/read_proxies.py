@@ -1,0 +1,126 @@
+"""Proxies: every worker keeps a copy of an owned variable for its replicas to read, and refreshes it once a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Variable
+from autodist.graph.stages import Stages
+from autodist.graph.walks import reach
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.place.copies import add_copy
+from autodist.kernels.plan import Plan
+
+PROXY = "/proxy"
+"""What the name of a proxy in the session has behind that of its variable."""
+
+
+@dataclass(frozen=True)
+class ReadProxies(Kernel):
+    """Replicas read a copy on their own worker, which is brought up to date behind the variable's update.
+
+    The value then travels while nothing waits for it, and once a step, whole: of a table, all rows. At the owner of a
+    synchronous variable the variable itself is read; where steps may run ahead of updates its replicas see what all
+    others see. The update goes on reading the variable, and so does what a step reads after its own update.
+
+        read(v) → f → g → update(v)     becomes     read(proxy) → f → g → update(v) → read(v) → assign(proxy)
+    """
+
+    name: ClassVar[str] = "read-proxies"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        plan = Plan(context.strategy)
+        names = [name for name in item.keepers if plan.has_proxy(name)]
+        stages = item.stages
+        if not names or stages is None:
+            return item
+        item = replace(item, copies={**item.copies, **dict.fromkeys(names, (PROXY,))})
+        if not context.computes:
+            return item
+        work = _Proxies(item, context, stages)
+        for name in names:
+            if item.keepers[name].is_free or item.keepers[name].owner != context.worker:
+                work.read_proxy(item.by_name[name])
+        return replace(item, graph_def=work.editor.to_graph_def(), targets=(*item.targets, *work.refreshes))
+
+
+class _Proxies:
+    """The edited graph.
+
+    Attributes:
+        refreshes: nodes that bring proxies up to date.
+    """
+
+    def __init__(self, item: GraphItem, context: Context, stages: Stages) -> None:
+        self._item, self._context, self._stages = item, context, stages
+        self.editor = GraphEditor(item.graph_def)
+        self.refreshes: list[str] = []
+        self._effects = item.wiring.effects
+        local = [t for join in item.joins for t in join.local]
+        self._compute = self.editor.ancestors([*local, *item.outputs], control=False) - stages.once
+
+    def read_proxy(self, variable: Variable) -> None:
+        """Lets the compute part read a variable's proxy, if this step updates the variable."""
+        handle = variable.handle
+        writes = [name for name, effect in self._effects.items() if handle in effect.writes]
+        if not writes:
+            return
+        late = reach(writes, self.editor.consumers)
+        reads = [
+            name for name, effect in self._effects.items()
+            if handle in effect.reads and not effect.writes and name in self._compute and name not in late
+            and self._takes_handle(name, handle)
+        ]  # fmt: skip
+        device = self._context.home(self._context.worker, variable.dtype)
+        proxy = add_copy(self.editor, variable, f"autodist/proxy/{handle}", PROXY, device)
+        reading = [made for name in reads for made in self._read_instead(name, variable, proxy)]
+        self._refresh(variable, proxy, writes, reading)
+
+    def _read_instead(self, name: str, variable: Variable, proxy: str) -> list[str]:
+        """Returns the node that reads the proxy in the place of `name`, for the compute part."""
+        if self.editor[name].op != "ReadVariableOp":
+            self.editor.rewire(tensor(variable.handle), proxy, [name])
+            return [name]
+        readers = [c for c in self.editor.consumers(name) if c in self._compute and name in self._given(c)]
+        if not readers:
+            return []
+        waits = [i for i in self.editor[name].input if is_control(i)]
+        read = self.editor.add(_read_node(f"autodist/proxy/{name}", variable, [proxy, *waits]))
+        self.editor.rewire(tensor(name), read, readers)
+        self._drop_unread(name)
+        return [read]
+
+    def _takes_handle(self, name: str, handle: str) -> bool:
+        """Whether a node has the handle by itself; a v1 loop passes it on, and reads a copy that is made before it."""
+        return handle in self._given(name)
+
+    def _given(self, name: str) -> list[str]:
+        return [node_of(i) for i in self.editor[name].input if not is_control(i)]
+
+    def _drop_unread(self, name: str) -> None:
+        """A read that nobody takes a value from would still be made, for what waits for it."""
+        returned = {*map(node_of, self._item.outputs), *self._item.targets}
+        if name in returned or any(name in self._given(c) for c in self.editor.consumers(name)):
+            return
+        self.editor.replace_control(name, [node_of(i) for i in self.editor[name].input if is_control(i)])
+        self.editor.remove([name])
+
+    def _refresh(self, variable: Variable, proxy: str, writes: Sequence[str], reading: Sequence[str]) -> None:
+        waits = [f"^{w}" for w in writes]
+        fresh = self.editor.add(_read_node(f"{proxy}/fresh", variable, [variable.handle, *waits]))
+        node = NodeDef(
+            name=f"{proxy}/refresh", op="AssignVariableOp", input=[proxy, fresh, *(f"^{r}" for r in reading)]
+        )
+        node.attr["dtype"].type = variable.dtype.as_datatype_enum
+        self.refreshes.append(self.editor.add(node))
+
+
+def _read_node(name: str, variable: Variable, inputs: Sequence[str]) -> NodeDef:
+    node = NodeDef(name=name, op="ReadVariableOp", input=inputs)
+    node.attr["dtype"].type = variable.dtype.as_datatype_enum
+    return node

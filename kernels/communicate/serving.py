@@ -1,0 +1,218 @@
+"""Serving: the updates of stale variables, as a part of the owner's graph that runs beside its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import tensorflow as tf
+
+from autodist.errors import StrategyError
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.effects import NO_EFFECT, Effect
+from autodist.graph.fragment import fragment
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Join
+from autodist.graph.waiting import nearest_before
+from autodist.kernels.base import Context
+from autodist.kernels.communicate.buckets import digest
+from autodist.kernels.communicate.exchange import Exchange
+from autodist.kernels.communicate.own_part import OwnPart, Transfer
+from autodist.kernels.communicate.tokens import Group
+
+_PREFIX = "autodist/served/"
+
+
+class Serving:
+    """Copies the updates of what this worker owns into a part of the graph that shares no run with the steps.
+
+    What an update needs of its step (how many steps there were, a learning rate) comes through a queue from the step
+    that the gradients belong to. What several owners' updates share (a global norm) travels between them.
+
+    Attributes:
+        effects: nodes that have to run.
+    """
+
+    def __init__(
+        self,
+        item: GraphItem,
+        context: Context,
+        editor: GraphEditor,
+        effects: Mapping[str, Effect],
+        owner: Mapping[str, int],
+        joins: Sequence[Join],
+    ) -> None:
+        self.item, self.context, self.editor, self.owner = item, context, editor, owner
+        self.touches, self.joins = effects, joins
+        self.effects: list[str] = []
+        self._known: dict[str, str] = {}
+        self._copies: dict[str, str] = {}
+        self._capacity = 0
+
+    def know(self, tensors: Mapping[str, str], effects: Iterable[str]) -> None:
+        """Notes what stands, in the served part, for tensors of the step, and nodes that have to run for it."""
+        self._known.update(tensors)
+        self.effects += effects
+
+    def build(self, ahead: int, targets: Sequence[str]) -> list[str]:
+        """Builds the updates; returns the nodes that the step has to run for them.
+
+        Args:
+            ahead: how many steps may have ended before the update that belongs to the first of them.
+            targets: nodes that are made from gradients and have to run, checks mostly.
+        """
+        self._capacity = ahead + 1
+        part = OwnPart.find(
+            replace(self.item, outputs=(), targets=tuple(targets)),
+            self.context, self.editor, self.touches, self.owner, self.joins,
+        )  # fmt: skip
+        self._receive(part)
+        readers = set(self.owner.values())
+        sent = [t for t in part.transfers if t.source == self.context.worker and t.reader in readers]
+        roots = [n for n, e in self.touches.items() if any(self._is_mine(h) for h in e.writes)]
+        roots += [name for name in targets if name in part.computed and name not in roots]
+        members, given = self._collect([*roots, *(node_of(t.name) for t in sent if t.name not in self._known)])
+        pushed = self._bring(sorted(given))
+        self._copy(members)
+        self.effects += [self._copies[name] for name in roots]
+        self._send(part, sent)
+        return pushed
+
+    def hand_out_token(self, group: Group, capacity: int) -> None:
+        """Tells every worker, this one too, that a group of writes is done."""
+        exchange = Exchange(self.context, group.key, capacity)
+        with fragment(self.editor, f"served_{group.key}") as f, self._here():
+            done = [f.after([self._copies[w] for w in group.writes])]
+            for to in range(self.context.workers):
+                exchange.send(to, "done", [tf.constant(True)], done)
+        self.effects += [f.name(op) for op in exchange.effects]
+
+    def _is_mine(self, handle: str) -> bool:
+        return self.owner.get(handle) == self.context.worker
+
+    def _here(self) -> tf.device:
+        return tf.device(self.context.cpu(self.context.worker))
+
+    # -- what it is made from --------------------------------------------------------------------------------------
+
+    def _collect(self, roots: Iterable[str]) -> tuple[set[str], set[str]]:
+        """The nodes to copy, and the tensors that the step has to give."""
+        members: set[str] = set()
+        given: set[str] = set()
+        front = list(roots)
+        while front:
+            name = front.pop()
+            if name in members:
+                continue
+            members.add(name)
+            self._require_nothing_of_step_inside(name)
+            for i in self.editor[name].input:
+                source = self.editor[node_of(i)]
+                if is_control(i) or tensor(i) in self._known or source.op == "VarHandleOp":
+                    continue
+                if self._is_of_step(source):
+                    given.add(tensor(i))
+                else:
+                    front.append(source.name)
+        return members, given
+
+    def _require_nothing_of_step_inside(self, name: str) -> None:
+        """An operation that holds others (an `If`) reads variables in a way that nothing can be brought to."""
+        for handle in sorted(self.touches.get(name, NO_EFFECT).reads):
+            if not self._is_mine(handle) and any(handle in effect.writes for effect in self.touches.values()):
+                raise StrategyError(
+                    f"{self.item.by_handle[handle].name} is written by the step and read within {name} "
+                    f"({self.editor[name].op}), which updates what has staleness, some steps later. Set staleness to "
+                    "0, or take out of the optimizer what puts updates under a condition (accumulation of gradients)."
+                )
+
+    def _is_of_step(self, node: NodeDef) -> bool:
+        """Whether a node gives what the step alone can: a value fed to it, or that of a variable which it may write."""
+        if node.op.startswith("Placeholder"):
+            return True
+        effect = self.touches.get(node.name, NO_EFFECT)
+        return bool(effect.reads) and not any(self._is_mine(h) for h in effect.reads | effect.writes)
+
+    def _bring(self, names: Sequence[str]) -> list[str]:
+        """Brings tensors from the step to its update; returns the nodes that the step has to run for it."""
+        if not names:
+            return []
+        key, me = f"brought/{digest(';'.join(names))}", self.context.worker
+        specs = [self._spec(name) for name in names]
+        there = Exchange(self.context, key, self._capacity)
+        with fragment(self.editor, f"{key}/send") as f, self._here():
+            values = [f.input(name, spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)]
+            there.send(me, "needed", values)
+        pushed = [f.name(op) for op in there.effects]
+        self._take(key, me, names, specs)
+        return pushed
+
+    def _take(self, key: str, source: int, names: Sequence[str], specs: Sequence[tf.TensorSpec]) -> None:
+        exchange = Exchange(self.context, key, self._capacity)
+        with fragment(self.editor, f"{key}/{source}/receive") as f, self._here():
+            got = exchange.receive(source, "needed", specs)
+        self.know(dict(zip(names, map(f.name, got), strict=True)), map(f.name, exchange.effects))
+
+    def _spec(self, name: str) -> tf.TensorSpec:
+        node = self.editor[node_of(name)]
+        if "dtype" not in node.attr:
+            raise StrategyError(
+                f"an update under staleness needs {name} of its step, from an operation ({node.op}) whose value cannot "
+                "be brought there. Set staleness to 0, or read the variable as a whole before using it."
+            )
+        dtype = tf.as_dtype(node.attr["dtype"].type)
+        if node.op == "ReadVariableOp":
+            return tf.TensorSpec(self.item.by_handle[node_of(node.input[0])].shape, dtype)
+        return tf.TensorSpec(None, dtype)
+
+    # -- between owners --------------------------------------------------------------------------------------------
+
+    def _receive(self, part: OwnPart) -> None:
+        asked = [t for t in part.transfers if t.reader == self.context.worker]
+        for source, names in _by(asked, lambda t: t.source).items():
+            self._take(_boundary_key(names), source, names, [self._spec_between(part, name) for name in names])
+
+    def _send(self, part: OwnPart, sent: Sequence[Transfer]) -> None:
+        for reader, names in _by(sent, lambda t: t.reader).items():
+            exchange = Exchange(self.context, _boundary_key(names), self._capacity)
+            with fragment(self.editor, f"{exchange.key}/{reader}/send") as f, self._here():
+                specs = [self._spec_between(part, name) for name in names]
+                values = [f.input(self._now(n), s.dtype, s.shape) for n, s in zip(names, specs, strict=True)]
+                exchange.send(reader, "needed", values)
+            self.effects += [f.name(op) for op in exchange.effects]
+
+    def _spec_between(self, part: OwnPart, name: str) -> tf.TensorSpec:
+        return part.brought.get(name) or self.item.spec_of(name)
+
+    # -- copies ----------------------------------------------------------------------------------------------------
+
+    def _now(self, name: str) -> str:
+        """What stands for a tensor of the step in the served part."""
+        node = node_of(name)
+        return self._known.get(tensor(name)) or name.replace(node, self._copies.get(node, node), 1)
+
+    def _copy(self, members: set[str]) -> None:
+        self._copies = self.editor.clone(sorted(members), _PREFIX, lambda i: i if is_control(i) else self._now(i))
+        found: dict[str, list[str]] = {}
+        for name in sorted(members):
+            copy = self._copies[name]
+            waits: dict[str, None] = {}
+            for source in (node_of(i) for i in self.editor[name].input if is_control(i)):
+                if source not in found:
+                    before = {source} if source in members else nearest_before(self.editor, source, members)
+                    found[source] = sorted(self._copies[b] for b in before)
+                waits.update(dict.fromkeys(found[source]))
+            data = [i for i in self.editor[copy].input if not is_control(i)]
+            self.editor.set_inputs(copy, [*data, *(f"^{w}" for w in waits)])
+
+
+def _by(transfers: Iterable[Transfer], who: Callable[[Transfer], int]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    for t in transfers:
+        found.setdefault(who(t), []).append(t.name)
+    return found
+
+
+def _boundary_key(names: Sequence[str]) -> str:
+    return f"between_owners/{digest(';'.join(names))}"

@@ -1,0 +1,137 @@
+"""Set pace: which steps run in lock-step, and which let workers run ahead of each other."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.errors import StrategyError
+from autodist.graph.editor import GraphEditor
+from autodist.graph.fragment import fragment
+from autodist.graph.item import GraphItem
+from autodist.graph.keeper import Keeper, Pace
+from autodist.graph.parts import Join, JoinKind
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.communicate.results import Results
+from autodist.kernels.place.keepers import (
+    find_keepers,
+    require_one_keeper_a_write,
+    require_unmixed,
+    require_written_by_updates,
+    runs_freely,
+)
+from autodist.kernels.replicate.joins import EVEN_PARTS, SOME_EXAMPLES
+
+log = logging.getLogger("autodist")
+
+
+@dataclass(frozen=True)
+class SetPace(Kernel):
+    """Notes how each owned variable is kept; where a step waits for no other worker's update, nothing else makes it.
+
+    A step whose variables are all asynchronous or stale runs freely: each worker keeps to itself what the compute part
+    writes (averages of batch normalisation, metrics) and returns (the loss), for joining these would hold all workers
+    in lock-step.
+    """
+
+    name: ClassVar[str] = "set-pace"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if context.workers == 1 or not item.owners or item.stages is None:
+            return item
+        keepers = find_keepers(item, item.stages, context.strategy)
+        require_one_keeper_a_write(item, keepers)
+        if any(keeper.is_free for keeper in keepers.values()):
+            require_written_by_updates(item, item.stages, keepers)
+            require_unmixed(item, item.stages, keepers)
+        item = replace(item, keepers=keepers)
+        return _keep_state(item, context) if runs_freely(item, keepers) else item
+
+
+def _keep_state(item: GraphItem, context: Context) -> GraphItem:
+    own = [join for join in item.joins if join.kind is not JoinKind.GRADIENT]
+    _require_no_boundary(own, item.keepers)
+    _require_one_weight(own, item.keepers)
+    _require_no_sum(own)
+    if own and context.worker == 0:
+        _say_that_state_is_local()
+    results = Results(GraphEditor(item.graph_def))
+    for join in own:
+        if join.name == EVEN_PARTS:
+            _check_local_parts_alone(results, join, context)
+        elif join.name == SOME_EXAMPLES:
+            _take_for_given(results, join)
+        elif not context.computes:
+            _have_nothing(results, join, item.outputs)
+    even = item.even_parts and replace(item.even_parts, is_own=True)
+    return replace(results.applied_to(item, own), even_parts=even)
+
+
+def _require_no_boundary(joins: Sequence[Join], keepers: Mapping[str, Keeper]) -> None:
+    asked = [join for join in joins if join.kind is JoinKind.BOUNDARY]
+    stale = sorted(name for name, keeper in keepers.items() if keeper.pace is Pace.STALE)
+    if asked and stale:
+        raise StrategyError(
+            f"an update reads {asked[0].local[0]}, which every replica computes, and {stale[0]} has staleness: its "
+            "owner applies updates apart from the steps and does not have it. Set staleness to 0, or use AllReduce."
+        )
+
+
+def _require_one_weight(joins: Sequence[Join], keepers: Mapping[str, Keeper]) -> None:
+    asked = [join for join in joins if join.kind is JoinKind.LOSS]
+    stale = sorted(name for name, keeper in keepers.items() if keeper.pace is Pace.STALE)
+    if asked and stale:
+        raise StrategyError(
+            "the loss adds values of which each counts in another way (a mean beside a sum, a ratio of sums), or its "
+            "gradient is looked at on its way (clipped by tf.custom_gradient, taken for data, in float16), so that "
+            f"each worker has to know of all examples of a step, and {stale[0]} has staleness: no step waits for "
+            "another worker. Set staleness to 0, or use AllReduce."
+        )
+
+
+def _require_no_sum(joins: Sequence[Join]) -> None:
+    asked = next((join for join in joins if join.kind is JoinKind.WHOLE), None)
+    if asked is not None:
+        raise StrategyError(
+            f"{asked.local[0]} is added up over all replicas while the step computes, as synchronized batch "
+            "normalisation does, and all variables have sync: false or staleness: no step waits for another worker. "
+            "Set synchronized=False, so that each replica normalises by its own examples, or take sync: true."
+        )
+
+
+def _check_local_parts_alone(results: Results, join: Join, context: Context) -> None:
+    """The replicas of one worker have to have equal parts; the check asks for them as if all workers were like this."""
+    count, here = len(context.replicas), len(context.copied_replicas)
+    with fragment(results.editor, "even_parts/local") as f:
+        kinds = join.shape.num_elements() // 2  # sums of numbers of rows, then of their squares
+        factors = tf.constant([count] * kinds + [count * here] * kinds, join.dtype)
+        moments = f.input(join.result[0], join.dtype, join.shape) * factors
+    readers = [name for name in results.editor.consumers(join.result[0].partition(":")[0]) if name not in f.made]
+    results.replace(join.result[0], f.name(moments), readers)
+
+
+def _take_for_given(results: Results, join: Join) -> None:
+    """A worker that waits for no other does not know whether others have examples."""
+    with fragment(results.editor, f"{join.name}/local") as f:
+        results.replace(join.result[0], f.name(tf.ones(join.shape, join.dtype)))
+
+
+def _have_nothing(results: Results, join: Join, outputs: Sequence[str]) -> None:
+    """A worker without replicas returns 0 for what the others return of their own."""
+    if join.result[0] in outputs:
+        with fragment(results.editor, f"no_replicas/{join.name}") as f:
+            nothing = tf.zeros(join.shape, join.dtype)
+        results.replace(join.result[0], f.name(nothing))
+
+
+@functools.cache
+def _say_that_state_is_local() -> None:
+    log.info(
+        "the step waits for no other worker (sync: false, or staleness): averages of batch normalisation, metrics and "
+        "losses are each worker's own."
+    )

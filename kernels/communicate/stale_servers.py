@@ -1,0 +1,176 @@
+"""Stale parameter servers: the owner adds up all workers' gradients of a step, and the workers need not wait for it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.errors import StrategyError
+from autodist.graph.editor import GraphEditor
+from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.item import GraphItem
+from autodist.graph.keeper import Keeper, Pace
+from autodist.graph.names import is_control, node_of
+from autodist.graph.parts import Join
+from autodist.graph.stages import Stages
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
+from autodist.kernels.communicate.exchange import Exchange
+from autodist.kernels.communicate.parameter_servers import PACK_BYTES
+from autodist.kernels.communicate.reduce_by_shuffle import mean_of, own_rows, rows_of, weight_of
+from autodist.kernels.communicate.results import Results
+from autodist.kernels.communicate.serving import Serving
+from autodist.kernels.communicate.tokens import group_writes
+
+Parts = list[list[tf.Tensor]]
+
+
+@dataclass(frozen=True)
+class StaleServers(Kernel):
+    """Lets workers run up to s steps ahead of the slowest, and reads what is there (Ho et al., NeurIPS 2013).
+
+    A step sends its gradients to the owner and takes one token, from a queue that starts with s of them. The update is
+    no part of any step: its owner runs it beside, once for each step, when all workers' gradients of that step have
+    come, and then hands every worker a token. So the gradients of one step are one update, as without staleness.
+
+        g → update(v)  becomes  g → send,  token → done;   at the owner, beside it:   g0 + g1 → update(v) → tokens
+    """
+
+    name: ClassVar[str] = "stale-servers"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        kept = {item.by_name[name].handle: keeper for name, keeper in item.keepers.items() if keeper.pace is Pace.STALE}
+        if not kept or item.stages is None:
+            return item
+        return _Apart(item, context, item.stages, kept).run()
+
+
+class _Apart:
+    """The work of one `StaleServers.apply`, in the order of `run`."""
+
+    def __init__(self, item: GraphItem, context: Context, stages: Stages, kept: dict[str, Keeper]) -> None:
+        self.item, self.context, self.stages, self.kept = item, context, stages, kept
+        self.owner = {handle: keeper.owner for handle, keeper in kept.items()}
+        self.results = Results(GraphEditor(item.graph_def))
+        self.editor = self.results.editor
+        self.effects = item.wiring.effects
+        self.joins = [j for j in item.joins if j.variable and item.by_name[j.variable].handle in kept]
+        self.serving = Serving(item, context, self.editor, self.effects, self.owner, self.joins)
+        self.initializers = dict(item.initializers)
+        self.landed = list(item.landed)
+
+    def run(self) -> GraphItem:
+        self._require_own_outputs()
+        apart = self._made_from_gradients()
+        self._bring_gradients()
+        if self.context.worker in self.owner.values():
+            checks = [name for name in self.item.targets if name in apart]
+            self.results.run(self.serving.build(1 + max(keeper.staleness for keeper in self.kept.values()), checks))
+        self._take_tokens()
+        self._wait_for_nothing_in(apart)
+        item = self.results.applied_to(self.item, self.joins)
+        return replace(
+            item,
+            targets=tuple(name for name in item.targets if name in self.editor and name not in apart),
+            initializers=self.initializers,
+            landed=tuple(self.landed),
+            served=(*item.served, *self.serving.effects),
+        )
+
+    def _require_own_outputs(self) -> None:
+        summed = {node_of(t): j.variable for j in self.joins for t in j.result}
+        for name in self.item.outputs:
+            made_from = self.editor.ancestors([name], control=False) & summed.keys()
+            if made_from:
+                raise StrategyError(
+                    f"{name} is returned by the step and made from the gradient of {summed[min(made_from)]}, which "
+                    "under staleness its owner alone has, some steps later. Return something else, or set staleness "
+                    "to 0."
+                )
+
+    def _made_from_gradients(self) -> set[str]:
+        """What the owners compute, and no step does."""
+        found: set[str] = set()
+        front = [node_of(t) for join in self.joins for t in join.result]
+        while front:
+            name = front.pop()
+            for consumer in self.editor.consumers(name) - found:
+                if any(node_of(i) == name and not is_control(i) for i in self.editor[consumer].input):
+                    found.add(consumer)
+                    front.append(consumer)
+        return found
+
+    def _wait_for_nothing_in(self, apart: Collection[str]) -> None:
+        for name in apart:
+            if name in self.editor:
+                self.editor.replace_control(name, [])
+
+    # -- gradients -------------------------------------------------------------------------------------------------
+
+    def _keeper_of(self, join: Join) -> Keeper:
+        return self.kept[self.item.by_name[join.variable or ""].handle]
+
+    def _bring_gradients(self) -> None:
+        def group_of(join: Join) -> Hashable:
+            return self._keeper_of(join)
+
+        for bucket in make_buckets([j for j in self.joins if not j.is_sparse], group_of, PACK_BYTES):
+            self._bring(bucket.joins, functools.partial(_pack, bucket), functools.partial(_unpack_mean, bucket))
+        for join in self.joins:
+            if join.is_sparse:
+                self._bring([join], functools.partial(own_rows, join=join), functools.partial(rows_of, join))
+
+    def _bring(
+        self,
+        joins: Sequence[Join],
+        own: Callable[[Fragment], list[tf.Tensor]],
+        combine: Callable[[Parts], list[tf.Tensor]],
+    ) -> None:
+        """Sends this worker's part of some joins to their owner, who combines all parts beside the step."""
+        keeper, key = self._keeper_of(joins[0]), key_of(joins)
+        exchange = Exchange(self.context, key, keeper.staleness + 2)
+        with fragment(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
+            mine = own(f)
+            if self.context.computes:
+                exchange.send(keeper.owner, "gradient", mine)
+        self.results.run(f.name(op) for op in exchange.effects)
+        if keeper.owner == self.context.worker:
+            specs = [tf.TensorSpec(t.shape, t.dtype) for t in mine]
+            exchange = Exchange(self.context, key, keeper.staleness + 2)
+            with fragment(self.editor, f"combine/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
+                made = combine([exchange.receive(w, "gradient", specs) for w in self.context.computing])
+            names = [t for join in joins for t in join.result]
+            self.serving.know(dict(zip(names, map(f.name, made), strict=True)), map(f.name, exchange.effects))
+
+    # -- tokens ----------------------------------------------------------------------------------------------------
+
+    def _take_tokens(self) -> None:
+        for group in group_writes(self.item, self.effects, self.owner, self.stages):
+            staleness = min(self.kept[h].staleness for w in group.writes for h in self.effects[w].writes)
+            exchange = Exchange(self.context, group.key, staleness + 2)
+            with fragment(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
+                done = tf.constant(True)
+                exchange.receive(group.owner, "done", [done])
+                filled = exchange.fill(group.owner, "done", [done], staleness)
+                landed = exchange.take_and_put_back(group.owner, "done", [done], staleness)
+            names = [f.name(op) for op in exchange.effects]
+            self.results.run(names)
+            self.initializers[f"{group.key}/{group.owner}"] = f.name(filled)
+            self.landed.append(f.name(landed))
+            if group.owner == self.context.worker:
+                self.serving.hand_out_token(group, staleness + 2)
+            for write in group.writes:
+                self.editor.replace_control(write, names)
+            self.editor.remove(group.writes)
+
+
+def _pack(bucket: Bucket, f: Fragment) -> list[tf.Tensor]:
+    return [bucket.pack(f), *weight_of(f, bucket.joins[0])]
+
+
+def _unpack_mean(bucket: Bucket, parts: Parts) -> list[tf.Tensor]:
+    return bucket.unpack(mean_of(parts))

@@ -1,0 +1,1 @@
+"""What is left is pruned, placed on devices and compiled."""

@@ -1,0 +1,123 @@
+"""CompileStep: what the script asks to compile becomes functions of XLA."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.item import GraphItem
+from autodist.graph.jit_scope import is_in_jit_scope
+from autodist.graph.names import node_of, tensor
+from autodist.graph.waiting import free_constants
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.finish.compilable import Compilable
+from autodist.kernels.finish.compiled_function import compiled_function, put_call, results_of
+from autodist.kernels.finish.compiled_regions import PartOf, find_regions, is_copied, split_replica, work_in
+from autodist.kernels.finish.prune import Prune
+
+log = logging.getLogger("autodist")
+
+_NEEDS_NO_COMPILER = frozenset({"Placeholder", "PlaceholderWithDefault", "VarHandleOp", "VarIsInitializedOp"})
+
+
+@dataclass(frozen=True)
+class CompileStep(Kernel):
+    """Where the script asks for `jit_compile`, a replica's compute part is one function of XLA, and so is the update.
+
+    Each takes in what XLA can compile of the captured nodes that wait for the same communication. The rest stays
+    between the functions: what the kernels made (joins, sends, queues), rows of variables, shapes that depend on data,
+    random draws from seeds that XLA does not know, assertions, Python functions, and the loops of nested functions,
+    which TensorFlow builds as XLA wants them under a whole step alone. `tf.function(jit_compile=True)` refuses such
+    ops; here they run as without XLA, and the log names them once.
+
+    A function begins when all its arguments are there and gives its results all at once: gradients are sent after the
+    whole backward pass, not during it.
+
+        x → f → g → send,  receive → h → write      becomes      x → call(f, g) → send,  receive → call(h, write)
+
+    Workers that make the same update side by side stay alike in every bit: that update is compiled only where all have
+    the same code for it, on one machine and if no worker owns variables besides. What a replica computes is compiled
+    in any case, since its gradients are summed in one order for all.
+
+    Attributes:
+        min_work: nodes with fewer than so many that compute something are left as they are.
+    """
+
+    min_work: int = 2
+    name: ClassVar[str] = "compile-step"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        asked = _asked_of(item)
+        if not any(map(asked, item.wiring.nodes)):
+            return item
+        item = _with_free_constants(item)
+        regions = [
+            region for region in find_regions(item, context, asked)
+            if work_in(item.wiring, region) >= self.min_work
+        ]  # fmt: skip
+        _tell_what_is_left(item, context, asked)
+        if not regions:
+            return item
+        return Prune().apply(_with_calls(item, regions), context)
+
+
+def _with_free_constants(item: GraphItem) -> GraphItem:
+    """Each region has constants of its own, which stand for nothing that has to be waited for."""
+    editor = GraphEditor(item.graph_def, item.wiring)
+    freed = free_constants(editor, item.wiring, {*map(node_of, item.outputs), *item.targets})
+    return item.with_graph(editor.to_graph_def()) if freed else item
+
+
+def _asked_of(item: GraphItem) -> Callable[[str], bool]:
+    return (lambda _: True) if item.jit_compile else is_in_jit_scope
+
+
+def _with_calls(item: GraphItem, regions: Iterable[Sequence[str]]) -> GraphItem:
+    editor = GraphEditor(item.graph_def, item.wiring)
+    calls: dict[str, str] = {}
+
+    def short(_: int, name: str) -> str:
+        return name if item.stages is None else split_replica(name)[1]
+
+    outputs = list(item.outputs)
+    for k, region in enumerate(regions):
+        results = results_of(editor, region, outputs)
+        nodes = [editor[name] for name in (*_copied(item, region), *region)]
+        function = compiled_function(nodes, results, short)
+        call = put_call(editor, f"autodist/compiled_step/{k}", region, function)
+        calls.update(dict.fromkeys(region, call))
+        given = {result: f"{call}:{position}" for position, result in enumerate(results)}
+        outputs = [given.get(tensor(name), name) for name in outputs]
+
+    def called(names: Iterable[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(calls.get(name, name) for name in names))
+
+    return replace(
+        item, graph_def=editor.to_graph_def(), outputs=tuple(outputs),
+        targets=called(item.targets), served=called(item.served), landed=called(item.landed),
+    )  # fmt: skip
+
+
+def _copied(item: GraphItem, region: Iterable[str]) -> list[str]:
+    """The nodes of which a region has copies, each after what it needs of the others."""
+    data = item.wiring.data
+    read = {source: None for name in region for source in data[name] if is_copied(item, source)}
+    of_these = (source for name in read for source in data[name] if is_copied(item, source))
+    return list(dict.fromkeys([*of_these, *read]))
+
+
+def _tell_what_is_left(item: GraphItem, context: Context, asked: Callable[[str], bool]) -> None:
+    """Names the ops that run without XLA although it is asked for; the chief tells it once for a step."""
+    part_of, compilable = PartOf(item), Compilable(item.graph_def, allows_loops=item.jit_compile)
+    left = Counter(
+        node.op for name, node in item.wiring.nodes.items()
+        if node.op not in _NEEDS_NO_COMPILER and asked(name) and part_of(name) is not None
+        and not split_replica(name)[0] and not compilable.can_compile(node)
+    )  # fmt: skip
+    if left and context.worker == 0:
+        told = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in sorted(left.items()))
+        log.info("jit_compile: these ops of the step run without XLA: %s.", told)

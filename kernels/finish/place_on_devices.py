@@ -1,0 +1,72 @@
+"""Place on devices: what no earlier kernel placed stands on this worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.graph.devices import device_of
+from autodist.graph.editor import NodeDef
+from autodist.graph.item import GraphItem
+from autodist.kernels.base import Context, Kernel
+
+
+@dataclass(frozen=True)
+class PlaceOnDevices(Kernel):
+    """Gives every node a device of a worker: a replica's on its own device, all else on the worker's first device.
+
+    What takes a variable's handle stands where the variable is kept. Colocation classes, which say the same thing less
+    plainly, are taken away.
+    """
+
+    name: ClassVar[str] = "place-on-devices"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        devices = [context.replicas[k].device for k in context.local_replicas] or [context.first_device(context.worker)]
+        placed = tf.compat.v1.GraphDef()
+        placed.CopyFrom(item.graph_def)
+        known: dict[tuple[str, str], str] = {}
+        nodes = dict(zip(item.wiring.nodes, placed.node, strict=True))
+        for name, node in nodes.items():
+            key = (node.device, _replica_device(name, devices))
+            if key not in known:
+                known[key] = _device(*key, context)
+            node.device = known[key]
+            # A class that names a node on another worker would move this one there, whatever its own device says.
+            node.attr.pop("_class", None)
+        _stay_with_variables(item, nodes, context)
+        return replace(item, graph_def=placed)
+
+
+def _device(asked: str, replica_device: str, context: Context) -> str:
+    spec = tf.DeviceSpec.from_string(asked)
+    if spec.job is not None:
+        return asked
+    if spec.device_type == "CPU":
+        return context.cpu(context.worker)
+    return device_of(context.worker, context.workers, replica_device)
+
+
+def _stay_with_variables(item: GraphItem, nodes: Mapping[str, NodeDef], context: Context) -> None:
+    mine = context.task(context.worker)
+    homes = {}
+    for handle in item.wiring.of_op("VarHandleOp"):
+        node = nodes[handle.name]
+        if node.device.startswith(mine):
+            node.device = context.home(context.worker, tf.as_dtype(node.attr["dtype"].type))
+        homes[handle.name] = node.device
+    for name in {consumer for handle in homes for consumer in item.wiring.consumers[handle]}:
+        taken = next((i for i in nodes[name].input if i in homes), None)
+        if taken is not None:
+            nodes[name].device = homes[taken]
+
+
+def _replica_device(name: str, devices: list[str]) -> str:
+    first, _, _ = name.partition("/")
+    prefix, _, position = first.partition("_")
+    if prefix == "replica" and position.isdecimal() and int(position) < len(devices):
+        return devices[int(position)]
+    return devices[0]

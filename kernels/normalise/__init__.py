@@ -1,0 +1,1 @@
+"""The captured step in the form that the other kernels read."""

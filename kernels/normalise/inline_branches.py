@@ -1,0 +1,159 @@
+"""Inline branches: one condition does not tie the updates of variables together that different workers hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist.errors import RewriteError, StrategyError
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.effects import NO_EFFECT
+from autodist.graph.find_stages import find_stages
+from autodist.graph.flows import flows_of
+from autodist.graph.item import GraphItem
+from autodist.graph.keeper import Pace
+from autodist.graph.names import tensor
+from autodist.graph.placement import listed
+from autodist.graph.propagation import Kind, Mean, Propagation, Reduced, Replicated, Sum, Unknown
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.elementwise import with_specs
+from autodist.kernels.normalise.both_branches import BothBranches, Taken, find_hindrance
+from autodist.kernels.plan import Plan
+from autodist.kernels.replicate.advance_alike import reads_to_offset
+from autodist.kernels.replicate.made_of import find_made_of
+from autodist.kernels.varying import find_varying, sources_of
+from autodist.proto import strategy_pb2
+
+
+@dataclass(frozen=True)
+class InlineBranches(Kernel):
+    """Takes the branches of a condition into the graph where what they write cannot stay in one operation.
+
+    That is where an optimizer writes variables that different workers hold (gradient accumulation, loss scaling), and
+    where replicas write state whose values differ and have to be joined. Both branches are then computed, and the
+    condition chooses what is written.
+
+        If(p, v ← v - g, c ← c + g)      becomes      v ← where(p, v - g, v);  c ← where(p, c, c + g)
+    """
+
+    name: ClassVar[str] = "inline-branches"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if context.is_alone:
+            return item
+        return inline_state(inline_shared_updates(item, context.strategy))
+
+
+def inline_shared_updates(item: GraphItem, strategy: strategy_pb2.Strategy) -> GraphItem:
+    """The step in which no condition holds the updates of variables that the strategy gives to different workers.
+
+    Not where one of these is asynchronous: others write such a variable at the same time, so that what is written must
+    not be made of a value that was read before.
+
+    Raises:
+        StrategyError: one does, and more than writes of variables.
+    """
+    plan = Plan(strategy)
+    keepers = {node.variable: plan.keeper(node.variable) for node in strategy.nodes}
+    chosen = []
+    for node in item.wiring.of_op("If"):
+        names = _written(item, node)
+        asked = {keepers[name] for name in names if name in keepers}
+        is_awaited = all(keeper is None or keeper.pace is not Pace.ASYNCHRONOUS for keeper in asked)
+        if is_awaited and len(asked) > 1:
+            hindrance = find_hindrance(node, item.graph_def.library)
+            if hindrance is not None:
+                raise StrategyError(
+                    f"{listed(names)} are written under one condition ({node.name}), the strategy gives them different "
+                    f"owners, or one of them to all workers, and both branches cannot be computed: {hindrance} stands "
+                    "in one. Take it out of the condition, give the variables one owner (the PS builder does), or use "
+                    "AllReduce for all of them."
+                )
+            chosen.append(node)
+    return _inlined(item, chosen) if chosen else item
+
+
+def inline_state(item: GraphItem) -> GraphItem:
+    """The step in which no condition holds a write of the compute part whose value differs between replicas.
+
+    Raises:
+        RewriteError: the replicas may not agree on such a condition, or it holds more than writes of variables.
+    """
+    if not any(_written(item, node) for node in item.wiring.of_op("If")):
+        return item
+    stages = find_stages(item)
+    draws = [name for name, _ in reads_to_offset(GraphEditor(item.graph_def, item.wiring), item)]
+    seeds = [name for call in item.gradient_calls for name in (call.seed, *(term.seed for term in call.terms))]
+    varying = find_varying(item, sources_of(item, seeds, draws), stages)
+    chosen = [item.wiring.nodes[w] for w in stages.state_writes if w in varying and item.wiring.nodes[w].op == "If"]
+    if not chosen:
+        return item
+    flows = flows_of(item)
+    for node in chosen:
+        told = f"{listed(_written(item, node))} is written under a condition ({node.name})"
+        reason = _why_not_agreed(item, flows, node.input[0])
+        if reason is not None:
+            raise RewriteError(
+                f"{told} on which the replicas may not agree ({reason}), so that what they leave there cannot be "
+                "joined. Let the condition be made of what all replicas share (a counter, say) or of means and sums "
+                "over the batch; or write tf.where(condition, new, old) in every step, and say by the variable's "
+                "`aggregation` how it is to be combined."
+            )
+        hindrance = find_hindrance(node, item.graph_def.library)
+        if hindrance is not None:
+            raise RewriteError(
+                f"{told} with values that differ between replicas, and both branches cannot be computed: {hindrance} "
+                "stands in one. Take it out of the condition."
+            )
+    return _inlined(item, chosen)
+
+
+def _why_not_agreed(item: GraphItem, flows: Propagation, condition: str) -> str | None:
+    """Why replicas may not agree on a condition, even if what it is made of is joined over them; None if they do."""
+
+    def is_whole(name: str, kind: Kind) -> bool | None:
+        is_float = item.spec_of(name).dtype.is_floating
+        return True if isinstance(kind, Sum | Reduced) else is_float if isinstance(kind, Mean) else None
+
+    kind = flows.kind(condition)
+    if isinstance(kind, Replicated) or find_made_of(item, tensor(condition), flows.kind, is_whole):
+        return None
+    return kind.reason if isinstance(kind, Unknown) else f"{condition} differs between them"
+
+
+def _written(item: GraphItem, node: NodeDef) -> list[str]:
+    """The names of the variables that a node writes."""
+    effect = item.wiring.effects.get(node.name, NO_EFFECT)
+    return sorted(item.by_handle[h].name for h in effect.writes if h in item.by_handle)
+
+
+def _inlined(item: GraphItem, nodes: Sequence[NodeDef]) -> GraphItem:
+    editor = GraphEditor(item.graph_def, item.wiring)
+    branches = BothBranches(editor, item)
+    outputs: dict[str, str] = {}
+    writes: dict[str, list[str]] = {}
+    for node in nodes:
+        taken = branches.take(editor[node.name])
+        outputs.update(taken.outputs)
+        writes[node.name] = [w for made in taken.writes.values() for w in made]
+        _replace(editor, item, node.name, taken, writes[node.name])
+    return replace(
+        item,
+        graph_def=editor.to_graph_def(),
+        outputs=tuple(outputs.get(name, name) for name in item.outputs),
+        targets=tuple(name for target in item.targets for name in writes.get(target, [target])),
+        spec_of=with_specs(item.spec_of, branches.specs),
+    )
+
+
+def _replace(editor: GraphEditor, item: GraphItem, name: str, taken: Taken, writes: Iterable[str]) -> None:
+    """Lets who read an `If` or waited for it read and wait for what stands for it; whoever writes what it only read
+    waits for that read, too."""
+    for old, new in taken.outputs.items():
+        editor.rewire(old, new)
+    for consumer in editor.consumers(name):
+        written = item.wiring.effects.get(consumer, NO_EFFECT).writes
+        reads = [read for handle, read in taken.reads.items() if handle in written and handle not in taken.writes]
+        editor.replace_control(name, [*writes, *reads], [consumer])
+    editor.remove([name])

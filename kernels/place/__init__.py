@@ -1,0 +1,1 @@
+"""Which worker holds what, and in which pieces."""

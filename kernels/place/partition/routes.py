@@ -1,0 +1,71 @@
+"""Routes: rows brought to the shards that they belong to, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.graph.fragment import Fragment
+from autodist.graph.names import tensor
+from autodist.graph.placement import Cut
+from autodist.kernels.place.partition.work import Work
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where rows go.
+
+    Attributes:
+        ids: for each shard, which of its rows are meant, counted within the shard.
+        places: for each shard, where these stood among all.
+        rows: for each tensor of rows that was brought along, its part for each shard.
+    """
+
+    ids: tuple[str, ...]
+    places: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...] = ()
+
+
+def route(work: Work, ids: str, cut: Cut, rows: Sequence[str] = ()) -> Route:
+    """Brings the rows `ids` of a variable that is cut along its first axis to their shards, by one partition of places.
+
+    Args:
+        work: where.
+        ids: integers of any shape; an id that is out of range fails while the step runs, as it does on one device.
+        cut: of the variable.
+        rows: tensors with the shape of `ids` first, to be brought along.
+    """
+    count = len(cut.sizes)
+    with work.fragment("route") as f:
+        (asked,) = inputs_of(work, f, [ids])
+        flat = tf.reshape(asked, [-1])
+        ends = tf.constant([start + size for start, size in zip(cut.starts, cut.sizes, strict=True)], flat.dtype)
+        shard = tf.searchsorted(ends, flat, side="right")
+        places = tf.dynamic_partition(tf.range(tf.size(flat)), shard, count)
+        own = [tf.gather(flat, place) - start for place, start in zip(places, cut.starts, strict=True)]
+        brought = [
+            [tf.gather(tf.reshape(row, _flat_shape(row, asked)), place) for place in places]
+            for row in inputs_of(work, f, rows)
+        ]
+    return Route(
+        tuple(map(f.name, own)), tuple(map(f.name, places)), tuple(tuple(map(f.name, parts)) for parts in brought)
+    )
+
+
+def _flat_shape(rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    return tf.concat([[-1], tf.shape(rows)[tf.rank(ids) :]], 0)
+
+
+def gather_rows(work: Work, ids: str, asked: Route, parts: Sequence[str], f: Fragment) -> tf.Tensor:
+    """The rows that shards gave for a route, in the order in which they were asked for."""
+    got = inputs_of(work, f, parts)
+    whole = tf.raw_ops.DynamicStitch(indices=inputs_of(work, f, asked.places), data=got)
+    (shape,) = inputs_of(work, f, [ids])
+    return tf.reshape(whole, tf.concat([tf.shape(shape), tf.constant(got[0].shape[1:].as_list(), tf.int32)], 0))
+
+
+def inputs_of(work: Work, f: Fragment, names: Iterable[str]) -> list[tf.Tensor]:
+    """Tensors of the edited graph, to compute with."""
+    return [f.input(name, work.spec(name).dtype, work.spec(name).shape) for name in map(tensor, names)]

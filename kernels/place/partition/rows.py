@@ -1,0 +1,123 @@
+"""Rows in pieces: ops of an update that work on the rows of a sparse gradient."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from autodist.graph.editor import NodeDef
+from autodist.graph.names import node_of
+from autodist.graph.placement import Cut
+from autodist.kernels.place.partition.layouts import Alike, Along, Layout, Places, Routed, RowIds
+from autodist.kernels.place.partition.routes import inputs_of
+from autodist.kernels.place.partition.work import Work
+
+
+def passed_on(work: Work, node: NodeDef) -> bool:
+    """An op that gives its only input on."""
+    name, out = work.data(node)[0], f"{node.name}:0"
+    layout = work.layout(name)
+    if layout is None:
+        return False
+    copies = work.clones(node, [[piece] for piece in work.pieces(name)])
+    work.know(out, layout, [f"{copy}:0" for copy in copies])
+    work.order_after(node.name, copies)
+    return True
+
+
+def unique(work: Work, node: NodeDef) -> bool:
+    """Rows that differ in their ids belong to different rows of a variable, so each shard finds its own."""
+    ids, *more = work.data(node)
+    layout, found = work.layout(ids), f"{node.name}:0"
+    if isinstance(layout, RowIds):
+        made: tuple[Layout, Layout] = (RowIds(found, layout.cut), Places(layout.key, found))
+    elif isinstance(layout, Alike):
+        made = (layout, layout)
+    else:
+        return False
+    copies = work.clones(node, [[piece, *more] for piece in work.pieces(ids)])
+    for index in (0, 1):
+        work.know(f"{node.name}:{index}", made[index], [f"{copy}:{index}" for copy in copies])
+    work.order_after(node.name, copies)
+    return True
+
+
+def segment_sum(work: Work, node: NodeDef) -> bool:
+    """Rows summed by their ids, to a tensor of the variable's shape, or by the places of their ids among the unique."""
+    rows, ids, segments = work.data(node)
+    layout, by = work.layout(rows), work.layout(ids)
+    if isinstance(layout, Along):
+        rank = work.rank(ids)
+        return rank is not None and _on_parts_of_rows(work, node, layout.cut, rank, 1)
+    if not isinstance(layout, Routed):
+        return False
+    length = work.constant(segments)
+    if isinstance(by, RowIds) and by.key == layout.key and length == sum(by.cut.sizes):
+        counts = _constants(work, by.cut.sizes)
+        made: Along | Routed = Along(by.cut)
+    elif isinstance(by, Places) and by.key == layout.key and _counts(work, node, by.of):
+        counts = _sizes(work, by.of)
+        made = Routed(by.of)
+    else:
+        return False
+    pieces = zip(work.pieces(rows), work.pieces(ids), counts, strict=True)
+    copies = work.clones(node, [list(inputs) for inputs in pieces])
+    for copy in copies:
+        work.editor[copy].attr["Tnumsegments"].type = tf.int32.as_datatype_enum
+    work.know(f"{node.name}:0", made, copies)
+    work.order_after(node.name, copies)
+    return True
+
+
+def _counts(work: Work, node: NodeDef, ids: str) -> bool:
+    """Whether the number of segments is the number of `ids`, and nothing else."""
+    name = work.data(node)[2]
+    for _ in range(4):
+        source = work.editor[node_of(name)]
+        if source.op in ("Shape", "Size"):
+            return work.data(source)[0] == ids
+        if source.op not in ("StridedSlice", "Cast", "Identity"):
+            return False
+        name = work.data(source)[0]
+    return False
+
+
+def _constants(work: Work, sizes: tuple[int, ...]) -> tuple[str, ...]:
+    with work.fragment("segments") as f:
+        made = [tf.constant(size) for size in sizes]
+    return tuple(map(f.name, made))
+
+
+def _sizes(work: Work, ids: str) -> tuple[str, ...]:
+    with work.fragment("segments") as f:
+        made = [tf.size(piece) for piece in inputs_of(work, f, work.pieces(ids))]
+    return tuple(map(f.name, made))
+
+
+def gather(work: Work, node: NodeDef) -> bool:
+    """Rows of a tensor that is cut like the variable to whose rows the ids belong, or parts of rows."""
+    params, ids, axis = work.data(node)
+    layout, by = work.layout(params), work.layout(ids)
+    if work.constant(axis) != 0 or node.attr["batch_dims"].i or not isinstance(layout, Along):
+        return False
+    if layout.cut.axis > 0:
+        rank = work.rank(ids)
+        return rank is not None and _on_parts_of_rows(work, node, layout.cut, 1, rank)
+    if not isinstance(by, RowIds) or by.cut != layout.cut:
+        return False
+    pairs = zip(work.pieces(params), work.pieces(ids), strict=True)
+    copies = work.clones(node, [[piece, own, axis] for piece, own in pairs])
+    work.know(f"{node.name}:0", Routed(by.key), copies)
+    work.order_after(node.name, copies)
+    return True
+
+
+def _on_parts_of_rows(work: Work, node: NodeDef, cut: Cut, before: int, after: int) -> bool:
+    """An op that puts `after` axes in the place of the first `before`, by ids, and does not look at the others."""
+    if cut.axis < before:
+        return False
+    rows, ids, *more = work.data(node)
+    pairs = zip(work.pieces(rows), work.alike(ids, len(cut.sizes)), strict=True)
+    copies = work.clones(node, [[piece, own, *more] for piece, own in pairs])
+    work.know(f"{node.name}:0", Along(Cut(cut.axis - before + after, cut.sizes)), copies)
+    work.order_after(node.name, copies)
+    return True

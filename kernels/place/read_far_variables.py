@@ -1,0 +1,105 @@
+"""Variables that another worker holds: read once a step, and written, where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.effects import QUERIES, READS
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Variable
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.place.copies import add_copy, read_before, take_copy
+
+
+@dataclass(frozen=True)
+class ReadFarVariables(Kernel):
+    """Places handles, reads and writes of far variables at their owners.
+
+    Reads of one variable that wait for the same nodes become one. What takes the handle itself (a loop, which would
+    read across the network at every turn) gets that of a copy on this worker, which is refreshed once a step; what
+    writes a far variable and takes the handle of one that lies elsewhere (an `If` around an update) gets that of a copy
+    at the owner.
+    """
+
+    name: ClassVar[str] = "read-far-variables"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        far = {v.handle: item.owners[v.name] for v in item.variables if v.name in item.owners}
+        far = {handle: owner for handle, owner in far.items() if owner != context.worker}
+        if context.workers == 1 or not far:
+            return item
+        editor = GraphEditor(item.graph_def)
+        kept = _read_far(editor, item, context, far)
+        return replace(
+            item,
+            graph_def=editor.to_graph_def(),
+            outputs=tuple(tensor(kept[node_of(name)]) if node_of(name) in kept else name for name in item.outputs),
+            targets=tuple(dict.fromkeys(kept.get(name, name) for name in item.targets)),
+        )
+
+
+def _read_far(editor: GraphEditor, item: GraphItem, context: Context, far: Mapping[str, int]) -> dict[str, str]:
+    """Returns the read that stands for each that has become one with it."""
+    written = {name: effect.writes for name, effect in item.wiring.effects.items()}
+    merged: dict[str, str] = {}
+    for handle, worker in far.items():
+        if handle not in editor:
+            continue
+        merged |= _merge_reads(editor, handle)
+        takers = [name for name in sorted(editor.consumers(handle)) if editor[name].op not in READS | QUERIES]
+        _give_copy(
+            editor, item.by_handle[handle], context, worker, context.worker,
+            [name for name in takers if not written.get(name)],
+        )  # fmt: skip
+        device = context.home(worker, item.by_handle[handle].dtype)
+        editor[handle].device = device
+        for name in editor.consumers(handle):
+            editor[name].device = device
+    for name, handles in written.items():
+        if name in editor and any(h in far for h in handles):
+            _bring_handles(editor, item, context, far, name, next(far[h] for h in handles if h in far))
+    return merged
+
+
+def _bring_handles(
+    editor: GraphEditor, item: GraphItem, context: Context, far: Mapping[str, int], writer: str, worker: int
+) -> None:
+    """Lets what writes at `worker` take copies there of the variables that lie elsewhere."""
+    taken = {node_of(i) for i in editor[writer].input if not is_control(i)} & item.by_handle.keys()
+    for handle in sorted(taken):
+        if far.get(handle, context.worker) != worker:
+            _give_copy(editor, item.by_handle[handle], context, far.get(handle, context.worker), worker, [writer])
+
+
+def _merge_reads(editor: GraphEditor, handle: str) -> dict[str, str]:
+    first: dict[tuple[str, ...], str] = {}
+    merged: dict[str, str] = {}
+    for name in sorted(editor.consumers(handle)):
+        node = editor[name]
+        if node.op != "ReadVariableOp":
+            continue
+        kept = first.setdefault(tuple(sorted(filter(is_control, node.input))), name)
+        if kept != name:
+            editor.rewire(tensor(name), tensor(kept))
+            editor.replace_control(name, [kept])
+            editor.remove([name])
+            merged[name] = kept
+    return merged
+
+
+def _give_copy(
+    editor: GraphEditor, variable: Variable, context: Context, holder: int, reader: int, takers: list[str]
+) -> None:
+    """Gives `takers`, which stand at the worker `reader`, a copy of a variable that `holder` has."""
+    if not takers:
+        return
+    name = f"autodist/copy/{reader}/{variable.handle}"
+    if name not in editor:
+        add_copy(editor, variable, name, f"/copy_for_{context.worker}", context.home(reader, variable.dtype))
+    for taker in takers:
+        value = read_before(editor, taker, variable, f"{name}/{taker}", context.home(holder, variable.dtype))
+        take_copy(editor, taker, [tensor(variable.handle)], name, value)

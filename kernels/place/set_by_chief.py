@@ -1,0 +1,101 @@
+"""Runs of a session that only set variables (initialisers, a learning rate's assignment): the chief's values win."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.fragment import fragment
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Variable
+from autodist.graph.walks import reach
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.communicate.read_proxies import PROXY
+from autodist.kernels.plan import Plan
+
+
+@dataclass(frozen=True)
+class SetByChief(Kernel):
+    """The chief writes what a run sets, everywhere; the other workers run it without its writes, once these are done.
+
+    chief:  v.assign(f())   becomes   v.assign(f()), and v.assign(v) on every other worker, proxies included
+    others: v.assign(f())   becomes   nothing
+    """
+
+    name: ClassVar[str] = "set-by-chief"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if context.workers == 1:
+            return item
+        writes = {name: effect.writes for name, effect in item.wiring.effects.items() if effect.writes}
+        return self._everywhere(item, context, writes) if context.worker == 0 else self._nowhere(item, list(writes))
+
+    @staticmethod
+    def _everywhere(item: GraphItem, context: Context, writes: dict[str, frozenset[str]]) -> GraphItem:
+        editor = GraphEditor(item.graph_def)
+        targets = list(item.targets)
+        plan = Plan(context.strategy)
+        by_handle: dict[str, list[str]] = {}
+        for name, handles in writes.items():
+            for handle in handles:
+                by_handle.setdefault(handle, []).append(name)
+        for handle, names in by_handle.items():
+            variable = item.by_handle[handle]
+            owner = item.owners.get(variable.name)
+            if owner is None:
+                targets += _write_copies(editor, variable, names, range(1, context.workers), context)
+                continue
+            for name in (handle, *editor.consumers(handle)):
+                editor[name].device = context.home(owner, variable.dtype)
+            if plan.has_proxy(variable.name):
+                targets += _write_copies(editor, variable, names, range(context.workers), context, PROXY)
+        # What is written is placed; what is only read stands where a later kernel reads it.
+        read = {
+            v.name: item.owners[v.name] for v in item.variables if v.name in item.owners and v.handle not in by_handle
+        }
+        return replace(item, graph_def=editor.to_graph_def(), targets=tuple(targets), owners=read)
+
+    @staticmethod
+    def _nowhere(item: GraphItem, writes: list[str]) -> GraphItem:
+        editor = GraphEditor(item.graph_def)
+        for name in writes:
+            editor.replace_control(name, [])
+        editor.remove(writes)
+        return replace(item, graph_def=editor.to_graph_def(), targets=tuple(t for t in item.targets if t not in writes))
+
+
+def _write_copies(
+    editor: GraphEditor,
+    variable: Variable,
+    after: list[str],
+    workers: Iterable[int],
+    context: Context,
+    suffix: str = "",
+) -> list[str]:
+    """Gives copies of a variable on `workers` the value that it has after the writes `after`; returns what does so."""
+    handle = variable.handle
+    shared_name = editor[handle].attr["shared_name"].s.decode() + suffix
+    made = []
+    with fragment(editor, f"set_everywhere/{handle}") as f, tf.control_dependencies([f.after(after)]):
+        value = tf.raw_ops.ReadVariableOp(resource=f.input(handle, tf.resource), dtype=variable.dtype)
+        for worker in workers:
+            with tf.device(context.home(worker, variable.dtype)):
+                there = tf.raw_ops.VarHandleOp(dtype=variable.dtype, shape=variable.shape, shared_name=shared_name)
+                made.append(f.name(tf.raw_ops.AssignVariableOp(resource=there, value=value)))
+    return made
+
+
+def only_sets(item: GraphItem) -> bool:
+    """Whether a run writes variables, from nothing that differs between replicas, and trains nothing."""
+    if item.gradients:
+        return False
+    writes = [name for name, effect in item.wiring.effects.items() if effect.writes]
+    if not writes:
+        return False
+    batch = {name.partition(":")[0] for name, axis in item.inputs.items() if axis is not None}
+    needed = reach(writes, item.wiring.data.__getitem__)
+    return needed.isdisjoint(batch)

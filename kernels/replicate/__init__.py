@@ -1,0 +1,1 @@
+"""The compute part once for each replica, and what joins what the replicas make."""

@@ -1,0 +1,187 @@
+"""Gradients: each loss is weighed, so that the replicas' gradients need only be added."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.graph.fragment import Template, fragment
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Gradient, Join, JoinKind
+from autodist.graph.propagation import Examples, Mean, PerExample, Sum, Unknown, Weight
+from autodist.graph.seeds import Undecided, live_calls, seed_weight
+from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.joins.shares import Seeds, Shares
+from autodist.kernels.replicate.joins.terms import TermSeeds
+from autodist.kernels.sums import ordered_sum, rows_together
+from autodist.messages import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
+
+
+class GradientJoins:
+    """Joins the gradients of one replicated graph, and whatever else an update asks of the compute part."""
+
+    def __init__(self, joiner: Joiner) -> None:
+        self._joiner, self._shares = joiner, Shares(joiner)
+        self._seeds: dict[int, Seeds] = {}
+
+    def weigh_losses(self) -> None:
+        """Seeds each gradient with its replica's share of the batch, so that the gradients need only be added.
+
+        Where no one weight suits all of a loss, each of its terms has a seed. Gradients that nothing adds up, since
+        they are for no variable, have such seeds, too.
+        """
+        joined = {g.call for g in self._joiner.stages.gradients}
+        for k in live_calls(self._joiner.item):
+            if self._joiner.item.gradient_calls[k].terms:
+                TermSeeds(self._joiner, k).seed()
+                self._seeds[k] = self._ones(k)
+                continue
+            weight = self._loss_kind(k, k in joined)
+            if weight is not None or k in joined:
+                self._weigh(k, weight)
+        self._tell_of_mixing(sorted(joined))
+
+    def _tell_of_mixing(self, calls: Sequence[int]) -> None:
+        """Says where examples see only those of their own replica: the loss is not that of the whole batch there."""
+        targets = [t for k in calls for t in self._joiner.item.gradient_calls[k].targets]
+        kinds = [self._joiner.flows.kind(t) for t in targets]
+        nodes = dict.fromkeys(k.mixed_at for k in kinds if isinstance(k, Sum | Mean | PerExample) and k.mixed_at)
+        for node in nodes:
+            log.info(
+                "examples see one another in the model, as in batch normalisation (first at node %r): each sees those "
+                "of its own replica alone, as on one device that computes the replicas' parts one after the other. "
+                "BatchNormalization(synchronized=True) sees all of them.",
+                node, extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+
+    def _loss_kind(self, call: int, is_joined: bool) -> Weight | None:
+        """The weight of a mean, or None for a sum."""
+        noted, flows = self._joiner.item.gradient_calls[call], self._joiner.flows
+        weight = seed_weight(flows, noted, is_joined)
+        if not isinstance(weight, Undecided):
+            return weight
+        if not is_joined:
+            log.info(
+                "a gradient of %s that is for no variable is what each replica makes of its own examples: it is not "
+                "known how %s depends on the batch (%s).", weight.target, weight.target, weight.reason,
+                extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+            return None
+        for target in noted.targets:
+            kind = flows.kind(target)
+            reason = kind.reason if isinstance(kind, Unknown) else weight.reason
+            log.warning(
+                "%s: it is not known how the loss depends on the batch (%s); it is taken for a mean over examples, and "
+                "batches that do not divide evenly are refused.", target, reason, extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+        self._joiner.require_even_parts(weight.target, weight.reason)
+        return Examples()
+
+    def _weigh(self, call: int, weight: Weight | None) -> None:
+        seeds = self._ones(call) if weight is None else self._shares.of(call, weight)
+        seed = self._joiner.item.gradient_calls[call].seed
+        readers = {k: self._readers(seed, k) for k in range(self._joiner.count)}
+        for k, made in enumerate(seeds.by_replica):
+            self._joiner.editor.rewire(self._joiner.parts.named(tensor(seed), k), made, readers[k])
+        self._seeds[call] = seeds
+
+    def _ones(self, call: int) -> Seeds:
+        """The seeds of a sum: 1 for each replica that has examples."""
+        dtype = self._joiner.item.spec_of(tensor(self._joiner.item.gradient_calls[call].seed)).dtype
+        with fragment(self._joiner.editor, f"loss_weight/{call}") as f:
+            ones = [tf.cast(self._joiner.parts.is_used(f, k), dtype) for k in range(self._joiner.count)]
+            total = ordered_sum(ones)
+        return Seeds(tuple(f.name(one) for one in ones), f.name(total), dtype)
+
+    def _readers(self, seed: str, k: int) -> list[str]:
+        return sorted(self._joiner.editor.consumers(node_of(self._joiner.parts.named(tensor(seed), k))))
+
+    def join_gradients(self) -> None:
+        """Adds up each gradient over the local replicas."""
+        joins = [
+            self._join_gradient(position, gradient) for position, gradient in enumerate(self._joiner.stages.gradients)
+        ]
+        for gradient, join in zip(self._joiner.stages.gradients, joins, strict=True):
+            for old, new in zip(gradient.tensors, join.result, strict=True):
+                self._joiner.editor.rewire(old, new, self._joiner.late_readers(old))
+            self._joiner.note(join)
+
+    def _join_gradient(self, position: int, gradient: Gradient) -> Join:
+        specs = [self._joiner.item.spec_of(t) for t in gradient.tensors]
+        named = [self._joiner.parts.named(t, k) for k in range(self._joiner.count) for t in gradient.tensors]
+        seeds = self._seeds[gradient.call]
+        scale = [] if seeds.scale is None else [seeds.scale]
+        made = self._sum_of(tuple(spec.dtype for spec in specs), gradient, seeds).splice(
+            self._joiner.editor, f"gradient/{position}", [*scale, *seeds.counts, *named]
+        )
+        shape = tf.TensorShape(self._joiner.item.by_name[gradient.variable].shape)
+        divides = seeds.divides or (
+            seeds.is_shared and self._shares.is_divided_by_own(gradient.call, gradient.variable)
+        )
+        return Join(
+            name=f"{gradient.variable}/{position}",
+            kind=JoinKind.GRADIENT,
+            local=tuple(made[: len(specs)]),
+            result=tuple(made[len(specs) :]),
+            weight=seeds.total if divides else None,
+            level=self._joiner.stages.level[position],
+            dtype=specs[-1].dtype,
+            shape=specs[-1].shape if gradient.is_sparse else shape,
+            variable=gradient.variable,
+            index_dtype=specs[0].dtype if gradient.is_sparse else None,
+            weight_dtype=seeds.dtype if divides else None,
+            row_join=gradient.row_join,
+            aligned=gradient.aligned,
+        )
+
+    def _sum_of(self, dtypes: tuple[tf.DType, ...], gradient: Gradient, seeds: Seeds) -> Template:
+        """Adds up the local replicas' tensors of a gradient: the sums, and what is to be read in their place."""
+        row_join, aligned = gradient.row_join, gradient.aligned
+        scaled = [] if seeds.scale is None else [seeds.dtype]
+        given = [*scaled, *[tf.bool] * len(seeds.counts)]
+
+        def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            scale, counts, parts = tensors[: len(scaled)], tensors[len(scaled) : len(given)], [*tensors[len(given) :]]
+            for k, is_counted in enumerate(counts):
+                at = (k + 1) * len(dtypes) - 1
+                parts[at] = tf.where(is_counted, parts[at], tf.zeros([], dtypes[-1]))
+            by_tensor = [parts[at :: len(dtypes)] for at in range(len(dtypes))]
+            local = [ordered_sum(by_tensor[0])] if len(dtypes) == 1 else [*rows_together(row_join, aligned, *by_tensor)]
+            local[-1:] = [local[-1] * tf.cast(s, dtypes[-1]) for s in scale] or local[-1:]
+            return [*local, *([tf.identity(t) for t in local] if self._joiner.context.workers > 1 else local)]
+
+        key = ("sum", dtypes, row_join, aligned, *given)
+        return self._joiner.template(key, [*given, *[*dtypes] * self._joiner.count], add)
+
+    def join_boundary(self) -> None:
+        """Joins what an update asks of the compute part besides gradients: a loss that scales it, say.
+
+        Text, which no variable is made of, is left to `OutputJoins.join_texts`.
+        """
+        joined = {t for g in self._joiner.stages.gradients for t in g.tensors}
+        asked: dict[str, None] = {}
+        reading = {name for varying in self._joiner.varying for name in self._joiner.editor.consumers(varying)}
+        for name in sorted(reading & self._joiner.stages.once, key=self._joiner.stages.order.__getitem__):
+            asked.update(
+                dict.fromkeys(
+                    tensor(i) for i in self._joiner.editor[name].input
+                    if not is_control(i) and node_of(i) in self._joiner.varying and tensor(i) not in joined
+                    and self._joiner.item.spec_of(tensor(i)).dtype != tf.string
+                )
+            )  # fmt: skip
+        for position, name in enumerate(asked):
+            kind = self._joiner.flows.kind(name)
+            if not isinstance(kind, Mean | Sum):
+                why = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
+                raise RewriteError(
+                    f"an optimizer's update reads {name}, which differs between replicas and cannot be combined "
+                    f"({why}). Give the update a mean or a sum over the batch instead."
+                )
+            readers = self._joiner.late_readers(name)
+            result = self._joiner.join_value(f"boundary/{position}", JoinKind.BOUNDARY, name, kind)
+            self._joiner.editor.rewire(name, result, readers)

@@ -1,0 +1,237 @@
+"""Outputs: what a step returns is joined as the script expects it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.parts import Join, JoinKind, Merge
+from autodist.graph.propagation import Examples, Joined, Kind, Mean, PerExample, Replicated, Sum, Unknown
+from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.joins.statistics import Statistics
+from autodist.kernels.replicate.joins.whole_state import WholeState
+from autodist.kernels.replicate.made_of import MadeOf, find_made_of, make_again
+from autodist.messages import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
+
+
+class OutputJoins:
+    """Joins the outputs of one replicated graph."""
+
+    def __init__(self, joiner: Joiner, whole: WholeState, statistics: Statistics) -> None:
+        self._joiner, self._whole, self._statistics = joiner, whole, statistics
+
+    def join_outputs(self) -> list[str]:
+        """The step's outputs as the script expects them: joined over the local replicas, scalars over all workers."""
+        if not self._joiner.item.is_whole:
+            self._tell_of_mixing()
+        return [
+            self._join_output(position, name) if node_of(name) in self._joiner.varying else name
+            for position, name in enumerate(self._joiner.item.outputs)
+        ]
+
+    def join_texts(self) -> None:
+        """Joins the text of the compute part that what runs once takes up: a loss that is shown beside gradients."""
+        wiring, stages, editor = self._joiner.item.wiring, self._joiner.stages, self._joiner.editor
+        asked = [
+            tensor(i)
+            for name in sorted(stages.once, key=stages.order.__getitem__) if name in editor
+            for i in wiring.nodes[name].input
+            if not is_control(i) and node_of(i) in self._joiner.varying
+            and self._joiner.item.spec_of(tensor(i)).dtype == tf.string
+        ]  # fmt: skip
+        for position, name in enumerate(dict.fromkeys(asked)):
+            readers = self._joiner.late_readers(name)
+            editor.rewire(name, self._join_text(f"text/{position}", name), readers)
+
+    def _tell_of_mixing(self) -> None:
+        """Names scalars in which examples see only those of their own replica, where they do not in the loss."""
+        flows = self._joiner.flows
+        losses = [flows.kind(t) for call in self._joiner.item.gradient_calls for t in call.targets]
+        if any(isinstance(kind, Mean | Sum | PerExample) and kind.mixed_at for kind in losses):
+            return
+        for name in self._joiner.item.outputs:
+            if node_of(name) not in self._joiner.varying:
+                continue
+            made_of = [t for t in (self._whole.made_of(name) or [name]) if self._statistics.find(t) is None]
+            kinds = [flows.kind(t) for t in made_of]
+            node = next((kind.mixed_at for kind in kinds if isinstance(kind, Joined) and kind.mixed_at), None)
+            if node is not None:
+                log.info(
+                    "output %s is joined from what each replica makes of its own examples, which see one another there "
+                    "(first at node %r), as in a variance: it is not that of the whole batch.",
+                    name, node, extra=ALIKE_EVERYWHERE if self._joiner.context.joins_outputs else None,
+                )  # fmt: skip
+
+    def _join_output(self, position: int, name: str) -> str:
+        kind, label = self._joiner.flows.kind(name), f"output/{position}"
+        if self._joiner.item.spec_of(name).dtype == tf.string and not isinstance(kind, Joined | PerExample):
+            return self._join_text(label, name)
+        if isinstance(kind, Unknown) and not isinstance(kind, Joined):
+            made = self._made_of_joined(label, name)
+            if made is not None:
+                return made
+            kind = self._guess(name, kind)
+        return self._joined_as(label, name, kind)
+
+    def _join_text(self, label: str, name: str) -> str:
+        """Text (a summary) that shows what joins; of several that are merged, each is joined by itself."""
+        if node_of(name) not in self._joiner.varying:
+            return name
+        item = self._joiner.item
+        node = item.wiring.nodes[node_of(name)]
+        if node.op == "MergeSummary":
+            merged = [tensor(i) for i in node.input if not is_control(i)]
+            parts = {t: self._join_text(f"{label}/{k}", t) for k, t in enumerate(merged)}
+            return make_again(self._joiner.editor, label, name, MadeOf(tuple(parts), (node.name,)), parts)
+        made_of = find_made_of(item, name, self._joiner.flows.kind, self._is_joined)
+        if made_of is not None and (self._joiner.context.computes or self._joiner.context.joins_outputs):
+            return self._again(label, name, made_of, None)
+        kind = self._joiner.flows.kind(name)
+        return self._joined_as(label, name, self._guess(name, kind) if isinstance(kind, Unknown) else kind)
+
+    def _made_of_joined(self, label: str, name: str) -> str | None:
+        """An output, of unknown kind itself, made of what is joined; None if it is not known to be made of that."""
+        if self._is_of_all(name) or self._joiner.context.workers == 1:
+            return self._whole.of(label, name) if self._whole.has(name) else None  # the root of a mean, say
+        return self._made_here(label, name)
+
+    def _made_here(self, label: str, name: str) -> str | None:
+        """Such an output, joined over this worker's replicas alone."""
+        if not self._joiner.context.computes or self._whole.is_of_written(name):
+            return None
+        made_of = find_made_of(self._joiner.item, name, self._joiner.flows.kind, self._is_known)
+        statistic = self._statistics.find(name) if made_of is None else None
+        if self._joiner.count == 1:
+            return name if made_of or statistic else None
+        if made_of is not None:
+            return self._again(label, name, made_of, False)
+        return self._statistics.make(label, statistic, self._join_here) if statistic is not None else None
+
+    def _is_known(self, name: str, kind: Kind) -> bool | None:
+        if not isinstance(kind, Joined):
+            return None
+        return not isinstance(kind, Mean) or self._joiner.item.spec_of(name).dtype.is_floating
+
+    def _joined_as(self, label: str, name: str, kind: Kind) -> str:
+        if isinstance(kind, Joined) and (self._joiner.context.computes or self._is_of_all(name)):
+            return self._joined(label, name, kind, self._is_of_all(name))
+        if isinstance(kind, PerExample) and self._joiner.item.is_whole:
+            self._joiner.require_known(name, kind)
+            return self._rows_of_all(label, name, kind.axis)
+        if not self._joiner.context.computes:
+            return self._nothing(label, self._joiner.item.spec_of(name))
+        return self._concatenated(label, name, kind.axis) if isinstance(kind, PerExample) else name
+
+    def _again(self, label: str, name: str, made_of: MadeOf, is_of_all: bool | None) -> str:
+        """Arithmetic on what joins, or text that shows it (a summary), made of the joined values.
+
+        Args:
+            label: for the names of what is made.
+            name: of the output.
+            made_of: what it is made of.
+            is_of_all: whether these values are joined over all workers; None: where they are when they are returned.
+        """
+        joined = {}
+        for k, t in enumerate(made_of.wholes):
+            kind = self._joiner.flows.kind(t)
+            if isinstance(kind, PerExample):
+                joined[t] = self._concatenated(f"{label}/{k}", t, kind.axis)
+                continue
+            assert isinstance(kind, Joined), "nothing else is whole"
+            joined[t] = self._joined(f"{label}/{k}", t, kind, self._is_of_all(t) if is_of_all is None else is_of_all)
+        return make_again(self._joiner.editor, label, name, made_of, joined | self._in_first_replica(made_of, joined))
+
+    def _in_first_replica(self, made_of: MadeOf, joined: Mapping[str, str]) -> dict[str, str]:
+        """The same by what the first replica, whose nodes are made again, reads: its part of what is fed."""
+        nodes, editor = self._joiner.item.wiring.nodes, self._joiner.editor
+        read = [pair for name in made_of.between for pair in zip(nodes[name].input, editor[name].input, strict=False)]
+        return {tensor(now): joined[tensor(was)] for was, now in read if tensor(was) in joined}
+
+    def _is_joined(self, name: str, kind: Kind) -> bool | None:
+        """Whether a part of a text has one value for all who return the text."""
+        if not isinstance(kind, Joined | PerExample):
+            return None
+        is_each_workers_own = not self._joiner.context.joins_outputs or self._joiner.context.workers == 1
+        return is_each_workers_own or (isinstance(kind, Joined) and self._is_of_all(name))
+
+    def _is_of_all(self, name: str) -> bool:
+        """Whether a mean, sum or the like is joined over all workers."""
+        is_asked = self._joiner.item.is_whole or self._joiner.item.spec_of(name).shape.rank == 0
+        return self._joiner.context.joins_outputs and is_asked
+
+    def _joined(self, label: str, name: str, kind: Joined, is_of_all: bool) -> str:
+        """A mean, sum or the like over the local replicas, or over those of all workers."""
+        join = self._join_over_all if is_of_all else self._join_here
+        statistic = None if self._whole.is_of_written(name) else self._statistics.find(name)
+        return join(label, name, kind) if statistic is None else self._statistics.make(label, statistic, join)
+
+    def _join_over_all(
+        self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
+    ) -> str:
+        return self._joiner.join_value(label, JoinKind.STATE, name, kind, copies, depth)
+
+    def _join_here(
+        self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0
+    ) -> str:
+        return self._joiner.join_here(label, name, kind, copies)
+
+    def _nothing(self, label: str, spec: tf.TensorSpec) -> str:
+        """What a worker without replicas has of them: no rows, a mean or sum of 0."""
+        shape = [length or 0 for length in spec.shape.as_list()] if spec.shape.rank is not None else []
+        with fragment(self._joiner.editor, label) as f:
+            nothing = tf.zeros(shape, spec.dtype)
+        return f.name(nothing)
+
+    def _guess(self, name: str, kind: Unknown) -> Kind:
+        """What is done with an output of unknown kind: float scalars are averaged, the rest is the first replica's."""
+        self._joiner.require_known(name, kind)
+        spec = self._joiner.item.spec_of(name)
+        averaged = spec.dtype.is_floating and spec.shape.rank == 0
+        over_all = self._joiner.context.joins_outputs
+        if self._joiner.count > 1 or (over_all and len(self._joiner.context.replicas) > 1):
+            how = "averaged over the replicas" if averaged else "taken from each worker's first replica"
+            text = "output %s is %s: it is not known how it depends on the batch (%s)."
+            log.warning(text, name, how, kind.reason, extra=ALIKE_EVERYWHERE if over_all else None)
+        return Mean(Examples()) if averaged else Replicated()
+
+    def _rows_of_all(self, label: str, name: str, axis: int) -> str:
+        """The rows of all workers, in their order."""
+        spec = self._joiner.item.spec_of(name)
+        if spec.shape.rank is None:
+            raise RewriteError(f"it is not known how many axes {name} has")
+        local = self._concatenated(label, name, axis)
+        with fragment(self._joiner.editor, f"{label}/rows") as f:
+            result = tf.identity(f.input(local, spec.dtype, spec.shape))
+        shape = [None if a == axis else length for a, length in enumerate(spec.shape)]
+        self._joiner.note(
+            Join(
+                name=label, kind=JoinKind.STATE, local=(local,), result=(f.name(result),), weight=None,
+                level=self._joiner.level(name), dtype=spec.dtype, shape=tf.TensorShape(shape), merge=Merge.ROWS,
+                axis=axis,
+            )
+        )  # fmt: skip
+        return f.name(result)
+
+    def _concatenated(self, label: str, name: str, axis: int) -> str:
+        with fragment(self._joiner.editor, label) as f:
+            count = 1 if name in self._joiner.item.inputs else self._joiner.count  # what is fed is whole
+            values = [self._joiner.parts.tensor(f, name, k) for k in range(count)]
+            if self._joiner.parts.sizes is not None:
+                values = [self._true_rows(f, v, axis, k) for k, v in enumerate(values)]
+            whole = tf.concat(values, axis) if len(values) > 1 else values[0]
+        return f.name(whole)
+
+    def _true_rows(self, f: Fragment, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
+        """No rows, where the replica has no examples and computed on a row that is not its own."""
+        rows = tf.shape(value, out_type=tf.int64)[axis] * tf.cast(self._joiner.parts.is_used(f, k), tf.int64)
+        if value.shape.rank is None:
+            return value[(slice(None),) * axis + (slice(rows),)]
+        length = [rows if a == axis else tf.constant(-1, tf.int64) for a in range(value.shape.rank)]
+        return tf.slice(value, tf.zeros([value.shape.rank], tf.int64), tf.stack(length))

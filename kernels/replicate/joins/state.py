@@ -1,0 +1,189 @@
+"""State: what the compute part writes is combined as its variable declares it, or to what one device makes of it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.names import node_of
+from autodist.graph.parts import Aggregation, GradientCall, Join, JoinKind, Variable
+from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
+from autodist.graph.walks import reach
+from autodist.kernels.replicate.growth import Growth
+from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.joins.whole_state import WholeState
+from autodist.kernels.replicate.state_writes import StateChange
+from autodist.kernels.sums import ordered_sum
+from autodist.messages import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
+
+_GUESSES = {
+    Aggregation.MEAN: "the mean of what the replicas leave in it",
+    Aggregation.SUM: "the sum of what each replica changes",
+    Aggregation.ONLY_FIRST_REPLICA: "what the first replica leaves in it",
+}
+
+
+class StateJoins:
+    """Joins what the replicas of one graph leave in variables."""
+
+    def __init__(self, joiner: Joiner, whole: WholeState) -> None:
+        self._joiner, self._whole = joiner, whole
+        self._growth = Growth(joiner.item, joiner.flows)
+        self._averaged: dict[str, list[str]] = {}
+
+    def join_state(self, changes: Sequence[StateChange]) -> None:
+        """Combines what the compute part writes: as the variable declares it, else to what one device leaves there."""
+        combined = []
+        whole = self._whole
+        with fragment(self._joiner.editor, "state") as f:
+            for change in changes:
+                with tf.name_scope(f"{change.variable.handle}/joined"):
+                    combined.append(self._combine(f, change, whole))
+        self._tell_of_averages()
+        for change, value in zip(changes, combined, strict=True):
+            write = self._joiner.editor[change.write]
+            placeholder = node_of(write.input[1])
+            self._joiner.editor.set_inputs(change.write, [write.input[0], value, *write.input[2:]])
+            self._joiner.editor.remove([placeholder])
+
+    def _combine(self, f: Fragment, change: StateChange, whole: WholeState) -> str:
+        declared, only_adds = change.variable.aggregation, change.in_all.base is None
+        if declared not in (Aggregation.NONE, Aggregation.SUM):
+            return self._as_declared(f, change, declared)
+        if declared is Aggregation.SUM and only_adds and self._adds_sums(change):
+            return self._sum_of_changes(f, change)
+        if change.variable.is_overwritten and (call := self._looked_at(change)) is not None:
+            raise _not_known(change.variable, f"it is computed of gradients of {call.targets[0]}")
+        unknown = whole.unknown(change)
+        if unknown is not None:
+            self._joiner.require_known(change.variable.name, Unknown(unknown))
+        if unknown is not None and declared is Aggregation.SUM and self._takes_averages(change, unknown):
+            unknown = whole.unknown(change)
+        if unknown is not None:
+            is_told = declared is Aggregation.SUM and only_adds
+            return self._sum_of_changes(f, change) if is_told else self._guess(f, change, unknown)
+        mean = whole.mean(change)
+        return whole.value(change) if mean is None else self._mean_of_states(change, mean.weight)
+
+    def _adds_sums(self, change: StateChange) -> bool:
+        kinds = [self._joiner.flows.kind(t) for t in change.in_all.changes]
+        is_guessed = self._joiner.item.is_whole and any(isinstance(kind, Sum) and kind.mixed_at for kind in kinds)
+        return not is_guessed and all(isinstance(kind, Sum) for kind in kinds)
+
+    def _looked_at(self, change: StateChange) -> GradientCall | None:
+        """The call whose gradients are looked at for what is written, by their size, where that is a replica's own."""
+        item, flows = self._joiner.item, self._joiner.flows
+        made = [t for t in (change.in_all.base, *change.in_all.changes) if t and node_of(t) in item.wiring.nodes]
+        needed = reach(map(node_of, made), lambda name: item.wiring.data[name])
+        for call in item.gradient_calls:
+            seeds = {call.targets[0]: call.seed} | {term.tensor: term.seed for term in call.terms}
+            for weighed, seed in seeds.items():
+                is_whole = isinstance(flows.kind(weighed), Sum | PerExample) or flows.kind(seed) != Replicated()
+                if seed in needed and not is_whole:
+                    return call
+        return None
+
+    def _takes_averages(self, change: StateChange, reason: str) -> bool:
+        """Takes what is written there, and stays as large as it is in a larger batch, for means over the examples.
+
+        Keras declares that what its metrics keep is summed. A loss that is added to a total, of which it is not known
+        how it depends on the batch, would be summed over the replicas, while the step counts it once.
+        """
+        unknown = self._whole.unknown_parts(change)
+        if any(map(self._whole.is_of_written, unknown)):
+            return False
+        growth = {t: self._growth.of(t) for t in unknown}
+        if not change.variable.dtype.is_floating or 0 not in growth.values():
+            return False
+        for name, power in growth.items():
+            self._whole.take_for(name, Sum() if power else Mean(Examples()))
+        self._averaged.setdefault(reason, []).append(change.variable.name)
+        return True
+
+    def _tell_of_averages(self) -> None:
+        for reason, names in self._averaged.items():
+            log.warning(
+                "%s: it is not known how what the step writes there depends on the batch (%s); it is averaged over the "
+                "replicas, as a loss of unknown kind is.", ", ".join(names), reason, extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+
+    def _guess(self, f: Fragment, change: StateChange, reason: str) -> str:
+        variable = change.variable
+        if variable.is_overwritten:
+            raise _not_known(variable, reason)
+        aggregation = variable.aggregation
+        if aggregation is Aggregation.NONE:
+            aggregation = Aggregation.MEAN if variable.dtype.is_floating else Aggregation.ONLY_FIRST_REPLICA
+        log.warning(
+            "%s becomes %s: it is not known how what the step writes there depends on the batch (%s). Compute it from "
+            "means and sums over the batch, or say by the variable's `aggregation` how it is to be combined.",
+            variable.name, _GUESSES[aggregation], reason, extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+        return self._as_declared(f, change, aggregation)
+
+    def _as_declared(self, f: Fragment, change: StateChange, aggregation: Aggregation) -> str:
+        if aggregation is Aggregation.MEAN:
+            return self._mean_of_states(change, Examples())
+        return self._sum_of_changes(f, change) if aggregation is Aggregation.SUM else self._first(f, change)
+
+    def _sum_of_changes(self, f: Fragment, change: StateChange) -> str:
+        before = f.input(change.before, change.variable.dtype, change.variable.shape)
+        if change.only_added is not None:
+            added = self._in_replicas(f, change, change.only_added)
+        else:
+            added = [after - before for after in self._in_replicas(f, change, change.after)]
+        local = ordered_sum([self._joiner.kept(f, a, k) for k, a in enumerate(added)])
+        result = tf.identity(local)
+        self._noted(f, change, local, result)
+        return f.name(before + result)
+
+    def _first(self, f: Fragment, change: StateChange) -> str:
+        after = self._in_replicas(f, change, change.after)
+        is_first = self._joiner.context.worker == self._joiner.context.computing[0]
+        return self._noted(f, change, after[0] if is_first else tf.zeros_like(after[0]), tf.identity(after[0]))
+
+    def _noted(self, f: Fragment, change: StateChange, local: tf.Tensor, result: tf.Tensor) -> str:
+        name, level = f"state/{change.variable.handle}/joined", self._joiner.level(change.after)
+        return self._joiner.noted(f, name, JoinKind.STATE, local, None, result, level)
+
+    def _mean_of_states(self, change: StateChange, weight: Weight) -> str:
+        """The mean of what the replicas leave; where all weigh nothing the variable stays."""
+        variable, count = change.variable, self._joiner.count
+
+        def mean(before: tf.Tensor, total: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
+            terms = [tf.math.multiply_no_nan(v, w) for v, w in zip(rest[:count], rest[count:], strict=True)]
+            local = ordered_sum(terms)
+            return [local, tf.where(total > 0, tf.math.divide_no_nan(local, total), before)]
+
+        weights, total = self._joiner.weights_of(weight, variable.dtype)
+        after = [self._joiner.parts.named(change.after, k) for k in range(count)]
+        template = self._joiner.template(("mean", variable.dtype), [variable.dtype] * (2 + 2 * count), mean)
+        name = f"state/{variable.handle}/joined"
+        local, result = template.splice(self._joiner.editor, name, [change.before, total, *after, *weights])
+        self._joiner.note(
+            Join(
+                name=name, kind=JoinKind.STATE, local=(local,), result=(result,), weight=total,
+                level=self._joiner.level(change.after), dtype=variable.dtype, shape=tf.TensorShape(variable.shape),
+                weight_dtype=variable.dtype,
+            )
+        )  # fmt: skip
+        return result
+
+    def _in_replicas(self, f: Fragment, change: StateChange, captured: str) -> list[tf.Tensor]:
+        """A captured tensor of a variable's shape, as each local replica has it."""
+        dtype, shape = change.variable.dtype, change.variable.shape
+        return [f.input(self._joiner.parts.named(captured, k), dtype, shape) for k in range(self._joiner.count)]
+
+
+def _not_known(variable: Variable, reason: str) -> RewriteError:
+    return RewriteError(
+        f"{variable.name} is overwritten with what each replica computes of its part of the batch (Keras's "
+        f"overwrite_with_gradient, as float8 quantization sets it), and it is not known what one device would leave "
+        f"there ({reason}). Train the model without that quantization, or on one device."
+    )

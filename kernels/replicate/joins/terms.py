@@ -1,0 +1,188 @@
+"""Terms: a loss of which each term has a weight of its own, and what of the whole batch its arithmetic reads."""
+
+from __future__ import annotations
+
+import logging
+
+import tensorflow as tf
+
+from autodist.errors import StrategyError
+from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.keeper import Pace
+from autodist.graph.names import node_of, tensor
+from autodist.graph.parts import JoinKind, Term
+from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
+from autodist.kernels.plan import Plan
+from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.messages import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
+
+EXACT = tf.float64
+"""As what sums travel whose types may differ."""
+
+
+Sums = dict[Weight | Term, tuple[str, tf.TensorShape]]
+"""By the weight or the term that it is for: a tensor, and its shape."""
+
+
+class TermSeeds:
+    """Seeds each term of a loss so that what the replicas make of it needs only be added, and is one device's.
+
+    A mean is seeded with the replica's share of the whole batch, a sum with 1, what is the same everywhere with one
+    share for each replica. Where the arithmetic that makes the loss of its terms reads them (the denominator of a
+    ratio), it reads those of the whole batch, so that each replica goes on with one device's numbers.
+
+    Args:
+        joiner: of the replicated graph.
+        call: position of the call of `gradient`.
+    """
+
+    def __init__(self, joiner: Joiner, call: int) -> None:
+        self._joiner, self._call = joiner, call
+        self._terms = joiner.item.gradient_calls[call].terms
+        self._replicas = self._find_replicas()
+        self._kinds = {term: self._kind(term) for term in self._terms}
+        self._read = [t for t in self._terms if self._is_read(t) and not isinstance(self._kinds[t], Replicated)]
+
+    def seed(self) -> None:
+        """Replaces the seeds, and the values where they are read."""
+        sums = self._local_sums()
+        known = self._known(sums)
+        sums = {key: value for key, value in sums.items() if key not in known}
+        wholes = known | (self._whole(sums) if sums else {})
+        for term in self._terms:
+            if term.seed in self._joiner.editor:
+                self._seed_term(term, wholes)
+        for term in self._terms:
+            if term.value in self._joiner.editor:
+                self._give_value(term, wholes)
+
+    def _find_replicas(self) -> int:
+        """How many replicas make one update together.
+
+        Raises:
+            StrategyError: those of all workers for some variables, and for others those of each worker alone.
+        """
+        plan, stages = Plan(self._joiner.context.strategy), self._joiner.stages
+        keepers = {g.variable: plan.keeper(g.variable) for g in stages.gradients if g.call == self._call}
+        alone = [name for name, keeper in keepers.items() if keeper is not None and keeper.pace is Pace.ASYNCHRONOUS]
+        together = sorted(keepers.keys() - set(alone))
+        if alone and together:
+            raise StrategyError(
+                f"the loss {self._terms[-1].tensor} adds values of which each counts in another way (a mean beside a "
+                f"sum, a ratio of sums), and {alone[0]} is updated by each worker alone, {together[0]} by all workers "
+                "together. Set `sync` alike for all variables."
+            )
+        return self._joiner.count if alone else len(self._joiner.context.replicas)
+
+    def _kind(self, term: Term) -> Kind:
+        kind = self._joiner.flows.kind(term.tensor)
+        if isinstance(kind, PerExample):
+            return Sum(kind.mixed_at)
+        if not isinstance(kind, Unknown):
+            return kind
+        log.warning(
+            "%s: it is not known how this part of the loss depends on the batch (%s); it is taken for a mean over "
+            "examples, and batches that do not divide evenly are refused.", term.tensor, kind.reason,
+            extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+        self._joiner.require_even_parts(term.tensor, kind.reason)
+        return Mean(Examples())
+
+    def _is_read(self, term: Term) -> bool:
+        return term.value in self._joiner.editor and bool(self._joiner.editor.consumers(term.value))
+
+    # -- what all replicas have together ---------------------------------------------------------------------------
+
+    def _local_sums(self) -> Sums:
+        """This worker's part of the sums, by the weight or the term that they are for: their names and shapes."""
+        means = [k.weight for t, k in self._kinds.items() if isinstance(k, Mean) and t.seed in self._joiner.editor]
+        means += [k.weight for t in self._read if isinstance(k := self._kinds[t], Mean)]
+        found: Sums = {
+            weight: (self._joiner.weights_of(weight, EXACT)[1], tf.TensorShape([])) for weight in dict.fromkeys(means)
+        }
+        if self._read:
+            with fragment(self._joiner.editor, f"loss/{self._call}/sums") as f:
+                made = [(term, self._local_sum(f, term)) for term in self._read]
+            found |= {term: (f.name(value), value.shape) for term, value in made}
+        return found
+
+    def _local_sum(self, f: Fragment, term: Term) -> tf.Tensor:
+        kind = self._kinds[term]
+        values = [self._joiner.parts.tensor(f, term.tensor, k) for k in range(self._joiner.count)]
+        exact = [tf.cast(value, EXACT) for value in values]
+        return self._joiner.weighted_sum(f, exact, kind.weight if isinstance(kind, Mean) else None)[0]
+
+    def _known(self, sums: Sums) -> Sums:
+        """The weights of the whole batch that every worker knows by itself."""
+        found: Sums = {}
+        replicas = len(self._joiner.context.replicas)
+        if self._joiner.context.workers == 1 or self._replicas < replicas:
+            return found
+        with fragment(self._joiner.editor, f"loss/{self._call}/known") as f:
+            for key in sums:
+                whole = None if isinstance(key, Term) else self._joiner.parts.whole(f, key, replicas, EXACT)
+                if whole is not None:
+                    found[key] = f.name(whole), tf.TensorShape([])
+        return found
+
+    def _whole(self, sums: Sums) -> Sums:
+        """The same over all workers; they travel as one."""
+        if self._joiner.context.workers == 1:
+            return sums
+        label = f"loss/{self._call}"
+        with fragment(self._joiner.editor, f"{label}/packed") as f:
+            flat = [tf.reshape(f.input(name, EXACT, shape), [-1]) for name, shape in sums.values()]
+            local = tf.concat(flat, 0) if len(flat) > 1 else flat[0]
+            result = tf.identity(local)
+        level = self._joiner.level(self._terms[0].tensor)
+        joined = self._joiner.noted(f, label, JoinKind.LOSS, local, None, result, level)
+        with fragment(self._joiner.editor, f"{label}/unpacked") as g:
+            pieces = tf.split(g.input(joined, EXACT, local.shape), [shape.num_elements() for _, shape in sums.values()])
+            wholes = [tf.reshape(p, shape) for p, (_, shape) in zip(pieces, sums.values(), strict=True)]
+        return {key: (g.name(whole), whole.shape) for key, whole in zip(sums, wholes, strict=True)}
+
+    # -- what is put in place --------------------------------------------------------------------------------------
+
+    def _seed_term(self, term: Term, wholes: Sums) -> None:
+        dtype = self._joiner.item.spec_of(tensor(term.seed)).dtype
+        with fragment(self._joiner.editor, f"loss_weight/{self._call}/{self._terms.index(term)}") as f:
+            made = [self._share(f, self._kinds[term], k, wholes, dtype) for k in range(self._joiner.count)]
+        for k, seed in enumerate(made):
+            self._replace(term.seed, k, f.name(seed))
+
+    def _share(
+        self,
+        f: Fragment,
+        kind: Kind,
+        k: int,
+        wholes: Sums,
+        dtype: tf.DType,
+    ) -> tf.Tensor:
+        if isinstance(kind, Mean):
+            weight = f.input(self._joiner.weights_of(kind.weight, EXACT)[0][k], EXACT, [])
+            return tf.cast(tf.math.divide_no_nan(weight, f.input(wholes[kind.weight][0], EXACT, [])), dtype)
+        if isinstance(kind, Replicated):
+            return tf.constant(1 / self._replicas, dtype)
+        return tf.cast(self._joiner.parts.is_used(f, k), dtype)
+
+    def _give_value(self, term: Term, wholes: Sums) -> None:
+        """Lets what reads a term's value have that of the whole batch; the same in all replicas."""
+        kind = self._kinds[term]
+        if term not in self._read:
+            for k in range(self._joiner.count):
+                self._replace(term.value, k, self._joiner.parts.named(term.tensor, k))
+            return
+        spec = self._joiner.item.spec_of(term.tensor)
+        with fragment(self._joiner.editor, f"loss_value/{self._call}/{self._terms.index(term)}") as f:
+            whole = f.input(wholes[term][0], EXACT, spec.shape)
+            if isinstance(kind, Mean):
+                whole = tf.math.divide_no_nan(whole, f.input(wholes[kind.weight][0], EXACT, []))
+            value = tf.cast(whole, spec.dtype)
+        for k in range(self._joiner.count):
+            self._replace(term.value, k, f.name(value))
+
+    def _replace(self, node: str, k: int, new: str) -> None:
+        own = self._joiner.parts.named(tensor(node), k)
+        self._joiner.editor.rewire(own, new, sorted(self._joiner.editor.consumers(node_of(own))))

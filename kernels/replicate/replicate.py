@@ -1,0 +1,149 @@
+"""Replicate: a copy of the compute part for each replica of this worker, joined where the rest of the step reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.find_stages import find_stages
+from autodist.graph.flows import flows_of
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of
+from autodist.graph.parts import JoinKind
+from autodist.graph.propagation import Propagation
+from autodist.graph.seeds import varying_seeds
+from autodist.graph.stages import Stages
+from autodist.graph.waiting import free_constants
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.replicate.advance_alike import STRIDE, draw_apart, reads_to_offset
+from autodist.kernels.replicate.joins import (
+    GradientJoins,
+    Joiner,
+    OutputJoins,
+    StateJoins,
+    Statistics,
+    WholeState,
+    WholeSums,
+)
+from autodist.kernels.replicate.split_batch import split_batch
+from autodist.kernels.replicate.state_writes import take_state_writes
+from autodist.kernels.varying import RANDOM, find_varying, sources_of
+
+
+@dataclass(frozen=True)
+class Replicate(Kernel):
+    """Clones what differs between replicas, splits the batch, and sums over the local replicas.
+
+    The first local replica is the captured graph itself; another one's nodes stand under `replica_k/`, where k is the
+    position among this worker's replicas. What no batch, weight or random draw reaches is computed once for all. What
+    has to be combined with other workers is noted in `GraphItem.joins`.
+
+        x → f → g → update      becomes      x[:n] → f → g   ┐
+                                             x[n:] → f'→ g'  ┴ add → update
+    """
+
+    name: ClassVar[str] = "replicate"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if context.is_alone:
+            return item
+        return _Replication(item, context).run()
+
+
+class _Replication:
+    """The work of one `Replicate.apply`, in the order of `run`."""
+
+    def __init__(self, item: GraphItem, context: Context) -> None:
+        self.item, self.context = item, context
+        self.stages: Stages = find_stages(item)
+        self.flows: Propagation = item.flows or flows_of(item)
+        self.editor = GraphEditor(item.graph_def, item.wiring)
+        self.captured_seeds = {n.name: n.attr["seed2"].i for n in item.wiring.of_op(*RANDOM)}
+
+    def run(self) -> GraphItem:
+        self._free_constants()
+        seeds = reads_to_offset(self.editor, self.item)
+        draws = [node for node, _ in seeds]
+        varying = set(
+            find_varying(self.item, sources_of(self.item, varying_seeds(self.item, self.flows), draws), self.stages)
+        )
+        changes = take_state_writes(self.editor, self.item, self.stages, varying)
+        varying |= {node_of(c.after) for c in changes}
+        offsets, added = draw_apart(self.editor, seeds)
+        varying.update(added)
+        clones = self._clone(frozenset(varying) - set(map(node_of, self.item.inputs)))
+        self._vary_draws(clones, offsets)
+        parts = split_batch(self.editor, self.item, clones)
+        self._order_after_all(clones)
+        joiner = Joiner(self.editor, self.item, self.context, self.stages, self.flows, parts, frozenset(varying))
+        WholeSums(joiner).join()
+        gradients = GradientJoins(joiner)
+        gradients.weigh_losses()
+        gradients.join_gradients()
+        gradients.join_boundary()
+        statistics = Statistics(joiner)
+        whole = WholeState(joiner, changes, statistics)
+        StateJoins(joiner, whole).join_state(changes)
+        output_joins = OutputJoins(joiner, whole, statistics)
+        output_joins.join_texts()
+        outputs = output_joins.join_outputs()
+        some_examples = joiner.some_examples()
+        written = {w for w in self.stages.state_writes if w in varying}
+        targets = [*self._targets(clones, written), *(c.write for c in changes), *joiner.checks]
+        return replace(
+            self.item,
+            graph_def=self.editor.to_graph_def(),
+            outputs=(*outputs, *([some_examples] if some_examples else ())),
+            counts_examples=some_examples is not None,
+            even_parts=joiner.even_parts,
+            targets=tuple(dict.fromkeys(targets)),
+            inputs={**self.item.inputs, **parts.given},
+            joins=tuple(joiner.joins),
+            stages=self.stages,
+            replicated=frozenset(clones[0]),
+            joined_gradients=frozenset(t for j in joiner.joins if j.kind is JoinKind.GRADIENT for t in j.result),
+        )
+
+    def _free_constants(self) -> None:
+        """Constants wait for nothing, or replicas that share one would wait for each other."""
+        free_constants(self.editor, self.item.wiring, {*map(node_of, self.item.outputs), *self.item.targets})
+
+    def _clone(self, varying: frozenset[str]) -> list[dict[str, str]]:
+        """For each local replica what its copies are called; the first one's keep their names."""
+        names = [name for name in self.editor.names if name in varying]
+        count = len(self.context.copied_replicas)
+        return [{name: name for name in names}] + [self.editor.clone(names, f"replica_{k}/") for k in range(1, count)]
+
+    def _vary_draws(self, clones: list[dict[str, str]], offsets: list[str]) -> None:
+        for renamed, replica in zip(clones, self.context.copied_replicas, strict=True):
+            for name in offsets:
+                self.editor[renamed[name]].attr["value"].tensor.int64_val[0] *= replica
+            for name, copy in renamed.items():
+                node = self.editor[name]
+                if node.op in RANDOM and (node.attr["seed"].i or node.attr["seed2"].i):
+                    seed = self.captured_seeds[name] + replica * STRIDE
+                    self.editor[copy].attr["seed2"].i = seed % 2**31
+
+    def _order_after_all(self, clones: list[dict[str, str]]) -> None:
+        """What was ordered after a node that has copies is ordered after each of them."""
+        copied = clones[0]
+        mine = set().union(*(renamed.values() for renamed in clones))
+        for name in {consumer for source in copied for consumer in self.editor.consumers(source)} - mine:
+            more = [
+                renamed[node_of(i)]
+                for i in self.editor[name].input
+                if is_control(i) and node_of(i) in copied
+                for renamed in clones[1:]
+            ]
+            if more:
+                self.editor.add_control(name, more)
+
+    def _targets(self, clones: list[dict[str, str]], written: set[str]) -> list[str]:
+        """The captured targets in every replica; writes that became values are no longer targets."""
+        return [
+            renamed.get(name, name)
+            for name in self.item.targets
+            if name not in written
+            for renamed in clones[: len(clones) if name in clones[0] else 1]
+        ]

@@ -1,0 +1,92 @@
+"""The batch that is fed to a worker is split over its replicas, each of which sees rows that follow one another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.fragment import fragment
+from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
+from autodist.graph.names import node_of, tensor
+from autodist.kernels.replicate.weights import Parts
+
+Clones = Sequence[Mapping[str, str]]
+
+
+def split_batch(editor: GraphEditor, item: GraphItem, clones: Clones) -> Parts:
+    """Gives every local replica its part of each batch input; the first `examples % replicas` parts are one longer."""
+
+    def named(name: str, k: int) -> str:
+        node = node_of(name)
+        return tensor(name).replace(node, clones[k].get(node, node), 1)
+
+    axes = {name: axis for name, axis in item.inputs.items() if axis is not None}
+    if not axes:
+        return Parts(None, named, item.spec_of)
+    for fed in (EXAMPLES, ALL_EXAMPLES)[: 1 + item.is_global]:
+        node = NodeDef(name=node_of(fed), op="Placeholder")
+        node.attr["dtype"].type = tf.int64.as_datatype_enum
+        node.attr["shape"].shape.SetInParent()
+        editor.add(node)
+    lengths = {by: _count_rows(editor, item, by) for by in dict.fromkeys(item.apart.values())}
+    if len(clones) == 1:
+        return Parts((EXAMPLES,), named, item.spec_of, item.is_global, {by: (n,) for by, n in lengths.items()})
+    main = {name: axis for name, axis in axes.items() if name not in item.apart}
+    sizes = _slice_inputs(editor, item, main, clones, EXAMPLES, "split_batch")
+    apart = {
+        by: _slice_inputs(
+            editor,
+            item,
+            {n: axes[n] for n in axes if item.apart.get(n) == by},
+            clones,
+            count,
+            f"split_apart/{node_of(by)}",
+        )
+        for by, count in lengths.items()
+    }
+    return Parts(sizes, named, item.spec_of, item.is_global, apart)
+
+
+def _count_rows(editor: GraphEditor, item: GraphItem, name: str) -> str:
+    """How many rows of an input this worker is fed."""
+    spec, axis = item.spec_of(name), item.inputs[name]
+    with fragment(editor, f"rows/{node_of(name)}") as f:
+        count = tf.shape(f.input(name, spec.dtype, spec.shape), out_type=tf.int64)[axis]
+    return f.name(count)
+
+
+def _slice_inputs(
+    editor: GraphEditor, item: GraphItem, axes: Mapping[str, int], clones: Clones, counted: str, label: str
+) -> tuple[str, ...]:
+    """Cuts inputs of as many rows as `counted` says; returns how many each replica has."""
+    count = len(clones)
+    captured = clones[0]
+    consumers = {name: [c for c in editor.consumers(node_of(name)) if c in captured] for name in axes}
+    parts: dict[tuple[str, int], tf.Tensor] = {}
+    with fragment(editor, label) as f:
+        examples = f.input(counted, tf.int64, [])
+        share, rest = examples // count, examples % count
+        sizes = [share + tf.cast(k < rest, tf.int64) for k in range(count)]
+        starts = [k * share + tf.minimum(tf.constant(k, tf.int64), rest) for k in range(count)]
+        for name, axis in axes.items():
+            spec = item.spec_of(name)
+            whole = f.input(name, spec.dtype, spec.shape)
+            for k in range(count):
+                parts[name, k] = _rows(whole, axis, starts[k], sizes[k])
+    for (name, k), part in parts.items():
+        editor.rewire(name, f.name(part), [clones[k][c] for c in consumers[name]])
+    return tuple(f.name(size) for size in sizes)
+
+
+def _rows(whole: tf.Tensor, axis: int, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """`size` rows from `start`; where there are none, one row that is there all the same."""
+    begin = tf.minimum(start, tf.shape(whole, out_type=tf.int64)[axis] - 1)
+    rank = whole.shape.rank
+    if rank is None:  # known where the step runs
+        is_split = tf.equal(tf.range(tf.rank(whole)), axis)
+        return tf.slice(whole, tf.where(is_split, begin, 0), tf.where(is_split, tf.maximum(size, 1), -1))
+    at = [begin if a == axis else tf.constant(0, tf.int64) for a in range(rank)]
+    length = [tf.maximum(size, 1) if a == axis else tf.constant(-1, tf.int64) for a in range(rank)]
+    return tf.slice(whole, tf.stack(at), tf.stack(length))

@@ -1,0 +1,106 @@
+"""How the rows of sparse gradients are joined over the replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from autodist.errors import RewriteError
+from autodist.graph.editor import GraphEditor
+from autodist.graph.flows import flows_of
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.graph.parts import Gradient, RowJoin
+from autodist.graph.propagation import PerExample, Propagation, Replicated
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.rows.merge_rows import is_added_up
+
+_SEGMENTS = ("Sum", "Mean", "SqrtN")
+_UNIQUE = {
+    **dict.fromkeys(["Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"], 0),
+    **{f"SparseSegment{name}GradV2": 1 for name in _SEGMENTS},
+}
+"""Outputs in which no index comes twice, by op."""
+
+_PASS = frozenset(["Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"])
+
+
+@dataclass(frozen=True)
+class ChooseRowJoins(Kernel):
+    """Sees to it that an update is given the rows that one device would give it.
+
+    One device has a row for each id of the batch, but one in all for a position that every example asks for, and one
+    for each of the batch's different ids where the step looks these up. Optimizers that square rows, or clip them, tell
+    a row from two halves of it; where rows are only added up the difference does not matter.
+    """
+
+    name: ClassVar[str] = "choose-row-joins"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if context.is_alone or not any(g.is_sparse for g in item.gradients):
+            return item
+        editor, flows = GraphEditor(item.graph_def), item.flows or flows_of(item)
+        cut = frozenset(n.variable for n in context.strategy.nodes if n.HasField("partition") and not n.partition.axis)
+        chosen = [_chosen(editor, flows, item, g, cut) if g.is_sparse else g for g in item.gradients]
+        return replace(item, gradients=tuple(chosen))
+
+
+def _chosen(
+    editor: GraphEditor, flows: Propagation, item: GraphItem, gradient: Gradient, cut: Collection[str]
+) -> Gradient:
+    """The gradient with how its rows are joined; `cut` names the variables whose rows lie in several shards.
+
+    Raises:
+        RewriteError: replicas would give its optimizer other rows than one device.
+    """
+    ids, rows = gradient.tensors
+    found = {name: _join_of_source(editor, flows, name) for name in _sources(editor, ids)}
+    if set(found.values()) == {RowJoin.ALIGNED}:
+        return replace(gradient, row_join=RowJoin.ALIGNED)
+    differing = [name for name, how in found.items() if how is not RowJoin.IN_TURN]
+    if not differing or is_added_up(editor, item.spec_of, ids, rows):
+        return replace(gradient, row_join=RowJoin.IN_TURN)
+    if len(found) == 1:
+        return replace(gradient, row_join=RowJoin.BY_INDEX)
+    aligned = _aligned_end(item, found)
+    if aligned and gradient.variable not in cut:
+        return replace(gradient, row_join=RowJoin.ENDS_ALIGNED, aligned=aligned)
+    raise RewriteError(
+        f"{gradient.variable} is looked up in several ways in one step, by {differing[0]} other than for each example "
+        "by itself, and its optimizer does more with the rows of the gradient than to add them up: replicas would give "
+        "it other rows than one device. Make its gradient dense (tf.convert_to_tensor) before it is applied, or look "
+        f"up a variable of its own{', or leave it in one piece' if aligned else ''}."
+    )
+
+
+def _aligned_end(item: GraphItem, found: Mapping[str, RowJoin]) -> int | None:
+    """How many rows at the end are of indices that all replicas have, if those before them are of examples."""
+    hows = list(found.values())
+    first = hows.index(RowJoin.ALIGNED) if RowJoin.ALIGNED in hows else 0
+    if set(hows[:first]) != {RowJoin.IN_TURN} or set(hows[first:]) != {RowJoin.ALIGNED}:
+        return None
+    counts = [item.spec_of(name).shape.num_elements() for name in list(found)[first:]]
+    return sum(count for count in counts if count is not None) if None not in counts else None
+
+
+def _sources(editor: GraphEditor, ids: str) -> Iterator[str]:
+    """The tensors of which indices are put together."""
+    node = editor[node_of(ids)]
+    if node.op == "ConcatV2":
+        for part in [i for i in node.input if not is_control(i)][:-1]:
+            yield from _sources(editor, part)
+    elif node.op in _PASS:
+        yield from _sources(editor, node.input[0])
+    else:
+        yield tensor(ids)
+
+
+def _join_of_source(editor: GraphEditor, flows: Propagation, name: str) -> RowJoin:
+    kind = flows.kind(name)
+    if isinstance(kind, Replicated):
+        return RowJoin.ALIGNED
+    if isinstance(kind, PerExample):
+        return RowJoin.IN_TURN
+    is_unique = _UNIQUE.get(editor[node_of(name)].op) == output_index(name)
+    return RowJoin.BY_INDEX if is_unique else RowJoin.IN_TURN

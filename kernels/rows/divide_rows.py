@@ -1,0 +1,114 @@
+"""Rows that are divided by a table are divided by its rows, without a search of the whole table for zeros."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.propagation.bodies import Body, Library
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.elementwise import constant, with_specs
+from autodist.kernels.rows.signs import Sign, Signs
+from autodist.kernels.unused import remove_unused
+
+
+@dataclass(frozen=True)
+class DivideRows(Kernel):
+    """Keras's division of sparse rows by a table is done as it is where the table has neither zeros nor NaN.
+
+    0 / 0 is NaN, so Keras looks through the whole table for zeros and NaN and then divides the rows of these, too. The
+    square root of sums of squares and a positive number has no zeros; and where an accumulator of squares is NaN the
+    gradient was, hence the weights of that row are already, whether or not NaN is subtracted from them once more.
+
+        If(any(d == 0 | isnan(d)), …, g / gather(d, ids))    becomes    g / gather(d, ids),    with  d = sqrt(a + 1e-7)
+    """
+
+    name: ClassVar[str] = "divide-rows"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        choices = [node.name for node in item.wiring.of_op("StatelessIf")]
+        if not choices:
+            return item
+        editor = GraphEditor(item.graph_def)
+        signs = Signs(editor)
+        plain = [name for name in choices if _is_search_in_vain(editor, signs, editor[name])]
+        if not plain:
+            return item
+        specs: dict[str, tf.TensorSpec] = {}
+        library = Library(editor.library)
+        for name in plain:
+            specs.update(_take_other_branch(editor, item, library, editor[name]))
+        remove_unused(editor, item, plain)
+        return replace(item, graph_def=editor.to_graph_def(), spec_of=with_specs(item.spec_of, specs))
+
+
+def _is_search_in_vain(editor: GraphEditor, signs: Signs, node: NodeDef) -> bool:
+    """Whether a condition asks for zeros or NaN among numbers that are all positive."""
+    asked = editor[node_of(node.input[0])]
+    while asked.op == "Any":
+        asked = editor[node_of(asked.input[0])]
+    if asked.op != "LogicalOr":
+        return False
+    found = {_searched(editor, name) for name in asked.input if not is_control(name)}
+    searched = found.pop()
+    return not found and searched is not None and signs.of(searched) is Sign.POSITIVE
+
+
+def _searched(editor: GraphEditor, name: str) -> str | None:
+    """The tensor that an op searches for zeros or NaN."""
+    node = editor[node_of(name)]
+    if node.op == "IsNan":
+        return tensor(node.input[0])
+    is_zero = node.op == "Equal" and (value := constant(editor, node.input[1])) is not None and not np.any(value)
+    return tensor(node.input[0]) if is_zero else None
+
+
+def _take_other_branch(
+    editor: GraphEditor, item: GraphItem, library: Library, node: NodeDef
+) -> dict[str, tf.TensorSpec]:
+    """Puts the branch of a false condition into the graph, in the place of the condition."""
+    arguments = [i for i in node.input[1:] if not is_control(i)]
+    shapes = [item.spec_of(tensor(i)).shape for i in arguments]
+    branch = node.attr["else_branch"].func.name
+    body = library.body(branch, shapes, [None] * len(arguments))
+    prefix = f"autodist/divide_rows/{node.name}/"
+    given = {node_of(name): i for name, i in zip(body.arguments, arguments, strict=True)}
+    waits = [i for i in node.input if is_control(i)]
+
+    def outside(name: str) -> str:
+        if node_of(name) not in given:
+            return _in_branch(name, prefix)
+        argument = given[node_of(name)]
+        return f"^{node_of(argument)}" if is_control(name) else argument
+
+    for inner in body.graph_def.node:
+        if inner.name in given:
+            continue
+        copy = NodeDef()
+        copy.CopyFrom(inner)
+        copy.name, copy.device = prefix + inner.name, node.device
+        copy.input[:] = [*map(outside, inner.input), *waits]
+        editor.add(copy)
+    for k, name in enumerate(body.outputs):
+        editor.rewire(f"{node.name}:{k}", outside(name))
+    editor.replace_control(node.name, [node_of(outside(name)) for name in body.outputs])
+    return {_in_branch(name, prefix): spec for name, spec in _specs(body).items()}
+
+
+def _in_branch(name: str, prefix: str) -> str:
+    return f"^{prefix}{name[1:]}" if is_control(name) else prefix + name
+
+
+def _specs(body: Body) -> dict[str, tf.TensorSpec]:
+    """What is known of the tensors in a function."""
+    whole = tf.compat.v1.GraphDef(library=body.library)
+    whole.MergeFrom(body.graph_def)
+    with tf.Graph().as_default() as graph:
+        tf.graph_util.import_graph_def(whole, name="")
+    return {t.name: tf.TensorSpec(t.shape, t.dtype) for op in graph.get_operations() for t in op.outputs}

@@ -1,0 +1,90 @@
+"""A table of zeros but for some rows is not added to a variable: these rows are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.elementwise import SpecOf, specs_in, with_specs
+from autodist.kernels.rows.zero_rows import ZeroTable, ZeroTables
+from autodist.kernels.unused import remove_unused
+
+_SCATTERS = {"AssignAddVariableOp": "ResourceScatterAdd", "AssignSubVariableOp": "ResourceScatterSub"}
+
+
+@dataclass(frozen=True)
+class ScatterRows(Kernel):
+    """What is added to a variable and is zero but for the rows of a sum of segments is scattered.
+
+    TensorFlow makes such a sum wherever sparse rows meet an op that knows none: Keras's clipping by a global norm, a
+    function that a script calls. Each row that comes is summed first, as it was, so that the arithmetic need not be
+    linear. Where it meets numbers that are not finite (zero times infinity), rows that no batch touches keep their
+    values.
+
+        UnsortedSegmentSum(rows, ids, n) → f → AssignAdd(v, ·)    with f(0) = 0    becomes
+        UnsortedSegmentSum(rows, Unique(ids)) → f → ResourceScatterAdd(v, Unique(ids), ·)
+    """
+
+    name: ClassVar[str] = "scatter-rows"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if not item.wiring.of_op("UnsortedSegmentSum"):
+            return item
+        editor = GraphEditor(item.graph_def)
+        tables = ZeroTables(editor, item.spec_of)
+        found = {
+            node.name: table for node in editor
+            if node.op in _SCATTERS and (table := tables.find(node.input[1])) is not None
+        }  # fmt: skip
+        if not found:
+            return item
+        specs: dict[str, tf.TensorSpec] = {}
+        for name, table in found.items():
+            value = node_of(editor[name].input[1])
+            specs.update(_scatter(editor, item.spec_of, editor[name], table))
+            remove_unused(editor, item, [value])
+        return replace(item, graph_def=editor.to_graph_def(), spec_of=with_specs(item.spec_of, specs))
+
+
+def _scatter(editor: GraphEditor, spec_of: SpecOf, node: NodeDef, table: ZeroTable) -> dict[str, tf.TensorSpec]:
+    """Turns an addition of a table into one of rows; returns what is known of the new tensors."""
+    ids = spec_of(table.ids)
+    rows_of = {tensor(name): tensor(editor[name].input[0]) for name in table.sums}
+    with fragment(editor, f"scatter_rows/{node.name}") as f:
+        unique, segment = tf.unique(f.input(table.ids, ids.dtype, [None]), out_idx=tf.int32)
+        made = {name: tf.gather(_input(f, spec_of, name), unique) for name in table.whole}
+        made |= {
+            name: tf.math.unsorted_segment_sum(_input(f, spec_of, rows), segment, tf.size(unique))
+            for name, rows in rows_of.items()
+        }
+    taken = {name: f.name(rows) for name, rows in made.items()}
+    copies = editor.clone(table.arithmetic, f.prefix, lambda i: i if is_control(i) else taken.get(tensor(i), i))
+    written = tensor(node.input[1])
+    added = tensor(copies[node_of(written)]) if node_of(written) in copies else taken[written]
+    _become_scatter(editor, node, f.name(unique), added, ids.dtype)
+    specs = {tensor(copy): _rows_like(spec_of(tensor(name))) for name, copy in copies.items()}
+    return {**specs_in(f), **specs}
+
+
+def _become_scatter(editor: GraphEditor, node: NodeDef, ids: str, rows: str, index: tf.DType) -> None:
+    dtype = node.attr["dtype"].type
+    node.op = _SCATTERS[node.op]
+    node.attr.clear()
+    node.attr["dtype"].type, node.attr["Tindices"].type = dtype, index.as_datatype_enum
+    editor.set_inputs(node.name, [node.input[0], ids, rows, *node.input[2:]])
+
+
+def _input(f: Fragment, spec_of: SpecOf, name: str) -> tf.Tensor:
+    spec = spec_of(name)
+    return f.input(name, spec.dtype, spec.shape)
+
+
+def _rows_like(spec: tf.TensorSpec) -> tf.TensorSpec:
+    return tf.TensorSpec(tf.TensorShape([None]).concatenate(spec.shape[1:]), spec.dtype)

@@ -1,0 +1,103 @@
+"""Tables that are zero but for the rows of sums of segments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.kernels.elementwise import SpecOf, constant, operands_of
+from autodist.kernels.rows.signs import Sign, Signs
+
+_NAMES = (
+    "Abs Asin Asinh Atan Atanh Cast Ceil Elu Erf Expm1 Floor Identity LeakyRelu Log1p Neg PreventGradient Relu Relu6 "
+    "Rint Round Selu Sign Sin Sinh Softsign Sqrt Square StopGradient Tan Tanh"
+)
+_ZERO_OF_ZERO = frozenset(_NAMES.split())
+"""Ops of one operand that make zero of zero."""
+
+
+@dataclass(frozen=True)
+class ZeroTable:
+    """A table that elementwise arithmetic makes from sums of segments, and that is zero elsewhere.
+
+    Attributes:
+        ids: tensor of the row of each segment.
+        sums: the UnsortedSegmentSum nodes, by these ids all.
+        arithmetic: nodes from there to the table.
+        whole: tensors with other rows that the arithmetic takes, of which only the rows of the segments matter.
+    """
+
+    ids: str
+    sums: tuple[str, ...]
+    arithmetic: tuple[str, ...]
+    whole: tuple[str, ...]
+
+
+class ZeroTables:
+    """Finds such tables in the graph of one editor, which must not change meanwhile."""
+
+    def __init__(self, editor: GraphEditor, spec_of: SpecOf) -> None:
+        self._editor, self._spec_of = editor, spec_of
+        self._signs = Signs(editor)
+        self._zero: dict[str, tuple[str, ...]] = {}
+
+    def find(self, table: str) -> ZeroTable | None:
+        """What makes the tensor `table`, if all rows but some are zero."""
+        sums: dict[str, None] = {}
+        arithmetic: dict[str, None] = {}
+        whole: dict[str, None] = {}
+        front = [tensor(table)]
+        while front:
+            node = self._editor[node_of(front.pop())]
+            if self._is_sum(node):
+                sums[node.name] = None
+            elif node.name not in arithmetic:
+                zero = self._operands_that_are_zero(node)
+                if not zero:
+                    return None
+                arithmetic[node.name] = None
+                front += zero
+                whole.update(dict.fromkeys(t for t in self._tables(node) if t not in zero))
+        ids = {tensor(self._editor[name].input[1]) for name in sums}
+        return ZeroTable(ids.pop(), tuple(sums), tuple(arithmetic), tuple(whole)) if len(ids) == 1 else None
+
+    def _is_zero(self, name: str) -> bool:
+        node = self._editor[node_of(name)]
+        return self._is_sum(node) or bool(self._operands_that_are_zero(node))
+
+    def _is_sum(self, node: NodeDef) -> bool:
+        try:
+            return node.op == "UnsortedSegmentSum" and self._spec_of(tensor(node.input[1])).shape.rank == 1
+        except KeyError:
+            return False
+
+    def _tables(self, node: NodeDef) -> list[str]:
+        operands = operands_of(self._editor, node, self._spec_of)
+        if operands is None or operands.has_single_row:
+            return []
+        return [tensor(node.input[k]) for k in operands.tables]
+
+    def _operands_that_are_zero(self, node: NodeDef) -> tuple[str, ...]:
+        """The operands whose zeros make those of a node's output; none if the output need not be zero there."""
+        if node.name not in self._zero:
+            tables = self._tables(node)
+            zero = tuple(t for t in tables if self._is_zero(t))
+            self._zero[node.name] = zero if zero and self._keeps_zero(node, tables, zero) else ()
+        return self._zero[node.name]
+
+    def _keeps_zero(self, node: NodeDef, tables: list[str], zero: tuple[str, ...]) -> bool:
+        inputs = [tensor(i) for i in node.input if not is_control(i)]
+        if node.op in _ZERO_OF_ZERO or node.op == "Mul":
+            return True
+        if node.op in ("Add", "AddV2", "Sub"):
+            return len(zero) == 2
+        if node.op == "RealDiv":
+            is_divided = zero == (inputs[0],)
+            return is_divided and (len(tables) == 1 or self._signs.of(inputs[1]) is Sign.POSITIVE)
+        if node.op in ("Maximum", "Minimum") and len(tables) == 1:
+            bound = constant(self._editor, inputs[1] if zero[0] == inputs[0] else inputs[0])
+            return bound is not None and bool(np.all(bound <= 0) if node.op == "Maximum" else np.all(bound >= 0))
+        return False

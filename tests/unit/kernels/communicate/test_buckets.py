@@ -1,0 +1,91 @@
+"""Buckets: which joins are packed together, and that what is packed comes out again."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.fragment import fragment
+from autodist.graph.parts import Join, JoinKind
+from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
+
+
+def join(name, shape=(3,), dtype=tf.float32, weight="w:0", level=1, kind=JoinKind.GRADIENT):
+    return Join(name, kind, (f"{name}:0",), (f"{name}:0",), weight, level, dtype, tf.TensorShape(shape), name)
+
+
+def names(buckets):
+    return [[j.name for j in b.joins] for b in buckets]
+
+
+def no_group(_):
+    return 0
+
+
+def test_no_joins_make_no_buckets():
+    assert make_buckets([], no_group) == []
+
+
+def test_the_last_gradient_goes_first():
+    assert names(make_buckets([join("a"), join("b")], no_group)) == [["b", "a"]]
+
+
+def test_a_bucket_is_closed_before_it_is_too_large():
+    joins = [join(n, (100,)) for n in "abcde"]
+    assert names(make_buckets(joins, no_group, 1000)) == [["e", "d"], ["c", "b"], ["a"]]
+
+
+def test_a_join_that_is_larger_than_a_bucket_goes_alone():
+    assert names(make_buckets([join("a"), join("b", (1000,)), join("c")], no_group, 100)) == [["c"], ["b"], ["a"]]
+
+
+def test_what_differs_in_dtype_weight_stage_or_kind_is_apart():
+    joins = [
+        join("a"),
+        join("b", dtype=tf.float64),
+        join("c", weight=None),
+        join("d", level=2),
+        join("e", kind=JoinKind.STATE),
+        join("f"),
+    ]
+    assert sorted(map(sorted, names(make_buckets(joins, no_group)))) == [["a", "f"], ["b"], ["c"], ["d"], ["e"]]
+
+
+def test_groups_are_apart():
+    assert names(make_buckets([join("a"), join("b"), join("c")], lambda j: j.name == "b")) == [["c", "a"], ["b"]]
+
+
+SHAPES = st.lists(st.sampled_from([(), (1,), (3,), (16,), (4, 4), (2, 3, 5), (0,), (17,)]), min_size=1, max_size=6)
+
+
+@settings(max_examples=30)
+@given(SHAPES, st.sampled_from([tf.float16, tf.float32, tf.float64]), st.integers(1, 4))
+def test_what_is_packed_comes_out_and_pieces_add_up(shapes, dtype, count):
+    bucket = Bucket(tuple(join(f"t{k}", shape, dtype) for k, shape in enumerate(shapes)))
+    editor = GraphEditor(tf.compat.v1.GraphDef())
+    for one in bucket.joins:
+        node = tf.compat.v1.NodeDef(name=one.name, op="Placeholder")
+        node.attr["dtype"].type = dtype.as_datatype_enum
+        editor.add(node)
+    with fragment(editor, "b") as f:
+        flat = bucket.pack(f)
+        whole = [tf.identity(t) for t in bucket.unpack(flat)]
+    assert flat.shape.as_list() == [sum(bucket.lengths)]
+    assert sum(bucket.cut(count)) == sum(bucket.lengths) and len(bucket.cut(count)) == count
+    assert all(piece % bucket.step == 0 for piece in bucket.cut(count))
+    values = [np.random.default_rng(k).normal(size=s).astype(dtype.as_numpy_dtype) for k, s in enumerate(shapes)]
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(editor.to_graph_def(), name="")
+    with tf.compat.v1.Session(graph=graph) as session:
+        found = session.run([f.name(t) for t in whole], {f"t{k}:0": v for k, v in enumerate(values)})
+    for one, other in zip(found, values, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one.shape == other.shape
+
+
+def test_keys_tell_joins_apart_and_nothing_else():
+    assert key_of([join("a")]) == key_of([join("a", weight="other:0")])
+    assert len({key_of([join("a")]), key_of([join("b")]), key_of([join("a", (4,))]), key_of([join("a", level=2)])}) == 4

@@ -1,0 +1,149 @@
+"""Which gradients are compressed, which are refused, and what is remembered by whom."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.errors import StrategyError
+from autodist.graph.parts import Join, JoinKind
+from autodist.kernels.base import Context
+from autodist.kernels.communicate.compressors import PowerSGD, SixteenBits, TopK, compressor_of
+from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective
+from autodist.kernels.plan import Plan
+from autodist.proto import strategy_pb2
+from tests.unit.kernels.compressed_models import given_gradient
+from tests.unit.kernels.in_one_process import capture, plan, rewritten, train
+from tests.unit.kernels.wire import sent_bytes
+
+Compressor = strategy_pb2.Compressor
+FLOAT16 = Compressor(kind=Compressor.FLOAT16)
+POWER_SGD = Compressor(kind=Compressor.POWER_SGD, rank=2)
+TOP_K = Compressor(kind=Compressor.TOP_K, fraction=0.1)
+
+
+def join(name="v", shape=(8, 6), dtype=tf.float32, is_sparse=False):
+    local = ("i:0", "v:0") if is_sparse else ("v:0",)
+    return Join(name, JoinKind.GRADIENT, local, local, None, 1, dtype, tf.TensorShape(shape), "v")
+
+
+def plan_of(compressor, spec="SHUFFLE"):
+    shuffle = strategy_pb2.AllReduce(spec=spec, compressor=compressor)
+    return Plan(strategy_pb2.Strategy(nodes=[strategy_pb2.VariableNode(variable="v", all_reduce=shuffle)]))
+
+
+def test_one_worker_compresses_nothing():
+    variable = tf.Variable(np.zeros((12, 10)), name="v")
+    captured = capture(given_gradient(variable), np.zeros((3, 12, 10)))
+    (item,) = rewritten(captured, plan(captured.item, 1, 3, compressor=POWER_SGD))
+    assert not item.initializers and not sent_bytes(item)
+
+
+def test_what_would_not_become_smaller_travels_as_it_is():
+    rank_one = Compressor(kind=Compressor.POWER_SGD, rank=1)
+    assert compressor_of(plan_of(rank_one), join(shape=(8, 6))) == PowerSGD(1)
+    assert compressor_of(plan_of(rank_one), join(shape=(2, 2))) is None
+    assert compressor_of(plan_of(rank_one), join(shape=(100,))) is None
+    assert compressor_of(plan_of(rank_one), join(shape=())) is None
+    assert compressor_of(plan_of(rank_one), join(shape=(2, 3, 5))) == PowerSGD(1)
+    assert compressor_of(plan_of(rank_one), join(shape=(0, 5))) is None
+    assert compressor_of(plan_of(TOP_K), join(shape=(3,))) == TopK(0.1)
+    assert compressor_of(plan_of(TOP_K), join(shape=())) is None
+    assert compressor_of(plan_of(TOP_K), join(shape=(0,))) is None
+    half = Compressor(kind=Compressor.TOP_K, fraction=0.5)
+    assert compressor_of(plan_of(half), join()) is None
+    assert compressor_of(plan_of(FLOAT16), join()) == SixteenBits(tf.float16)
+    assert compressor_of(plan_of(FLOAT16), join(dtype=tf.bfloat16)) is None
+    assert compressor_of(plan_of(FLOAT16), join(shape=(0, 3))) is None
+    assert compressor_of(plan_of(None), join()) is None
+
+
+def test_only_gradients_are_compressed():
+    state = Join("state", JoinKind.STATE, ("v:0",), ("v:0",), None, 1, tf.float32, tf.TensorShape([9, 9]))
+    assert compressor_of(plan_of(FLOAT16), state) is None
+
+
+@pytest.mark.parametrize(
+    "asked, one, message",
+    [
+        (FLOAT16, join(is_sparse=True), "sparse: compressors are for dense gradients"),
+        (TOP_K, join(dtype=tf.complex64), "complex64: compressors are for dense gradients of real numbers"),
+        (Compressor(kind=Compressor.POWER_SGD), join(), "rank 0; give it a rank of 1 or more"),
+        (Compressor(kind=Compressor.TOP_K), join(), "fraction 0.0; give one above 0 and at most 1"),
+        (Compressor(kind=Compressor.TOP_K, fraction=1.5), join(), "fraction 1.5"),
+    ],
+)
+def test_what_cannot_be_compressed_is_refused(asked, one, message):
+    with pytest.raises(StrategyError, match=message):
+        compressor_of(plan_of(asked), one)
+
+
+def test_a_collective_refuses_compressors():
+    variable = tf.Variable(np.zeros((12, 10)), name="v")
+    captured = capture(given_gradient(variable), np.zeros((3, 12, 10)))
+    strategy = plan(captured.item, 2, compressor=TOP_K)
+    strategy.nodes[0].all_reduce.spec = strategy_pb2.AllReduce.RING
+    with pytest.raises(StrategyError, match=r"v has the compressor TOP_K and all_reduce_spec RING.* Take .*SHUFFLE"):
+        rewritten(captured, strategy)
+    assert ReduceByCollective().apply(captured.item, Context(strategy, 0)) is captured.item  # nothing to reduce yet
+
+
+def mixed_step():
+    variables = [tf.Variable(np.zeros((12, 10)), name=name) for name in "abc"]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum((variables[0] + variables[1] * variables[2]) * x, [1, 2]))
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.1 * gradient)
+
+    return capture(step, np.zeros((3, 12, 10)))
+
+
+def test_compressors_never_share_a_bucket():
+    captured = mixed_step()
+    strategy = plan(captured.item, 2)
+    strategy.nodes[0].all_reduce.compressor.CopyFrom(TOP_K)
+    strategy.nodes[1].all_reduce.compressor.CopyFrom(FLOAT16)
+    sent = sent_bytes(rewritten(captured, strategy)[0])
+    assert {"largest", "piece", "sum", "whole"} <= set(sent)
+    both = plan(captured.item, 2, compressor=FLOAT16)
+    assert set(sent_bytes(rewritten(captured, both)[0])) == {"piece", "sum", "weight"}
+
+
+def test_two_steps_of_one_variable_share_what_they_remember():
+    """A second batch size is captured as another step; what the first step still owes must not be lost."""
+    variable = tf.Variable(np.zeros((12, 10)), name="v")
+    first, second = (
+        rewritten(captured, plan(captured.item, 2, compressor=POWER_SGD))[0].initializers
+        for captured in (capture(given_gradient(variable), np.zeros((n, 12, 10))) for n in (3, 4))
+    )
+    assert set(first) == set(second) and len(first) == 2
+
+
+def test_variables_of_equal_names_remember_apart():
+    """Two models of one script: the session knows their variables by other names than the strategy does."""
+    found = []
+    for shared_name in (b"model_1/v", b"model_2/v"):
+        captured = capture(given_gradient(tf.Variable(np.zeros((12, 10)), name="v")), np.zeros((3, 12, 10)))
+        handle = next(n for n in captured.item.graph_def.node if n.op == "VarHandleOp")
+        handle.attr["shared_name"].s = shared_name
+        found.append(rewritten(captured, plan(captured.item, 2, compressor=TOP_K))[0].initializers.keys())
+    assert found[0].isdisjoint(found[1])
+
+
+def test_shards_are_compressed_each_by_itself():
+    gradient = np.random.default_rng(2).normal(size=(12, 10))
+    captured = capture(given_gradient(tf.Variable(np.zeros((12, 10)), name="v")), np.zeros((3, 12, 10)))
+    strategy = plan(captured.item, 2)
+    (node,) = strategy.nodes
+    node.ClearField("all_reduce")
+    node.partition.CopyFrom(strategy_pb2.Partition(axis=0, sizes=[5, 7]))
+    for compressor in (TOP_K, None):
+        shuffle = strategy_pb2.AllReduce(spec=strategy_pb2.AllReduce.SHUFFLE, compressor=compressor)
+        node.shards.append(strategy_pb2.Shard(all_reduce=shuffle))
+    assert len(rewritten(captured, strategy)[0].initializers) == 1
+    found = -train(captured, strategy, [(gradient[np.newaxis].repeat(4, 0),)]).variable("v")
+    assert np.count_nonzero(found[:5]) == 5  # a tenth of 50, the same on both workers
+    np.testing.assert_allclose(found[5:], gradient[5:], rtol=1e-12)

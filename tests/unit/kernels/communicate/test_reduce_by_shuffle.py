@@ -1,0 +1,128 @@
+"""ReduceByShuffle and ParameterServers: every queue has one writer and one reader, and all workers agree on it."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+import pytest
+import tensorflow as tf
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from autodist.graph.names import node_of
+from autodist.kernels.base import Context
+from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
+from autodist.kernels.pipeline import KERNELS
+from tests.unit.kernels.drawn_steps import CHOICES, Choices, make_batches, make_step
+from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan, rewritten, task_of_device
+
+VARIABLES = ["table", "kernel", "gain"]
+PLAIN = Choices("mean", "adam", is_tied=False, is_frozen=False, counts_steps=True)
+
+
+def queues_of(item, worker):
+    """For each queue of a worker's graph: its dtypes, shapes, device, and what the worker does with it."""
+    nodes = {n.name: n for n in item.graph_def.node}
+    found = {}
+    for node in nodes.values():
+        if node.op != "FIFOQueueV2":
+            continue
+        uses = [n for n in nodes.values() if node.name in map(node_of, n.input)]
+        found[node.attr["shared_name"].s.decode()] = (
+            tuple(node.attr["component_types"].list.type),
+            tuple(str(s) for s in node.attr["shapes"].list.shape),
+            node.device,
+            [n.op for n in uses],
+        )
+        for use in uses:
+            assert use.device == node.device, f"{use.name} runs where its queue is not"
+            assert use.name in item.targets or _is_needed(item, use.name), f"worker {worker} need not run {use.name}"
+    return found
+
+
+def _is_needed(item, name):
+    read = {node_of(i) for n in item.graph_def.node for i in n.input}
+    return name in read
+
+
+def check_queues(items):
+    ends = defaultdict(list)
+    for worker, item in enumerate(items):
+        for name, (types, shapes, device, uses) in queues_of(item, worker).items():
+            source, to = map(int, name.rsplit("/", 2)[1:])
+            assert len(uses) == 1, f"worker {worker} uses {name} by {uses}"
+            assert task_of_device(device) == to, f"{name} stands on {device}"
+            way = "in" if "Enqueue" in uses[0] else "out"
+            assert worker == (source if way == "in" else to), f"worker {worker} has the wrong end of {name}"
+            ends[name].append((way, types, shapes))
+    for name, found in ends.items():
+        assert Counter(way for way, *_ in found) == {"in": 1, "out": 1}, f"{name} has the ends {found}"
+        assert found[0][1:] == found[1][1:], f"the ends of {name} differ: {found}"
+    return ends
+
+
+@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    choices=CHOICES,
+    workers=st.integers(2, 3),
+    owners=st.dictionaries(st.sampled_from(VARIABLES), st.integers(0, 2)),
+)
+def test_every_queue_is_filled_by_one_worker_and_emptied_by_another(choices, workers, owners):
+    captured = capture(make_step(choices), *make_batches(0, [4])[0])
+    strategy = plan(captured.item, workers, 1, {name: owner % workers for name, owner in owners.items()})
+    check_queues(rewritten(captured, strategy))
+
+
+def test_one_worker_has_no_queues():
+    captured = capture(make_step(PLAIN), *make_batches(0, [4])[0])
+    (item,) = rewritten(captured, plan(captured.item, 1, 3))
+    assert not queues_of(item, 0)
+    assert ReduceByShuffle().apply(item, Context(plan(captured.item, 1, 3), 0)) is item
+
+
+def test_the_same_step_is_rewritten_to_the_same_bytes():
+    captured = capture(make_step(PLAIN), *make_batches(0, [4])[0])
+    strategy = plan(captured.item, 2, 2, {"kernel": 1})
+    first, second = rewritten(captured, strategy), rewritten(captured, strategy)
+    for one, other in zip(first, second, strict=True):
+        assert [n.SerializeToString(deterministic=True) for n in one.graph_def.node] == [
+            n.SerializeToString(deterministic=True) for n in other.graph_def.node
+        ]
+        assert (one.targets, one.outputs) == (other.targets, other.outputs)
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20])
+def test_buckets_of_any_size_give_the_same_numbers(bucket_bytes, monkeypatch):
+    monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", 50)
+    step, data = make_step(PLAIN), make_batches(2, [5, 2])
+    captured = capture(step, *data[0])
+    kernels = tuple(ReduceByShuffle(bucket_bytes) if isinstance(k, ReduceByShuffle) else k for k in KERNELS)
+    strategy = plan(captured.item, 3)
+    check_queues(rewritten(captured, strategy, kernels))
+    assert_same(Session(captured, strategy, kernels).train(data), one_device(captured, step, data))
+
+
+def test_small_state_and_small_gradients_share_buckets():
+    """A queue for every variable would cost a round trip each."""
+    step = make_step(PLAIN)
+    captured = capture(step, *make_batches(0, [4])[0])
+    sources = {name.partition("/")[0] for name in check_queues(rewritten(captured, plan(captured.item, 2)))}
+    assert len(sources) == 3  # the table's rows, the dense gradients, the loss
+
+
+def test_averages_of_many_layers_share_one_bucket():
+    norms = [tf.Variable(tf.zeros(3, tf.float64), name=f"average_{k}", trainable=False) for k in range(5)]
+    weight = tf.Variable(tf.ones((4, 3), tf.float64), name="w")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            hidden = x @ weight
+            loss = tf.reduce_mean(tf.square(hidden))
+        for norm in norms:
+            norm.assign(0.9 * norm + 0.1 * tf.reduce_mean(hidden, 0))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    captured = capture(step, make_batches(0, [4])[0][1].repeat(2, 1))
+    sources = {name.partition("/")[0] for name in check_queues(rewritten(captured, plan(captured.item, 2)))}
+    assert len(sources) == 2  # the gradient; the averages and the loss

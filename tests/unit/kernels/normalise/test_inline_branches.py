@@ -1,0 +1,321 @@
+"""Inline branches: one condition holds variables of several workers, or state whose values differ between replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.errors import RewriteError, StrategyError
+from autodist.graph.effects import is_scatter
+from autodist.graph.placement import Cut
+from autodist.kernels import Context, find_placements, rewrite
+from autodist.kernels.normalise.inline_branches import InlineBranches
+from tests.unit.kernels.in_one_process import CapturedFunction, assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.partition.shards import cut_in_strategy
+
+pytestmark = pytest.mark.usefixtures("keras_in_float64")
+
+optimizers = keras.optimizers
+
+OPTIMIZERS = {
+    "accumulated momentum": lambda: optimizers.SGD(0.01, momentum=0.9, gradient_accumulation_steps=2),
+    "accumulated adam": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=3),
+    "accumulated and clipped": lambda: optimizers.Adam(0.01, gradient_accumulation_steps=3, global_clipnorm=0.1),
+    "scaled": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.01), dynamic_growth_steps=3),
+    "scaled momentum": lambda: optimizers.LossScaleOptimizer(
+        optimizers.SGD(0.01, momentum=0.9), dynamic_growth_steps=3
+    ),
+    "scaled adam": lambda: optimizers.LossScaleOptimizer(optimizers.Adam(0.01), dynamic_growth_steps=3),
+    "scaled adagrad": lambda: optimizers.LossScaleOptimizer(optimizers.Adagrad(0.1), dynamic_growth_steps=3),
+    "scaled, accumulated, averaged": lambda: optimizers.LossScaleOptimizer(
+        optimizers.Adam(0.01, gradient_accumulation_steps=2, use_ema=True, ema_overwrite_frequency=2)
+    ),
+}
+
+OWNERS = {
+    "several owners": {"table": 0, "kernel": 1, "bias": 0},
+    "servers": {"table": 2, "kernel": 3, "bias": 2},
+    "one owner and every worker": {"table": 1},
+}
+
+
+def make_step(optimizer: keras.optimizers.Optimizer) -> Callable[..., tf.Tensor]:
+    """Looks rows up and applies a dense layer; the loss is scaled as the optimizer asks."""
+    rng = np.random.default_rng(0)
+    table = keras.Variable(rng.normal(size=(12, 4)), name="table")
+    kernel = keras.Variable(rng.normal(size=(4, 3)), name="kernel")
+    bias = keras.Variable(rng.normal(size=3), name="bias")
+    bias.constraint = keras.constraints.NonNeg()
+    trained = [table, kernel, bias]
+    optimizer.build(trained)
+
+    def step(ids: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square((tf.gather(table.value, ids) * x) @ kernel.value + bias.value))
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, [v.value for v in trained])
+        optimizer.apply_gradients(zip(gradients, trained, strict=True))
+        return loss
+
+    return step
+
+
+def make_batches(overflows: bool) -> list[list[np.ndarray]]:
+    """Ten batches; in the fifth, the gradient of the last example, and so of the last replica alone, may overflow."""
+    rng = np.random.default_rng(1)
+    batches = [[rng.integers(0, 12, 7), rng.normal(size=(7, 4))] for _ in range(10)]
+    batches[4][1][6] *= 1e200 if overflows else 1
+    return batches
+
+
+def captured_step(optimizer: str) -> CapturedFunction:
+    return capture(make_step(OPTIMIZERS[optimizer]()), *make_batches(False)[0])
+
+
+@pytest.mark.feature("function", "optimizer: gradient accumulation")
+@pytest.mark.feature("function", "precision: loss scaling")
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("owners", OWNERS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_optimizers_with_conditions_train_what_one_device_does(optimizer, owners, replicas):
+    batches = make_batches(overflows="scaled" in optimizer)
+    step = make_step(OPTIMIZERS[optimizer]())
+    captured = capture(step, *batches[0])
+    expected = one_device(captured, step, batches)
+    strategy = plan(captured.item, 2, replicas, OWNERS[owners], servers=2 if owners == "servers" else 0)
+    assert_same(train(captured, strategy, batches), expected, rtol=1e-9)
+    [updates] = [value for name, value in expected.variables[0].items() if name.endswith("/iteration")]
+    assert updates == (9 if "scaled" in optimizer else 10)  # the step that overflowed made none
+
+
+@pytest.mark.parametrize("optimizer", ["accumulated adam", "scaled adam"])
+def test_shards_of_several_owners_train_what_one_device_does(optimizer):
+    batches = make_batches(overflows="scaled" in optimizer)
+    step = make_step(OPTIMIZERS[optimizer]())
+    captured = capture(step, *batches[0])
+    strategy = plan(captured.item, 2, 1, {"kernel": 1})
+    cut_in_strategy(strategy, "table", Cut(0, (7, 5)), [0, 1])
+    assert_same(train(captured, strategy, batches), one_device(captured, step, batches), rtol=1e-9)
+
+
+@pytest.mark.parametrize("optimizer", ["accumulated adam", "scaled adam"])
+def test_slots_and_accumulators_stand_with_their_variable(optimizer):
+    captured = captured_step(optimizer)
+    strategy = plan(captured.item, 2, 1, OWNERS["several owners"])
+    item = rewritten(captured, strategy)[0]
+    kinds = ["", "_momentum", "_velocity", "_gradient_accumulator"]
+    for name, owner in OWNERS["several owners"].items():
+        found = {v for v in item.owners if v.rpartition("/")[2] in [name + kind for kind in kinds]}
+        assert {item.owners[v] for v in found} == {owner}
+        assert len(found) == (4 if optimizer == "accumulated adam" else 3)
+    placed = find_placements(captured.item, strategy)
+    assert {name: p.owners for name, p in placed.items() if name in item.owners} == {
+        name: (owner,) for name, owner in item.owners.items()
+    }
+
+
+def test_each_worker_updates_its_own_variables_alone():
+    captured = captured_step("accumulated adam")
+    for worker, item in enumerate(rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"]))):
+        assert not item.wiring.of_op("If")
+        written = {item.by_handle[h].name for effect in item.wiring.effects.values() for h in effect.writes}
+        mine = {name for name, owner in OWNERS["several owners"].items() if owner == worker}
+        assert written & OWNERS["several owners"].keys() == mine
+
+
+def test_rows_that_one_branch_adds_stay_rows():
+    captured = captured_step("scaled")
+    item = rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"]))[0]
+    handle = item.by_name["table"].handle
+    touching = [item.wiring.nodes[name].op for name, e in item.wiring.effects.items() if handle in e.reads | e.writes]
+    assert [op for op in touching if is_scatter(op)]
+    assert not {"AssignVariableOp", "ReadVariableOp"} & set(touching)
+
+
+@pytest.mark.parametrize("owners", [{}, {"table": 1, "kernel": 1, "bias": 1}])
+def test_no_op_where_all_variables_are_held_alike(owners):
+    captured = captured_step("accumulated adam")
+    context = Context(plan(captured.item, 2, 1, owners), 0)
+    assert InlineBranches().apply(captured.item, context) is captured.item
+
+
+@pytest.mark.feature(
+    "function", "optimizer: gradient accumulation, under asynchronous servers", refused="StrategyError"
+)
+def test_what_is_asynchronous_stays_under_one_condition_and_is_refused():
+    captured = captured_step("accumulated adam")
+    with pytest.raises(StrategyError, match="are written by one operation"):
+        rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"], asynchronous=True))
+
+
+def test_an_update_that_prints_in_one_branch_is_refused_by_name():
+    first, second = (tf.Variable(np.ones(3), name=name) for name in ("first", "second"))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x * first * second)
+        gradients = tape.gradient(loss, [first, second])
+        if tf.reduce_all([tf.reduce_all(tf.math.is_finite(g)) for g in gradients]):
+            first.assign_sub(gradients[0])
+            second.assign_sub(gradients[1])
+        else:
+            tf.print("skipped")
+        return loss
+
+    captured = capture(step, np.ones((4, 3)))
+    with pytest.raises(StrategyError, match=r"first, second are written under one condition \(cond\).*PrintV2") as told:
+        rewrite(captured.item, Context(plan(captured.item, 2, 1, {"first": 0, "second": 1}), 0))
+    assert "give the variables one owner" in str(told.value)
+
+
+# -- state ---------------------------------------------------------------------------------------------------------
+
+
+class State:
+    """What the steps below keep beside their weights."""
+
+    def __init__(self) -> None:
+        self.mean = tf.Variable(0.0, dtype=tf.float64, name="mean", trainable=False)
+        self.seen = tf.Variable(0.0, dtype=tf.float64, name="seen", trainable=False)
+        self.features = tf.Variable(np.zeros(4), name="features", trainable=False)
+        self.steps = tf.Variable(0, dtype=tf.int64, name="steps", trainable=False)
+
+
+def every_third_step(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
+    if state.steps % 3 == 0:
+        state.mean.assign(0.9 * state.mean + 0.1 * loss)
+
+
+def two_branches(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
+    if state.steps % 2 == 0:
+        state.features.assign(0.9 * state.features + 0.1 * tf.reduce_mean(x, 0))
+        state.seen.assign_add(tf.cast(tf.shape(x)[0], tf.float64))
+    else:
+        state.mean.assign(tf.reduce_sum(x))
+        state.mean.assign_add(loss)
+
+
+def one_within_the_other(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
+    if state.steps % 2 == 0:
+        if state.steps % 4 == 0:
+            state.mean.assign(loss)
+        else:
+            state.seen.assign_add(loss)
+        state.seen.assign_add(2.0)
+
+
+def by_the_loss(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
+    """Replicas have losses of their own; one device has that of the whole batch."""
+    if loss > state.mean:
+        state.mean.assign(loss)
+        state.seen.assign_add(tf.reduce_sum(x))
+
+
+def losses_that_are_no_numbers(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
+    if not tf.math.is_finite(loss):
+        state.seen.assign_add(1.0)
+
+
+def by_what_the_step_wrote(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
+    state.mean.assign(0.5 * state.mean + 0.5 * loss)
+    if state.mean > 0.3:
+        state.seen.assign_add(state.mean)
+
+
+def with_state(update: Callable[[State, tf.Tensor, tf.Tensor], object]) -> Callable[[tf.Tensor], tf.Tensor]:
+    state = State()
+    weight = tf.Variable(np.random.default_rng(0).normal(size=(4, 2)), name="weight")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.tanh(x @ weight)))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        state.steps.assign_add(1)
+        returned = update(state, x, loss)
+        # All variables are touched, so that they are compared.
+        touched = state.mean + state.seen + state.features[0] + tf.cast(state.steps, tf.float64)
+        return loss if returned is None else returned, touched * 0.0
+
+    return step
+
+
+@pytest.mark.feature("function", "step: state under a condition")
+@pytest.mark.parametrize("cluster", [(1, 2), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    "update",
+    [
+        every_third_step, two_branches, one_within_the_other, by_the_loss, losses_that_are_no_numbers,
+        by_what_the_step_wrote,
+    ],
+)  # fmt: skip
+def test_state_under_a_condition_is_what_one_device_leaves(update, cluster):
+    rng = np.random.default_rng(2)
+    batches = [[rng.normal(size=(count, 4))] for count in (7, 8, 5, 6, 7, 8, 9, 7, 3, 6)]
+    if update is losses_that_are_no_numbers:
+        batches[6][0][0] = np.nan
+    step = with_state(update)
+    captured = capture(step, batches[0][0])
+    assert captured.item.wiring.of_op("If")
+    expected = one_device(captured, tf.function(step, reduce_retracing=True), batches)
+    assert_same(train(captured, plan(captured.item, *cluster), batches), expected, rtol=1e-9)
+
+
+def test_a_value_that_a_condition_returns_is_chosen_too():
+    def update(state, x, loss):
+        returned = loss * 1.0
+        if state.steps % 2 == 0:
+            state.mean.assign(loss)
+            returned = loss * 3.0
+        return returned
+
+    step, batches = with_state(update), [[np.random.default_rng(k).normal(size=(6, 4))] for k in range(4)]
+    captured = capture(step, batches[0][0])
+    expected = one_device(captured, tf.function(step), batches)
+    assert_same(train(captured, plan(captured.item, 2, 2), batches), expected, rtol=1e-9)
+
+
+def by_an_example(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
+    if x[0, 0] > 0:
+        state.mean.assign(loss)
+
+
+def by_a_likeness(state: State, x: tf.Tensor, loss: tf.Tensor) -> None:
+    if tf.reduce_mean(tf.matmul(x, x, transpose_b=True)) > 1:
+        state.seen.assign_add(1.0)
+
+
+@pytest.mark.feature("function", "step: state under a condition on one example", refused="RewriteError")
+@pytest.mark.parametrize("update, name", [(by_an_example, "mean"), (by_a_likeness, "seen")])
+def test_a_condition_on_which_replicas_may_not_agree_is_refused(update, name):
+    captured = capture(with_state(update), np.ones((4, 4)))
+    with pytest.raises(
+        RewriteError, match=rf"{name} is written under a condition .* may not agree .*tf\.where"
+    ) as told:
+        rewrite(captured.item, Context(plan(captured.item, 2, 1), 0))
+    assert "aggregation" in str(told.value)
+
+
+def test_state_beside_a_print_is_refused():
+    def update(state, x, loss):
+        if state.steps % 2 == 0:
+            tf.print("kept")
+            state.mean.assign(loss)
+
+    captured = capture(with_state(update), np.ones((4, 4)))
+    with pytest.raises(RewriteError, match=r"mean is written .* PrintV2 .* stands in one. Take it out"):
+        rewrite(captured.item, Context(plan(captured.item, 1, 2), 0))
+
+
+def test_state_that_all_replicas_write_alike_stays_under_its_condition():
+    def update(state, x, loss):
+        if state.steps % 2 == 0:
+            tf.print("kept", output_stream="file:///dev/null")
+            state.seen.assign_add(1.0)
+
+    captured = capture(with_state(update), np.ones((4, 4)))
+    context = Context(plan(captured.item, 2, 2), 0)
+    assert InlineBranches().apply(captured.item, context) is captured.item

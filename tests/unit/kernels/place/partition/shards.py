@@ -1,0 +1,89 @@
+"""Strategies that cut variables, and training with them beside one device."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from autodist.capture.function import CapturedFunction
+from autodist.graph.item import GraphItem
+from autodist.graph.placement import Cut
+from autodist.kernels import KERNELS, Context
+from autodist.kernels.base import run_pipeline
+from autodist.kernels.place.partition.partition_variables import PartitionVariables, partition
+from autodist.proto import strategy_pb2
+from tests.unit.kernels.in_one_process import Batch, Trained, assert_same, one_device, plan, train
+
+SHUFFLE = None
+"""In place of an owner: the shard is at every worker, and its gradient is reduced."""
+
+Owners = Sequence[int | None]
+
+
+def cut_in_strategy(strategy: strategy_pb2.Strategy, variable: str, cut: Cut, owners: Owners) -> None:
+    """Cuts a variable, each shard with an owner or `SHUFFLE`."""
+    (node,) = [node for node in strategy.nodes if node.variable == variable]
+    node.ClearField("synchronizer")
+    node.partition.axis = cut.axis
+    node.partition.sizes.extend(cut.sizes)
+    for owner in owners:
+        node.shards.add().CopyFrom(_shard(owner))
+
+
+def _shard(owner: int | None) -> strategy_pb2.Shard:
+    if owner is SHUFFLE:
+        return strategy_pb2.Shard(all_reduce=strategy_pb2.AllReduce(spec=strategy_pb2.AllReduce.SHUFFLE))
+    return strategy_pb2.Shard(parameter_server=strategy_pb2.ParameterServer(owner=owner))
+
+
+def sharded_plan(
+    item: GraphItem, cuts: Mapping[str, Cut], workers: int = 2, replicas: int = 1, by_server: bool = True
+) -> strategy_pb2.Strategy:
+    """A strategy that cuts variables; owners of shards go round, or every shard is reduced."""
+    strategy = plan(item, workers, replicas)
+    for position, (name, cut) in enumerate(cuts.items()):
+        owners = [(k + position) % workers if by_server else SHUFFLE for k in range(len(cut.sizes))]
+        cut_in_strategy(strategy, name, cut, owners)
+    return strategy
+
+
+def in_thirds(length: int) -> tuple[int, ...]:
+    """Up to three uneven shards of an axis."""
+    return {1: (1,), 2: (1, 1), 3: (1, 2)}.get(length, (2, 1, length - 3))
+
+
+def every_cut(item: GraphItem, axis: int = 0) -> dict[str, Cut]:
+    """A cut of every variable that has a gradient, along `axis` or its last."""
+    shapes = {g.variable: item.by_name[g.variable].shape for g in item.gradients}
+    found = {}
+    for name, shape in shapes.items():
+        at = min(axis, len(shape) - 1)
+        if shape and shape[at] > 1:
+            found[name] = Cut(at, in_thirds(shape[at]))
+    return found
+
+
+def partitioned(item: GraphItem, strategy: strategy_pb2.Strategy) -> tuple[GraphItem, tuple[str, ...]]:
+    """The step in shards, before anything else, and what was told of what is not done in pieces."""
+    before = itertools.takewhile(lambda kernel: kernel != PartitionVariables(), KERNELS)
+    made = partition(run_pipeline(tuple(before), item, Context(strategy, 0)))
+    return made.item, made.told
+
+
+def assert_trains_alike(
+    captured: CapturedFunction,
+    step: Callable[..., object],
+    strategy: strategy_pb2.Strategy,
+    batches: Sequence[Batch],
+    rtol: float = 1e-12,
+) -> Trained:
+    """Shards train what one device does."""
+    found = train(captured, strategy, batches)
+    assert_same(found, one_device(captured, step, batches), rtol)
+    return found
+
+
+def numbers(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=shape)

@@ -1,0 +1,119 @@
+"""MergeRows: a worker sends a row once, where nothing between the gradient and the write depends on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import keras
+import pytest
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.item import GraphItem
+from autodist.kernels import KERNELS
+from autodist.kernels.base import Context, run_pipeline
+from autodist.kernels.rows.merge_rows import MergeRows, is_added_up
+from tests.unit.graph.graph_text import assert_imports, from_text
+from tests.unit.kernels.in_one_process import plan
+from tests.unit.kernels.table_steps import table_step
+
+BEFORE = KERNELS[: [kernel.name for kernel in KERNELS].index("merge-rows")]
+
+
+def joined(optimizer, workers=2, replicas=1):
+    """A step as it is before rows are merged, and its context."""
+    captured, _ = table_step(optimizer)
+    context = Context(plan(captured.item, workers, replicas), 0)
+    return run_pipeline(BEFORE, captured.item, context), context
+
+
+def merged(item, context):
+    """The names of the joins whose rows the kernel merged."""
+    found = MergeRows().apply(item, context)
+    assert_imports(found.graph_def)
+    return [old.name for old, new in zip(item.joins, found.joins, strict=True) if old.local != new.local]
+
+
+def test_nothing_travels_on_one_worker():
+    item, context = joined(keras.optimizers.SGD(0.1), workers=1, replicas=2)
+    assert MergeRows().apply(item, context) is item
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    {
+        "sgd": lambda: keras.optimizers.SGD(0.1),
+        "momentum, by a sum of segments": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        "lion": lambda: keras.optimizers.Lion(0.1),
+    }.items(),
+    ids=lambda pair: pair[0],
+)
+def test_rows_that_are_scaled_and_added_are_merged(optimizer):
+    item, context = joined(optimizer[1]())
+    assert merged(item, context) == ["table/0"]
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    {
+        "squares of each": lambda: keras.optimizers.Adagrad(0.1),
+        "squares beside": lambda: keras.optimizers.Adam(0.1),
+        "a norm": lambda: keras.optimizers.SGD(0.1, clipnorm=0.1),
+        "a global norm": lambda: keras.optimizers.SGD(0.1, global_clipnorm=0.1),
+        "clipping by value": lambda: keras.optimizers.SGD(0.1, clipvalue=0.1),
+    }.items(),
+    ids=lambda pair: pair[0],
+)
+def test_rows_on_which_something_depends_one_by_one_are_not(optimizer):
+    item, context = joined(optimizer[1]())
+    assert [join.name for join in item.joins if join.is_sparse] == ["table/0"]
+    assert MergeRows().apply(item, context) is item
+
+
+def test_a_join_that_the_step_returns_is_not_merged():
+    item, context = joined(keras.optimizers.SGD(0.1))
+    (join,) = (join for join in item.joins if join.is_sparse)
+    returned = replace(item, outputs=(*item.outputs, join.result[0]))
+    assert MergeRows().apply(returned, context) is returned
+
+
+ADDED = """
+    ids = Placeholder()
+    rows = Placeholder()
+    rate = Placeholder()
+    v = VarHandleOp()
+    scaled = Mul(rows, rate)
+    w = ResourceScatterAdd(v, ids, scaled)
+"""
+
+
+def added_up(text, **shapes):
+    known = {"rate:0": (), **{f"{name}:0": shape for name, shape in shapes.items()}}
+    editor = GraphEditor(GraphItem(from_text(text)).graph_def)
+    return is_added_up(editor, lambda name: tf.TensorSpec(known[name]), "ids:0", "rows:0")
+
+
+def test_rows_scaled_by_one_number_are_added_up():
+    assert added_up(ADDED)
+
+
+@pytest.mark.parametrize(
+    "more",
+    {
+        "scaled row by row": "other = Placeholder()\nt = Mul(rows, other)\nu = ResourceScatterAdd(v, ids, t)",
+        "a product of rows": "t = Mul(rows, rows)\nu = ResourceScatterAdd(v, ids, t)",
+        "a quotient by rows": "t = RealDiv(rate, rows)\nu = ResourceScatterAdd(v, ids, t)",
+        "a number of rows": "n = Size(ids)",
+        "a shape": "n = Shape(rows)",
+        "other rows": "other = Placeholder()\nu = ResourceScatterAdd(v, other, scaled)",
+        "indices with other rows": "other = Placeholder()\nu = ResourceScatterAdd(v, ids, other)",
+        "a write of the last": "u = ResourceScatterUpdate(v, ids, scaled)",
+    }.items(),
+    ids=lambda pair: pair[0],
+)
+def test_whatever_counts_rows_or_indices_is_seen(more):
+    assert not added_up(f"{ADDED.strip()}\n{more[1]}", other=(None, 2))
+
+
+def test_rows_that_nobody_adds_are_not_added_up():
+    assert not added_up("ids = Placeholder()\nrows = Placeholder()")
