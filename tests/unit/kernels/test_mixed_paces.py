@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autodist.proto import strategy_pb2
+from tests.unit.kernels.communicate.test_stale_servers import assert_trains_as_one_device
 from tests.unit.kernels.drawn_steps import make_batches
 from tests.unit.kernels.in_one_process import capture, one_device, plan, train
-from tests.unit.kernels.test_stale import assert_trains_as_one_device
 
 WORKERS, SERVERS = 2, 1
 SIZES = {"table": (7, 2), "kernel": (2,), "gain": ()}

@@ -12,7 +12,7 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effects
 from autodist.graph.item import GraphItem
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
-from tests.unit.kernels.partition.shards import numbers
+from tests.unit.kernels.place.partition.shards import numbers
 
 OWNERS = {"first": 1, "second": 0}
 

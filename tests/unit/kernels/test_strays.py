@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.placement import Cut
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
-from tests.unit.kernels.partition.shards import cut_in_strategy
+from tests.unit.kernels.place.partition.shards import cut_in_strategy
 
 BATCHES = [[np.random.default_rng(k).normal(size=(count, 3))] for k, count in enumerate((7, 5, 6, 1, 8))]
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
-from tests.unit.kernels.partition.shards import assert_trains_alike, every_cut, sharded_plan
+from tests.unit.kernels.place.partition.shards import assert_trains_alike, every_cut, sharded_plan
 
 Step = Callable[[tf.Tensor], object]
 

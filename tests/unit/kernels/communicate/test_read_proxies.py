@@ -12,11 +12,11 @@ from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.parts import Variable
 from autodist.kernels import SETTING_KERNELS, Context, rewrite
+from tests.unit.kernels.communicate.test_asynchronous_servers import expected, linear_batches
+from tests.unit.kernels.communicate.test_asynchronous_servers import linear_step as plain_linear_step
+from tests.unit.kernels.communicate.test_stale_servers import assert_trains_as_one_device
 from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, task_of_device, train
-from tests.unit.kernels.test_asynchronous import expected, linear_batches
-from tests.unit.kernels.test_asynchronous import linear_step as plain_linear_step
-from tests.unit.kernels.test_stale import assert_trains_as_one_device
 
 OWNED = ("table", "kernel", "gain")
 OWNERS = {

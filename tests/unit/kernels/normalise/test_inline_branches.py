@@ -15,7 +15,7 @@ from autodist.graph.placement import Cut
 from autodist.kernels import Context, find_placements, rewrite
 from autodist.kernels.normalise.inline_branches import InlineBranches
 from tests.unit.kernels.in_one_process import CapturedFunction, assert_same, capture, one_device, plan, rewritten, train
-from tests.unit.kernels.partition.shards import cut_in_strategy
+from tests.unit.kernels.place.partition.shards import cut_in_strategy
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
 

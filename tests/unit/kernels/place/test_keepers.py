@@ -11,7 +11,7 @@ from autodist.capture.function import CapturedFunction
 from autodist.errors import StrategyError
 from autodist.graph.placement import Cut
 from tests.unit.kernels.in_one_process import capture, plan, rewritten
-from tests.unit.kernels.partition.shards import cut_in_strategy
+from tests.unit.kernels.place.partition.shards import cut_in_strategy
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
 

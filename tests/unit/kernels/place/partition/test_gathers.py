@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist.capture.function import CapturedFunction
 from autodist.graph.placement import Cut
 from tests.unit.kernels.in_one_process import Session, capture, one_device, plan, rewritten
-from tests.unit.kernels.partition.shards import assert_trains_alike, cut_in_strategy, numbers, sharded_plan
+from tests.unit.kernels.place.partition.shards import assert_trains_alike, cut_in_strategy, numbers, sharded_plan
 
 ROWS, WIDTH = 7, 4
 BY_ROWS, BY_COLUMNS = Cut(0, (3, 1, 3)), Cut(1, (1, 3))

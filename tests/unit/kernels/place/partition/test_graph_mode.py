@@ -18,7 +18,7 @@ from autodist.kernels import SETTING_KERNELS, Context, rewrite
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import plan
-from tests.unit.kernels.partition.shards import numbers, sharded_plan
+from tests.unit.kernels.place.partition.shards import numbers, sharded_plan
 
 v1 = tf.compat.v1
 CUTS = {"v": Cut(0, (1, 3)), "table": Cut(0, (3, 4))}

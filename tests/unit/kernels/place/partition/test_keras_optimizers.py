@@ -13,7 +13,7 @@ from autodist.capture.function import CapturedFunction
 from autodist.graph.find_stages import find_stages
 from autodist.graph.placement import shard_name
 from tests.unit.kernels.in_one_process import capture
-from tests.unit.kernels.partition.shards import assert_trains_alike, every_cut, partitioned, sharded_plan
+from tests.unit.kernels.place.partition.shards import assert_trains_alike, every_cut, partitioned, sharded_plan
 
 optimizers = keras.optimizers
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from autodist.graph.placement import Cut
 from tests.unit.kernels import drawn_steps
 from tests.unit.kernels.in_one_process import capture, plan
-from tests.unit.kernels.partition.shards import SHUFFLE, Owners, assert_trains_alike, cut_in_strategy, numbers
+from tests.unit.kernels.place.partition.shards import SHUFFLE, Owners, assert_trains_alike, cut_in_strategy, numbers
 
 WORKERS = 3
 FEW = settings(derandomize=True, max_examples=14, deadline=None, suppress_health_check=[HealthCheck.too_slow])

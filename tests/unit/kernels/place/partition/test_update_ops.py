@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.placement import Cut
 from tests.unit.kernels.in_one_process import capture
-from tests.unit.kernels.partition.shards import assert_trains_alike, numbers, partitioned, sharded_plan
+from tests.unit.kernels.place.partition.shards import assert_trains_alike, numbers, partitioned, sharded_plan
 
 raw = tf.raw_ops
 ROWS, WIDTH = 7, 4

@@ -13,7 +13,7 @@ from autodist.errors import StrategyError
 from autodist.graph.placement import Cut
 from autodist.kernels import Context, rewrite
 from tests.unit.kernels.in_one_process import capture, plan
-from tests.unit.kernels.partition.shards import (
+from tests.unit.kernels.place.partition.shards import (
     assert_trains_alike,
     cut_in_strategy,
     every_cut,
