@@ -11,12 +11,12 @@ from typing import ClassVar
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import is_in_jit_scope
-from autodist.graph.names import node_of, tensor
+from autodist.graph.names import node_of, split_replica, tensor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.compilable import Compilable
 from autodist.kernels.finish.compiled_function import compiled_function, put_call, results_of
-from autodist.kernels.finish.compiled_regions import PartOf, find_regions, is_copied, split_replica, work_in
+from autodist.kernels.finish.compiled_regions import PartOf, find_regions, is_copied, work_in
 from autodist.kernels.finish.prune import Prune
 
 log = logging.getLogger("autodist")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autodist.graph.item import GraphItem
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import is_control, node_of, split_replica, tensor
 from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.units import by_levels, is_acyclic
 from autodist.graph.walks import reach
@@ -42,17 +42,6 @@ class PartOf:
         if own in stages.once:
             return (UPDATE, level)
         return (COMPUTE, replica, level) if own in self.item.replicated else (SHARED, level)
-
-
-def split_replica(name: str) -> tuple[str, str]:
-    """The prefix of a replica's copies ("" for the first), and the captured name.
-
-    >>> split_replica("replica_1/dense/MatMul"), split_replica("dense/MatMul")
-    (('replica_1/', 'dense/MatMul'), ('', 'dense/MatMul'))
-    """
-    first, slash, rest = name.partition("/")
-    kind, _, position = first.partition("_")
-    return (first + slash, rest) if slash and kind == "replica" and position.isdecimal() else ("", name)
 
 
 def is_copied(item: GraphItem, name: str) -> bool:

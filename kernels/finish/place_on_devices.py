@@ -11,6 +11,7 @@ import tensorflow as tf
 from autodist.graph.devices import device_of
 from autodist.graph.editor import NodeDef
 from autodist.graph.item import GraphItem
+from autodist.graph.names import split_replica
 from autodist.kernels.base import Context, Kernel
 
 
@@ -65,8 +66,5 @@ def _stay_with_variables(item: GraphItem, nodes: Mapping[str, NodeDef], context:
 
 
 def _replica_device(name: str, devices: list[str]) -> str:
-    first, _, _ = name.partition("/")
-    prefix, _, position = first.partition("_")
-    if prefix == "replica" and position.isdecimal() and int(position) < len(devices):
-        return devices[int(position)]
-    return devices[0]
+    position, _ = split_replica(name)
+    return devices[position if position < len(devices) else 0]

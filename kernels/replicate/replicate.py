@@ -9,7 +9,7 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
-from autodist.graph.names import is_control, node_of
+from autodist.graph.names import is_control, node_of, replica_prefix
 from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Propagation
 from autodist.graph.seeds import varying_seeds
@@ -35,9 +35,9 @@ from autodist.kernels.varying import RANDOM, find_varying, sources_of
 class Replicate(Kernel):
     """Clones what differs between replicas, splits the batch, and sums over the local replicas.
 
-    The first local replica is the captured graph itself; another one's nodes stand under `replica_k/`, where k is the
-    position among this worker's replicas. What no batch, weight or random draw reaches is computed once for all. What
-    has to be combined with other workers is noted in `GraphItem.joins`.
+    The first local replica is the captured graph itself; another one's nodes stand under `autodist/replica_k/`, where k
+    is the position among this worker's replicas. What no batch, weight or random draw reaches is computed once for all.
+    What has to be combined with other workers is noted in `GraphItem.joins`.
 
         x → f → g → update      becomes      x[:n] → f → g   ┐
                                              x[n:] → f'→ g'  ┴ add → update
@@ -113,7 +113,7 @@ class _Replication:
         """For each local replica what its copies are called; the first one's keep their names."""
         names = [name for name in self.editor.names if name in varying]
         count = len(self.context.copied_replicas)
-        return [{name: name for name in names}] + [self.editor.clone(names, f"replica_{k}/") for k in range(1, count)]
+        return [{name: name for name in names}] + [self.editor.clone(names, replica_prefix(k)) for k in range(1, count)]
 
     def _vary_draws(self, clones: list[dict[str, str]], offsets: list[str]) -> None:
         for renamed, replica in zip(clones, self.context.copied_replicas, strict=True):

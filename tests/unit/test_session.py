@@ -40,7 +40,7 @@ def test_a_run_takes_options_and_tells_what_ran(trained):
     traced, _ = session.run([loss, train], batch, options, metadata)
     assert traced == plain
     ran = {node.node_name for device in metadata.step_stats.dev_stats for node in device.node_stats}
-    assert any("MatMul" in name for name in ran) and any("replica_1/" in name for name in ran)
+    assert any("MatMul" in name for name in ran) and any("autodist/replica_1/" in name for name in ran)
     assert session.run(loss, feed_dict=batch, options=None, run_metadata=None) < plain
 
 

@@ -281,3 +281,22 @@ def by_keras_2(ad):
 @pytest.mark.parametrize("script", [of_another_network, fed_back, of_actions, gathered, by_hand, by_keras_2])
 def test_gradients_are_applied_as_scripts_like(script):
     assert_like_one_device(script)
+
+
+@pytest.mark.feature("session", "model: towers, in scopes of any name")
+def test_scopes_may_have_the_names_that_kernels_give():
+    def script(ad):
+        with tf.Graph().as_default(), ad.scope():
+            x, y = placeholders()
+            towers = [
+                network(x, name, seed) for seed, name in enumerate(("tower", "replica_1/tower", "autodist/tower"))
+            ]
+            with tf.name_scope("replica_1/"):
+                loss = squared_error(tf.add_n(towers, "tower/all"), y)
+            train = v1.train.AdamOptimizer(0.05).minimize(loss)
+            with ad.create_distributed_session() as session:
+                session.run(v1.global_variables_initializer())
+                losses = [session.run([train, loss], {x: X[k], y: Y[k]})[1] for k in range(BATCHES)]
+                return values(session) | {"losses": np.array(losses)}
+
+    assert_like_one_device(script)

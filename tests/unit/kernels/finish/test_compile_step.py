@@ -373,7 +373,7 @@ def test_attributes_of_tensorflow_1s_jit_scope_are_kept_in_every_replica():
     found = rewrite(item, Context(plan(item, 1, 2), 0), kernels=KERNELS)
     attributes = {n.name: n.attr for n in found.graph_def.node}
     for name in ("Tanh", "gradients/Tanh_grad/TanhGrad"):
-        for copy in (name, f"replica_1/{name}"):
+        for copy in (name, f"autodist/replica_1/{name}"):
             assert attributes[copy]["_XlaCompile"].b and attributes[copy]["_XlaScope"].s == scopes[name]
     assert not called(found)
 
