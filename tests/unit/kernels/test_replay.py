@@ -11,7 +11,7 @@ import pytest
 
 from autodist.graph.parts import JoinKind, Merge, RowJoin
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS
-from autodist.kernels.table_writes import TellTableWrites
+from autodist.kernels.rows.tell_table_writes import TellTableWrites
 from autodist.proto import strategy_pb2
 from autodist.strategies import registered_names
 from tests.replay import stored
