@@ -120,11 +120,18 @@ Watcher = Callable[[str, GraphItem], None]
 def run_pipeline(
     kernels: Sequence[Kernel], item: GraphItem, context: Context, watch: Watcher | None = None
 ) -> GraphItem:
-    """Applies the kernels in order; `watch(name, item)` is called with the captured step and after each kernel."""
+    """Applies the kernels in order; `watch(name, item)` is called with the captured step and after each kernel.
+
+    An error carries, as a note, which kernel it comes from.
+    """
     if watch:
         watch("captured", item)
     for kernel in kernels:
-        item = kernel.apply(item, context)
+        try:
+            item = kernel.apply(item, context)
+        except Exception as error:
+            error.add_note(f"in the kernel {kernel.name}, for worker {context.worker}")
+            raise
         if watch:
             watch(kernel.name, item)
     return item

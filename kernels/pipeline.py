@@ -15,6 +15,8 @@ import tensorflow as tf
 
 from autodist.graph.item import GraphItem
 from autodist.graph.serialize import to_proto
+from autodist.graph.step_text import text_of_notes, text_of_step
+from autodist.graph.verify import verify
 from autodist.kernels.base import Context, Kernel, run_pipeline
 from autodist.kernels.communicate.asynchronous_servers import AsynchronousServers
 from autodist.kernels.communicate.parameter_servers import ParameterServers
@@ -111,6 +113,7 @@ class Watch:
     name: str
     worker: int
     folder: str | None = field(default_factory=lambda: os.environ.get(DUMP_VARIABLE))
+    _captured: GraphItem | None = None
     _count: int = 0
     _since: float = field(default_factory=time.perf_counter)
 
@@ -119,17 +122,18 @@ class Watch:
             "%s: %s, %d nodes, %.3f s", self.name, kernel, len(item.graph_def.node), time.perf_counter() - self._since
         )
         if self.folder:
-            self._dump(
-                pathlib.Path(self.folder) / self.name / f"worker_{self.worker}" / f"{self._count}_{kernel}", item
-            )
+            folder = pathlib.Path(self.folder) / self.name / f"worker_{self.worker}"
+            self._dump(folder / f"{self._count}_{kernel}", item)
         self._count += 1
         self._since = time.perf_counter()
 
-    @staticmethod
-    def _dump(folder: pathlib.Path, item: GraphItem) -> None:
-        """The graph as TensorBoard reads it, and the step as a protobuf."""
+    def _dump(self, folder: pathlib.Path, item: GraphItem) -> None:
+        """The graph as TensorBoard reads it, the step as a protobuf, and all of it as text; it has to hang together."""
+        verify(item)
+        self._captured = self._captured or item
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "graph_item.pb").write_bytes(to_proto(item).SerializeToString())
+        (folder / "step.txt").write_text(text_of_notes(item) + text_of_step(item, self._captured), encoding="utf-8")
         with tf.Graph().as_default():  # the writer refuses to be made in eager mode
             writer = tf.compat.v1.summary.FileWriter(str(folder))
             writer.add_graph(None, graph_def=item.graph_def)

@@ -6,17 +6,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from functools import cache
 
+from google.protobuf import text_format
+
 from autodist.errors import FetchedElsewhereError
 from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.parts import Join
 from autodist.graph.placement import Placement
+from autodist.graph.step_text import text_of_step
 from autodist.kernels import Context, find_placements, run_pipeline
+from autodist.kernels.base import Watcher
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies import ask_builder, check_strategy, chosen_builder, graph_config, resolve_specs
 from tests.replay.cases import CLUSTERS, STRATEGIES, Case
 from tests.replay.stored import PIPELINES, StoredStep
-from tests.replay.text import text_of_step, text_of_strategy
 
 
 @dataclass(frozen=True)
@@ -43,18 +46,30 @@ load = cache(StoredStep.load)
 @cache
 def replay(case: Case) -> Replayed:
     """Rewrites a case for each worker."""
-    step, spec = load(case.step), machines(case.cluster)
-    planned = load(step.planned_by).item if step.planned_by else step.item
-    strategy = build(planned, case.strategy, spec)
-    captured = step.item
-    if step.planned_by and len(spec.workers) > 1:
-        captured = _placed_as(planned, captured, strategy)
+    step, captured, strategy = _planned(case)
     watch = _Watch()
-    text = text_of_strategy(strategy)
-    for worker in range(len(spec.workers)):
+    text = _text_of_strategy(strategy)
+    for worker in range(len(machines(case.cluster).workers)):
         rewritten = _rewrite(step, captured, Context(strategy, worker, step.joins_outputs), watch)
         text += f"worker {worker}\n" + text_of_step(rewritten, captured)
     return Replayed(text, strategy, frozenset(watch.changed_by), tuple(watch.joins))
+
+
+def watch_rewriting(case: Case, watch: Watcher) -> None:
+    """Rewrites a case for the last worker; `watch` sees the captured step and what each kernel makes of it."""
+    step, captured, strategy = _planned(case)
+    last = len(machines(case.cluster).workers) - 1
+    _rewrite(step, captured, Context(strategy, last, step.joins_outputs), watch)
+
+
+def _planned(case: Case) -> tuple[StoredStep, GraphItem, strategy_pb2.Strategy]:
+    """A case's step, what is rewritten of it, and by which strategy."""
+    step, spec = load(case.step), machines(case.cluster)
+    planned = load(step.planned_by).item if step.planned_by else step.item
+    strategy = build(planned, case.strategy, spec)
+    if step.planned_by and len(spec.workers) > 1:
+        return step, _placed_as(planned, step.item, strategy), strategy
+    return step, step.item, strategy
 
 
 def machines(cluster: str) -> ResourceSpec:
@@ -84,7 +99,7 @@ def _shared_name(item: GraphItem, handle: str) -> bytes:
     return item.wiring.nodes[handle].attr["shared_name"].s
 
 
-def _rewrite(step: StoredStep, captured: GraphItem, context: Context, watch: _Watch) -> GraphItem:
+def _rewrite(step: StoredStep, captured: GraphItem, context: Context, watch: Watcher) -> GraphItem:
     """As a session does it: what is fetched of others' is sent only where all fetch it."""
     kernels = PIPELINES[step.pipeline]
     try:
@@ -108,3 +123,8 @@ class _Watch:
         if item.joins != self._last.get("joins"):
             self.joins.extend(item.joins)
         self._last = now
+
+
+def _text_of_strategy(strategy: strategy_pb2.Strategy) -> str:
+    shown = (f"  {line}\n" for line in text_format.MessageToString(strategy).splitlines())
+    return "strategy\n" + "".join(shown)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
+from autodist.errors import RewriteError
 from autodist.kernels import KERNELS, Context, rewrite
+from autodist.kernels.finish.prune import Prune
 from autodist.kernels.pipeline import DUMP_VARIABLE
 from autodist.proto import graph_item_pb2
 from tests.unit.kernels.in_one_process import capture, plan
@@ -39,6 +42,30 @@ def test_the_step_is_dumped_after_each_kernel(tmp_path, monkeypatch):
     assert first.inputs[0].batch_axis == 0
     for folder in folders:
         assert list(folder.glob("events.out.tfevents.*"))
+
+
+def test_the_dumped_text_has_what_kernels_tell_each_other(tmp_path, monkeypatch):
+    monkeypatch.setenv(DUMP_VARIABLE, str(tmp_path))
+    item = _captured().item
+    rewrite(item, Context(plan(item, workers=2, replicas=2), 0), "some_step")
+    texts = {f.parent.name.partition("_")[2]: f.read_text() for f in tmp_path.glob("some_step/worker_0/*/step.txt")}
+    assert texts.keys() == {"captured", *(kernel.name for kernel in KERNELS)}
+    (gradient,) = item.gradients
+    assert f"gradients\n  weight: {gradient.tensors[0]} of call 0\n" in texts["captured"]
+    assert "joins\n  weight/" not in texts["captured"]
+    assert "joins\n  weight/0: gradient, level 1" in texts["replicate"]
+    assert "\n  returns " in texts["place-on-devices"] and "/job:worker/replica:0/task:0" in texts["place-on-devices"]
+
+
+def test_an_error_says_in_which_kernel_it_was_raised():
+    class Fails(Prune):
+        def apply(self, item, context):
+            raise RewriteError("no way")
+
+    item = _captured().item
+    with pytest.raises(RewriteError) as raised:
+        rewrite(item, Context(plan(item, replicas=2), 0), kernels=[Fails()])
+    assert raised.value.__notes__ == ["in the kernel prune, for worker 0"]
 
 
 def test_nothing_is_dumped_unasked(tmp_path, monkeypatch):

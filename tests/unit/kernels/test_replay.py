@@ -9,7 +9,9 @@ import itertools
 
 import pytest
 
+from autodist.errors import RewriteError
 from autodist.graph.parts import JoinKind, Merge, RowJoin
+from autodist.graph.verify import verify
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS
 from autodist.kernels.rows.tell_table_writes import TellTableWrites
 from autodist.proto import strategy_pb2
@@ -19,7 +21,7 @@ from tests.replay.capture import capture
 from tests.replay.cases import CASES, CLUSTERS, STRATEGIES
 from tests.replay.names import differ_by_names_alone
 from tests.replay.recorded import difference, recorded, recorded_names, recorded_version, tensorflow_version
-from tests.replay.rewriting import load, replay
+from tests.replay.rewriting import load, replay, watch_rewriting
 from tests.replay.stored import PIPELINES, StoredStep, stored_names
 
 LINES = 30
@@ -84,6 +86,20 @@ def test_every_synchronizer_and_compressor_is_carried_out(replayed):
 
 def test_all_sequences_of_kernels_are_passed():
     assert {load(case.step).pipeline for case in CASES.values()} == set(PIPELINES)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_every_kernel_leaves_a_whole_step(strategy):
+    """With each strategy once, since it takes longer than the rewriting."""
+    case = next(case for case in CASES.values() if case.strategy == strategy)
+
+    def watch(kernel, item):
+        try:
+            verify(item)
+        except RewriteError as error:
+            pytest.fail(f"{case.name} after {kernel}: {error}")
+
+    watch_rewriting(case, watch)
 
 
 @pytest.mark.parametrize("name", ["aggregations", "update_by_loss", "step_cotangents_clip_under_a_mask"])

@@ -1,4 +1,4 @@
-"""A rewritten step as text in which two steps are equal if they do the same by the same names.
+"""Graphs as text in which two graphs are equal if they do the same by the same names.
 
 What carries no meaning is left out or put in order: the order of nodes, of control inputs and of attributes; attributes
 that have their default; the numbers that TensorFlow gives to functions; how a constant is encoded. What the names of
@@ -15,12 +15,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from google.protobuf import text_format
-from tensorflow.python.framework import op_def_registry
+from tensorflow.python.framework import op_def_registry  # which attributes have defaults
 
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control
-from autodist.proto import strategy_pb2
 
 _SHOWN_ELEMENTS = 8
 """Larger constants are told by a hash."""
@@ -28,57 +25,11 @@ _SHOWN_ELEMENTS = 8
 _COUNT = re.compile(r"(_\d+)+$")
 
 
-def text_of_strategy(strategy: strategy_pb2.Strategy) -> str:
-    shown = (f"  {line}\n" for line in text_format.MessageToString(strategy).splitlines())
-    return "strategy\n" + "".join(shown)
-
-
-def text_of_step(item: GraphItem, captured: GraphItem) -> str:
-    """What one worker runs, and what is known of it besides its graph.
-
-    Args:
-        item: the rewritten step.
-        captured: the step of which it was made.
-    """
-    functions = _Functions(item.graph_def)
-    nodes = _lines_of_nodes(item.graph_def.node, functions)
-    sections = {
-        "runs": _runs(item),
-        "inputs": [*_pairs(item.inputs), *(f"{name} has as many rows as {by}" for name, by in item.apart.items())],
-        "variables": sorted(
-            f"{v.name}: {v.dtype.name}{list(v.shape)} in {v.handle}{' of ' + str(o) if (o := _owner(item, v)) else ''}"
-            for v in item.variables
-        ),
-        "placements": [_placement(item, v.name) for v in captured.variables],
-        "keepers": [f"{name}: {k.owner}, {k.pace.value}, {k.staleness}" for name, k in sorted(item.keepers.items())],
-        "nodes": nodes,
-        **{f"function {name}": lines for name, lines in functions.sections()},
-    }
-    return "".join(f"{title}\n" + "".join(f"  {line}\n" for line in lines) for title, lines in sections.items())
-
-
-def _runs(item: GraphItem) -> Iterator[str]:
-    """What is returned, in its order, and what runs without being returned."""
-    yield f"returns {', '.join(item.outputs)}" + (", which counts examples" if item.counts_examples else "")
-    yield from (f"target {name}" for name in sorted(item.targets))
-    yield from (f"served {name}" for name in sorted(item.served))
-    yield from (f"landed {name}" for name in sorted(item.landed))
-    yield from (f"initially {key}: {name}" for key, name in sorted(item.initializers.items()))
-    if item.even_parts is not None:
-        yield f"needs even parts: {item.even_parts}"
-
-
-def _pairs(mapping: Mapping[str, object]) -> Iterator[str]:
-    return (f"{name}: {value}" for name, value in mapping.items())
-
-
-def _owner(item: GraphItem, variable: Any) -> int | None:
-    return item.owners.get(variable.name)
-
-
-def _placement(item: GraphItem, name: str) -> str:
-    found = item.placement(name)
-    return f"{name}: cut {found.cut}, owners {found.owners}, copies {found.copies}"
+def sections_of_graph(graph_def: tf.compat.v1.GraphDef) -> dict[str, list[str]]:
+    """Lines by title: "nodes", and "function NAME" for each function that is called."""
+    functions = _Functions(graph_def)
+    nodes = _lines_of_nodes(graph_def.node, functions)
+    return {"nodes": nodes, **{f"function {name}": lines for name, lines in functions.sections()}}
 
 
 class _Functions:

@@ -1,0 +1,86 @@
+"""Steps as text: what a worker runs, and what kernels tell each other of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from autodist.graph.graph_text import sections_of_graph
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import GradientCall, Join, Variable
+
+
+def text_of_step(item: GraphItem, captured: GraphItem) -> str:
+    """What one worker runs, and where its variables are.
+
+    Args:
+        item: the rewritten step.
+        captured: the step of which it was made.
+    """
+    return _text(
+        {
+            "runs": _runs(item),
+            "inputs": [*_pairs(item.inputs), *(f"{name} has as many rows as {by}" for name, by in item.apart.items())],
+            "variables": sorted(_variable(item, v) for v in item.variables),
+            "placements": [_placement(item, v.name) for v in captured.variables],
+            "keepers": [
+                f"{name}: {k.owner}, {k.pace.value}, {k.staleness}" for name, k in sorted(item.keepers.items())
+            ],
+            **sections_of_graph(item.graph_def),
+        }
+    )
+
+
+def text_of_notes(item: GraphItem) -> str:
+    """What kernels know of a step that they have not rewritten to its end."""
+    return _text(
+        {
+            "gradients": [f"{g.variable}: {', '.join(g.tensors)} of call {g.call}" for g in item.gradients],
+            "gradient calls": map(_call, item.gradient_calls),
+            "whole sums": [f"{s.node}{' of ' + s.of if s.of else ''}" for s in item.whole_sums],
+            "joins": map(_join, item.joins),
+            "joined gradients": sorted(item.joined_gradients),
+        }
+    )
+
+
+def _text(sections: Mapping[str, Iterable[str]]) -> str:
+    return "".join(f"{title}\n" + "".join(f"  {line}\n" for line in lines) for title, lines in sections.items())
+
+
+def _call(call: GradientCall) -> str:
+    terms = "".join(f"; {t.value} of {t.tensor} weighed by {t.seed}" for t in call.terms)
+    return f"of {', '.join(call.targets)} weighed by {call.seed}{terms}"
+
+
+def _join(join: Join) -> str:
+    weight = f" / {join.weight}" if join.weight else ""
+    return (
+        f"{join.name}: {join.kind.name.lower()}, level {join.level}, depth {join.depth}, {join.merge.name.lower()} of "
+        f"{', '.join(join.local)}{weight} -> {', '.join(join.result)}"
+    )
+
+
+def _runs(item: GraphItem) -> Iterator[str]:
+    """What is returned, in its order, and what runs without being returned."""
+    yield f"returns {', '.join(item.outputs)}" + (", which counts examples" if item.counts_examples else "")
+    yield from (f"target {name}" for name in sorted(item.targets))
+    yield from (f"served {name}" for name in sorted(item.served))
+    yield from (f"landed {name}" for name in sorted(item.landed))
+    yield from (f"initially {key}: {name}" for key, name in sorted(item.initializers.items()))
+    if item.even_parts is not None:
+        yield f"needs even parts: {item.even_parts}"
+
+
+def _pairs(mapping: Mapping[str, object]) -> Iterator[str]:
+    return (f"{name}: {value}" for name, value in mapping.items())
+
+
+def _variable(item: GraphItem, variable: Variable) -> str:
+    owner = item.owners.get(variable.name)
+    told = f"{variable.name}: {variable.dtype.name}{list(variable.shape)} in {variable.handle}"
+    return f"{told} of {owner}" if owner else told
+
+
+def _placement(item: GraphItem, name: str) -> str:
+    found = item.placement(name)
+    return f"{name}: cut {found.cut}, owners {found.owners}, copies {found.copies}"

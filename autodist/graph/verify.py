@@ -1,0 +1,55 @@
+"""Whether a step hangs together, for whoever changes kernels: too dear for every run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.graph.item import GraphItem
+from autodist.graph.names import tensor
+
+
+def verify(item: GraphItem) -> None:
+    """Passes if TensorFlow takes the step's graph, and what is said of its nodes and tensors is so.
+
+    Raises:
+        RewriteError: a node reads what is not there, or has other attributes than its op; an input, an output, a node
+            that is to run or a part of a join is missing; a join has another dtype than is said.
+    """
+    with tf.Graph().as_default() as graph:
+        try:
+            tf.graph_util.import_graph_def(item.graph_def, name="")
+        except ValueError as error:
+            raise RewriteError(f"TensorFlow does not take the step's graph: {error}") from error
+    nodes = {operation.name: operation for operation in graph.get_operations()}
+    for use, name in _roots(item):
+        if name not in nodes:
+            raise RewriteError(f"{use} {name} is not in the step's graph")
+    found = {t.name: t for operation in nodes.values() for t in operation.outputs}
+    for use, name in _tensors(item):
+        if tensor(name) not in found:
+            raise RewriteError(f"{use} {name} is not in the step's graph")
+    for join in item.joins:
+        dtype = found[tensor(join.local[-1])].dtype
+        if dtype != join.dtype:
+            raise RewriteError(f"the join {join.name} is of {join.dtype.name}, and the replicas' part of {dtype.name}")
+
+
+def _roots(item: GraphItem) -> Iterator[tuple[str, str]]:
+    yield from (("the target", name) for name in item.targets)
+    yield from (("the served node", name) for name in item.served)
+    yield from (("the landed node", name) for name in item.landed)
+    yield from (("the initializer", name) for name in item.initializers.values())
+
+
+def _tensors(item: GraphItem) -> Iterator[tuple[str, str]]:
+    yield from (("the input", name) for name in item.inputs)
+    yield from (("the output", name) for name in item.outputs)
+    for join in item.joins:
+        told = f"of the join {join.name}"
+        yield from ((f"{told} the part", name) for name in join.local)
+        yield from ((f"{told} the result", name) for name in join.result)
+        if join.weight is not None:
+            yield f"{told} the weight", join.weight

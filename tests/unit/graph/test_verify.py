@@ -1,0 +1,49 @@
+"""What a step has to be for a kernel to have left it whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.graph.item import GraphItem
+from autodist.graph.parts import Join, JoinKind
+from autodist.graph.verify import verify
+from tests.unit.graph.graph_text import from_text
+
+GRAPH = from_text("""
+    a = Placeholder()
+    b = Neg(a)
+    c = Mul(a, b)
+    d = NoOp(^c)
+""")
+JOIN = Join("c/0", JoinKind.GRADIENT, ("b:0",), ("c:0",), None, 1, tf.float32, tf.TensorShape(None))
+STEP = GraphItem(GRAPH, inputs={"a:0": 0}, outputs=("c:0",), targets=("d",), initializers={"k": "d"}, joins=(JOIN,))
+
+
+def test_a_whole_step_passes():
+    verify(STEP)
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"targets": ("e",)}, "the target e is not"),
+        ({"served": ("e",)}, "the served node e is not"),
+        ({"landed": ("e",)}, "the landed node e is not"),
+        ({"initializers": {"k": "e"}}, "the initializer e is not"),
+        ({"inputs": {"e:0": 0}}, "the input e:0 is not"),
+        ({"outputs": ("c:1",)}, "the output c:1 is not"),
+        ({"outputs": ("d:0",)}, "the output d:0 is not"),
+        ({"joins": (replace(JOIN, local=("e:0",)),)}, "of the join c/0 the part e:0 is not"),
+        ({"joins": (replace(JOIN, result=("e:0",)),)}, "of the join c/0 the result e:0 is not"),
+        ({"joins": (replace(JOIN, weight="e:0"),)}, "of the join c/0 the weight e:0 is not"),
+        ({"joins": (replace(JOIN, dtype=tf.float64),)}, "is of float64, and the replicas' part of float32"),
+        ({"graph_def": from_text("a = Placeholder()\nc = Neg(b)")}, "TensorFlow does not take"),
+    ],
+)
+def test_what_is_missing_is_named(change, told):
+    with pytest.raises(RewriteError, match=told):
+        verify(replace(STEP, **change))
