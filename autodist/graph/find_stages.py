@@ -14,7 +14,16 @@ from autodist.graph.walks import reach
 
 
 def find_stages(item: GraphItem) -> Stages:
-    """Tells compute from what runs once; see the text of `autodist.graph.stages`."""
+    """Tells compute from what runs once; see the text of `autodist.graph.stages`.
+
+    Found once for a graph, its gradients, variables and inputs, however many kernels ask.
+    """
+    batch = tuple(name for name, axis in item.inputs.items() if axis is not None)
+    given = (item.gradients, tuple((v.name, v.handle) for v in item.variables), batch)
+    return item.wiring.once("stages", given, lambda: _find(item))
+
+
+def _find(item: GraphItem) -> Stages:
     gradients = list(item.gradients)
     while True:
         walk = _Walk(item, gradients)

@@ -5,13 +5,16 @@ To read a protobuf's fields is the dear part of most walks over a graph: here ea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import cached_property
+from typing import Any, TypeVar, cast
 
 import tensorflow as tf
 
 from autodist.graph.effects import Effect, Effects
 from autodist.graph.names import is_control, node_of
+
+T = TypeVar("T")
 
 _MERGES = frozenset({"Merge", "RefMerge"})
 _BACK = frozenset({"NextIteration", "RefNextIteration"})
@@ -37,6 +40,15 @@ class Wiring:
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef) -> None:
         self.graph_def = graph_def
+        self._found: dict[str, tuple[Hashable, Any]] = {}
+
+    def once(self, question: str, given: Hashable, find: Callable[[], T]) -> T:
+        """What is found out about the graph with what is given beside it; kept until something else is given."""
+        asked, answer = self._found.get(question, (None, None))
+        if asked != given:
+            answer = find()
+            self._found[question] = given, answer
+        return cast(T, answer)
 
     @cached_property
     def nodes(self) -> dict[str, tf.compat.v1.NodeDef]:

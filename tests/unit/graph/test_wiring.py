@@ -60,3 +60,14 @@ def test_an_editor_that_is_given_the_wiring_knows_the_same_consumers():
     assert {n.name: given.consumers(n.name) for n in given} == {n.name: found.consumers(n.name) for n in found}
     assert to_text(given.to_graph_def()) == to_text(found.to_graph_def())
     assert item.wiring.consumers["b"] == ["c"]
+
+
+def test_what_is_found_with_other_things_is_kept_until_these_change():
+    wiring, asked = Wiring(from_text("a = Placeholder()")), []
+
+    def find():
+        asked.append(len(asked))
+        return asked[-1]
+
+    assert [wiring.once("stages", given, find) for given in ((1,), (1,), (2,), (1,))] == [0, 0, 1, 2]
+    assert wiring.once("other", (1,), find) == 3
