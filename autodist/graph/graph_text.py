@@ -1,8 +1,9 @@
 """Graphs as text in which two graphs are equal if they do the same by the same names.
 
 What carries no meaning is left out or put in order: the order of nodes, of control inputs and of attributes; attributes
-that have their default; the numbers that TensorFlow gives to functions; how a constant is encoded. What the names of
-nodes are stays, since a look at two texts side by side needs them.
+that have their default, or no value, as protobuf adds them where one is asked for; the numbers that TensorFlow gives to
+functions; how a constant is encoded. What the names of nodes are stays, since a look at two texts side by side needs
+them.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _line(node: tf.compat.v1.NodeDef, functions: _Functions) -> str:
     attributes = [
         f"{key}={_attribute(value, functions)}"
         for key, value in sorted(node.attr.items())
-        if value.SerializeToString(deterministic=True) != defaults.get(key)
+        if value.SerializeToString(deterministic=True) not in (b"", defaults.get(key))
     ]
     data = [i for i in node.input if not is_control(i)]
     control = sorted(i for i in node.input if is_control(i))

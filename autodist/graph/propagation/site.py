@@ -175,16 +175,22 @@ class Site:
 
     def flag(self, name: str) -> bool:
         """A boolean attribute."""
-        return bool(self.node.attr[name].b)
+        return bool(self._attribute(name).b)
 
     def number(self, name: str) -> int:
         """An integer attribute."""
-        return int(self.node.attr[name].i)
+        return int(self._attribute(name).i)
 
     def text(self, name: str) -> str:
         """A string attribute."""
-        return bytes(self.node.attr[name].s).decode()
+        return bytes(self._attribute(name).s).decode()
 
+    def _attribute(self, name: str) -> tf.compat.v1.AttrValue:
+        """As `attr[name]`, which adds what is not there to the node."""
+        return self.node.attr.get(name, _NO_VALUE)
+
+
+_NO_VALUE = tf.compat.v1.AttrValue()
 
 Rule = Callable[[Site], "Fact | list[Fact]"]
 
