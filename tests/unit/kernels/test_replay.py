@@ -58,6 +58,11 @@ def test_every_kernel_changes_a_step(replayed):
     assert set().union(*(one.changed_by for one in replayed)) == changing
 
 
+def test_what_was_captured_stays_as_it_is(replayed):
+    used = {case.step for case in CASES.values()}
+    assert [name for name in used if load(name).item.graph_def != StoredStep.load(name).item.graph_def] == []
+
+
 def test_every_kind_of_join_is_made(replayed):
     joins = [join for one in replayed for join in one.joins]
     assert {join.kind for join in joins} == set(JoinKind)
