@@ -225,7 +225,7 @@ class Run:
         fetches_alike: bool = False,
     ) -> GraphItem:
         context = Context(strategy, self.index, joins_outputs, fetches_alike)
-        rewritten = rewrite(_share_names(item, names), context, f"step_{self._steps}", kernels)
+        rewritten = rewrite(share_names(item, names), context, f"step_{self._steps}", kernels)
         self._steps += 1
         return rewritten if self.workers == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
 
@@ -465,8 +465,13 @@ class Run:
             self.guard(land)
 
 
-def _share_names(item: GraphItem, names: Mapping[str, str]) -> GraphItem:
-    """Every step that uses a variable finds it under the same name in the session."""
+def share_names(item: GraphItem, names: Mapping[str, str]) -> GraphItem:
+    """Every step that uses a variable finds it under the same name in the session.
+
+    Args:
+        item: the step.
+        names: by a variable's name, the session's.
+    """
     definition = tf.compat.v1.GraphDef()
     definition.CopyFrom(item.graph_def)
     by_handle = {v.handle: names[v.name] for v in item.variables}

@@ -17,7 +17,7 @@ from autodist import AutoDist, ResourceSpec
 from autodist.capture.gradients import noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.graph.item import GraphItem
-from autodist.run import Run
+from autodist.run import Run, share_names
 from tests.equivalence.cases import PROGRAMS
 from tests.equivalence.train import SEED
 from tests.replay.stored import PIPELINES, StoredStep, undecided
@@ -102,7 +102,7 @@ def _noting(name: str, positions: Sequence[int]) -> Iterator[dict[str, StoredSte
 
     def noting_plan(self: Run, item: GraphItem, names: Mapping[str, str], *given: Any, **told: Any) -> Any:
         if item.gradients:
-            own = note(StoredStep(undecided(_named(item, names))))
+            own = note(StoredStep(undecided(share_names(item, names))))
             planned.clear()
             planned[own] = item.graph_def
         return plan(self, item, names, *given, **told)
@@ -113,23 +113,12 @@ def _noting(name: str, positions: Sequence[int]) -> Iterator[dict[str, StoredSte
         asked = bound.arguments
         if all(asked["item"].graph_def is not graph_def for graph_def in planned.values()):
             pipeline = next(key for key, kernels in PIPELINES.items() if kernels is asked["kernels"])
-            item = undecided(_named(asked["item"], asked["names"]))
+            item = undecided(share_names(asked["item"], asked["names"]))
             note(StoredStep(item, next(iter(planned), None), pipeline, asked["joins_outputs"]))
         return program(self, *given, **told)
 
     with mock.patch.object(Run, "plan", noting_plan), mock.patch.object(Run, "program", noting_program):
         yield found
-
-
-def _named(item: GraphItem, names: Mapping[str, str]) -> GraphItem:
-    """The item with the names that its variables have in the session."""
-    definition = tf.compat.v1.GraphDef()
-    definition.CopyFrom(item.graph_def)
-    handles = {v.handle: names[v.name] for v in item.variables}
-    for node in definition.node:
-        if node.name in handles:
-            node.attr["shared_name"].s = handles[node.name].encode()
-    return item.with_graph(definition)
 
 
 def _drawn(**choices: Any) -> GraphItem:
