@@ -72,6 +72,7 @@ def _planned(case: Case) -> tuple[StoredStep, GraphItem, strategy_pb2.Strategy]:
     return step, step.item, strategy
 
 
+@cache
 def machines(cluster: str) -> ResourceSpec:
     """Nodes that nothing is asked of."""
     nodes = [{"address": f"10.0.0.{k + 1}", "chief": not k, **said} for k, said in enumerate(CLUSTERS[cluster])]
