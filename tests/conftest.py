@@ -19,6 +19,8 @@ hypothesis.settings.register_profile("autodist", deadline=None, print_blob=True,
 hypothesis.settings.load_profile("autodist")
 
 
+# Before pytest-xdist's own, which reads the groups.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that run side by side are dealt out in groups: a file's stay in one process, which keeps what it has made.
 
