@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from autodist.asked import Asked
 from autodist.batch_axis import keras_name, require_mapping
 from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
@@ -28,6 +29,7 @@ from autodist.errors import AutoDistError, CaptureError, ResourceSpecError
 from autodist.evaluation_step import EvaluationStep
 from autodist.function_step import DistributedFunction, Tracing
 from autodist.graph_function import GraphSessions
+from autodist.look import look
 from autodist.messages import log_to_the_terminal
 from autodist.quiet import quiet_tensorflow
 from autodist.resources import ResourceSpec
@@ -116,12 +118,18 @@ class AutoDist:
     def num_workers(self) -> int:
         """Workers, of which each feeds its own part of the data."""
         self._alone.divides_data = True
-        return self._run.workers
+        return len(self._told_spec.workers)
 
     @property
     def num_replicas(self) -> int:
         """Replicas of all workers."""
-        return len(self._run.spec.replicas)
+        return len(self._told_spec.replicas)
+
+    @property
+    def _told_spec(self) -> ResourceSpec:
+        """The machines for which the script is written: where a command looks at it, it runs on one device of them."""
+        looks = look()
+        return self._run.spec if looks is None else looks.spec
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -276,8 +284,16 @@ def _choose(
     given: ResourceSpec | None,
     builder: BuildsStrategy | str | Mapping[str, Any] | None,
 ) -> tuple[ResourceSpec, BuildsStrategy]:
-    spec = _read_spec(file, given)
-    return spec, chosen_builder(builder, spec.strategy)
+    """Machines and strategy: what the command that runs the script asks for, else what the script says."""
+    looks = look()
+    asked = Asked.of_this_process() if looks is None else looks.asked
+    spec = asked.spec(lambda: _read_spec(file, given), _count_gpus)
+    chosen = asked.builder(lambda: chosen_builder(builder, spec.strategy))
+    return (spec if looks is None else looks.choose(spec, chosen)), chosen
+
+
+def _count_gpus() -> int:
+    return len(tf.config.list_physical_devices("GPU"))
 
 
 def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -> ResourceSpec:
@@ -297,4 +313,4 @@ def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -
                 "resource_spec=ResourceSpec.from_dict(...)."
             )
         return ResourceSpec.from_file(file)
-    return ResourceSpec.local(len(tf.config.list_physical_devices("GPU")))
+    return ResourceSpec.local(_count_gpus())

@@ -23,6 +23,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.placement import Placement
 from autodist.graph.renaming import Renaming
 from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Kernel, rewrite
+from autodist.look import look
 from autodist.missed_step import MissedStep
 from autodist.peers import Peers
 from autodist.proto import strategy_pb2
@@ -164,6 +165,9 @@ class Run:
             StrategyError: the strategy asks for what cannot be done; before any process is started.
             CaptureMismatchError: this worker captured another step than the chief.
         """
+        looks = look()
+        if looks is not None and item.gradients:
+            looks.comes_to_step(item, names, shapes or {}, rehearses)
         strategy = self._build(item, names) if self.index == 0 else None
         if self._host is None:
             if strategy is not None and rehearses and self.workers > 1:

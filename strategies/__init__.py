@@ -19,6 +19,7 @@ from autodist.strategies.check import check_strategy
 from autodist.strategies.compressor import Compressor
 from autodist.strategies.cost import Traffic, bytes_sent, traffic, worker_count
 from autodist.strategies.cut import even_sizes, proportional_sizes, shards_of
+from autodist.strategies.links import link_bytes, sums_by_worker
 from autodist.strategies.loads import GreedyLoads, usual_owners, worker_bandwidths
 from autodist.strategies.nodes import partitioned_node, whole_node
 from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
@@ -79,6 +80,7 @@ __all__ = [
     "even_sizes",
     "find_builder",
     "graph_config",
+    "link_bytes",
     "make_strategy",
     "owner_index",
     "parameter_server_node",
@@ -89,6 +91,7 @@ __all__ = [
     "resolve_specs",
     "shards_of",
     "strategy_table",
+    "sums_by_worker",
     "synced_variables",
     "traffic",
     "usual_owners",

@@ -120,10 +120,10 @@ def _row(
     shape = " × ".join(str(length) for length in variable.shape) or "scalar"
     kind = "sparse" if variable.is_sparse else "dense"
     size = readable_bytes(variable.byte_size)
-    return variable.name, shape, size, kind, _synchronizers(node), _where(node, names), _cost(cost, node, touched)
+    return variable.name, shape, size, kind, synchronizer_text(node), _where(node, names), _cost(cost, node, touched)
 
 
-def _synchronizers(node: strategy_pb2.VariableNode) -> str:
+def synchronizer_text(node: strategy_pb2.VariableNode) -> str:
     """How the pieces are synchronised, each way once."""
     ways: dict[str, list[int]] = {}
     for part in synchronized_parts(node):

@@ -24,7 +24,7 @@ def gradient_rows(item: GraphItem, shapes: Mapping[str, Sequence[int]]) -> dict[
             indices.setdefault(gradient.variable, []).append(gradient.tensors[0])
     if not indices:
         return {}
-    definition = _with_shapes(item, [name for names in indices.values() for name in names], shapes)
+    definition = with_shapes(item, [name for names in indices.values() for name in names], shapes)
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(definition, name="")
     found = {}
@@ -35,7 +35,7 @@ def gradient_rows(item: GraphItem, shapes: Mapping[str, Sequence[int]]) -> dict[
     return found
 
 
-def _with_shapes(item: GraphItem, wanted: Sequence[str], shapes: Mapping[str, Sequence[int]]) -> tf.compat.v1.GraphDef:
+def with_shapes(item: GraphItem, wanted: Sequence[str], shapes: Mapping[str, Sequence[int]]) -> tf.compat.v1.GraphDef:
     """What makes some tensors, from inputs of these shapes; TensorFlow infers the rest when it imports that."""
     editor = GraphEditor(item.graph_def, item.wiring)
     editor.prune(wanted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +12,9 @@ from pydantic import Field
 from autodist.errors import Place
 from autodist.resources._model import Model
 from autodist.resources._plain import plain_copy
+from autodist.resources._read import read_text
 from autodist.resources._source import KeyPath, Source, as_yaml
+from autodist.resources._yaml import read_yaml
 
 _BUILDER = "the name of a strategy builder, such as AllReduce"
 _SECTION = f"{_BUILDER}, or a mapping with builder, its options and variables"
@@ -67,6 +70,18 @@ class StrategySection(Model):
         options = {key: value for key, value in data.items() if key not in ("builder", "variables")}
         overrides = _read_overrides(data.get("variables"), source)
         return cls(builder=builder, options=options, variables=overrides, source=source)
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str]) -> StrategySection | None:
+        """Reads the section of a YAML file, whatever else stands in it; None if it has none.
+
+        Raises:
+            ResourceSpecError: the file or the section cannot be read.
+        """
+        file = os.fsdecode(path)
+        data, source = read_yaml(read_text(file), file)
+        section = data.get("strategy") if isinstance(data, dict) else None
+        return None if section is None else cls.from_plain(section, source)
 
     @classmethod
     def from_script(cls, data: str | Mapping[str, Any]) -> StrategySection:

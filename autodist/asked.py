@@ -1,0 +1,118 @@
+"""What a command asks of the script that it runs: machines and strategy, in place of what the script says of them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from autodist.errors import ResourceSpecError, StrategyError
+from autodist.resources import ResourceSpec, StrategySection
+from autodist.strategies import BuildsStrategy, builder_from_section, registered_names
+
+VARIABLE = "AUTODIST_ASKED"
+"""Environment variable by which a command tells the script's process, as JSON."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Options of a command.
+
+    Attributes:
+        cluster: path of the YAML of the machines; None: what the script says.
+        workers: on this machine alone; None: what the script says.
+        replicas: of each of these workers; None: one, or as many as there are GPUs for.
+        strategy: name of a builder, or path of a YAML file with a `strategy` section; None: what the YAML of the
+            machines or the script says.
+    """
+
+    cluster: str | None = None
+    workers: int | None = None
+    replicas: int | None = None
+    strategy: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.cluster is not None and (self.workers, self.replicas) != (None, None):
+            raise ResourceSpecError(
+                f"--cluster {self.cluster} says which workers and replicas there are; leave out --workers and "
+                "--replicas, which are for workers on this machine."
+            )
+        for option, count in (("--workers", self.workers), ("--replicas", self.replicas)):
+            if count is not None and count < 1:
+                raise ResourceSpecError(f"{option} is {count}; give 1 or more.")
+
+    @staticmethod
+    def of_this_process() -> Asked:
+        """What the command has asked of this process; nothing where it was started by none."""
+        told = os.environ.get(VARIABLE)
+        return Asked() if told is None else Asked(**json.loads(told))
+
+    def environment(self) -> dict[str, str]:
+        """What a process finds in its environment, to which the same is asked."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    def spec(self, said: Callable[[], ResourceSpec], gpus: Callable[[], int] = lambda: 0) -> ResourceSpec:
+        """The machines.
+
+        Args:
+            said: gives those of the script.
+            gpus: counts those of this machine, on which local workers run their replicas where there are enough.
+
+        Raises:
+            ResourceSpecError: they cannot be used.
+        """
+        if self.cluster is not None:
+            return ResourceSpec.from_file(self.cluster)
+        if self.workers is None and self.replicas is None:
+            return said()
+        return local_workers(self.workers or 1, self.replicas, gpus())
+
+    def builder(self, said: Callable[[], BuildsStrategy]) -> BuildsStrategy:
+        """What decides the strategy.
+
+        Args:
+            said: gives that of the script, or of the YAML of its machines.
+
+        Raises:
+            StrategyError, ResourceSpecError: it cannot be used; with its place, where it comes from a file.
+        """
+        return said() if self.strategy is None else named_builder(self.strategy)
+
+
+def local_workers(workers: int, replicas: int | None, gpus: int = 0) -> ResourceSpec:
+    """So many workers on this machine, on its GPUs, or else on its CPU.
+
+    Args:
+        workers: how many.
+        replicas: of each; None: one on the CPU, as many as each has GPUs for otherwise.
+        gpus: of the machine.
+
+    Raises:
+        ResourceSpecError: there are GPUs, and not enough.
+    """
+    devices = workers * (replicas or max(gpus // workers, 1))
+    if gpus and devices > gpus:
+        raise ResourceSpecError(
+            f"{workers} workers need {devices} GPUs, one for each replica, and TensorFlow sees {gpus} here. Ask for "
+            "fewer workers or replicas, or name `cpus` in a YAML file."
+        )
+    kind = "gpus" if gpus else "cpus"
+    return ResourceSpec.from_dict({"nodes": [{"address": "localhost", kind: list(range(devices)), "workers": workers}]})
+
+
+def named_builder(name: str) -> BuildsStrategy:
+    """The builder of a name, or of the `strategy` section of a YAML file.
+
+    Raises:
+        StrategyError, ResourceSpecError: there is none, or it cannot be used.
+    """
+    is_file = name.endswith((".yml", ".yaml")) or os.sep in name
+    if not is_file and os.path.isfile(name) and name not in registered_names():
+        is_file = True
+    if not is_file:
+        return builder_from_section(StrategySection.from_script(name))
+    section = StrategySection.from_file(name)
+    if section is None:
+        raise StrategyError(f"{name} has no section `strategy`; add one, as in the files of strategies/presets.")
+    return builder_from_section(section)

@@ -1,0 +1,57 @@
+"""The command itself: its name, its version, and its commands in the order in which `--help` lists them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from autodist.cli.diff import diff
+from autodist.cli.plan import plan
+from autodist.cli.telling import telling_errors
+from autodist.versions import VERSION
+
+# Everything after a script, or after the module that -m names, is the script's own.
+_BEFORE_A_SCRIPT = {"allow_interspersed_args": False}
+
+app = typer.Typer(
+    name="autodist",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        sys.stdout.write(f"autodist {VERSION}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def autodist(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and end.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Train a TensorFlow script written for one device on many devices and many machines.
+
+    Examples:
+
+    * `autodist plan --workers 2 train.py` shows what each variable would cost, and starts nothing
+
+    * `autodist plan --strategy PS --strategy Parallax train.py` compares two strategies
+
+    * `autodist COMMAND --help` has examples of each command
+    """
+
+
+app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(plan))
+app.command()(telling_errors(diff))
+
+
+def main() -> None:
+    """Runs the command and ends the process with its exit status."""
+    app(prog_name="autodist")

@@ -1,0 +1,34 @@
+"""Options and arguments that several commands have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script; with -m, a module.")]
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.")]
+IsModule = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as for `python -m`.")]
+Cluster = Annotated[
+    Path | None,
+    typer.Option(help="YAML file of the machines, in place of the script's.", exists=True, dir_okay=False),
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="So many workers on this machine, in place of the script's.")]
+Replicas = Annotated[int | None, typer.Option(min=1, help="Replicas of each of these workers.")]
+Strategy = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BUILDER|FILE", help="A builder's name, or a YAML file with a section `strategy`; else the script's."
+    ),
+]
+Strategies = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--strategy",
+        metavar="BUILDER|FILE",
+        help="A builder's name, or a YAML file with a section `strategy`; else the script's. Twice or more: side by "
+        "side.",
+    ),
+]
+Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")]

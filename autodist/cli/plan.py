@@ -1,0 +1,92 @@
+"""`autodist plan`: what strategies would make of a script's training step; nothing is started or trained."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autodist.asked import Asked
+from autodist.cli.options import Arguments, Cluster, IsModule, Replicas, Script, Strategies, Traceback, Workers
+from autodist.cli.plans import Plan, Plans
+from autodist.cli.script import Target
+from autodist.cli.telling import UsageError, output
+from autodist.quiet import quiet_tensorflow
+
+
+def plan(
+    script: Script,
+    arguments: Arguments = None,
+    is_module: IsModule = False,
+    cluster: Cluster = None,
+    workers: Workers = None,
+    replicas: Replicas = None,
+    strategies: Strategies = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write the plans as JSON, for `autodist diff`.")] = False,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page with plots to this file; it needs no network.", dir_okay=False)
+    ] = None,
+    traceback: Traceback = False,
+) -> None:
+    """Show what each variable costs under a strategy. Nothing is started, nothing is trained.
+
+    The script runs on one device up to its first training step, which is captured. Bytes are those of gradients and
+    values of variables that travel in a step, held are variables with the optimizer's slots, and FLOPs what TensorFlow
+    counts for a worker's part of the first batch. What the script prints goes to standard error.
+
+    Examples:
+
+    * `autodist plan train.py --epochs 1`
+
+    * `autodist plan --workers 4 --strategy Parallax train.py`
+
+    * `autodist plan --cluster cluster.yml --strategy PS --strategy AllReduce --html plan.html train.py`
+
+    * `autodist plan --json --strategy PS train.py > ps.json`
+    """
+    if html is not None:
+        _require_writable(html)
+    target = Target(script, is_module, arguments or [])
+    asked = Asked(None if cluster is None else str(cluster), workers, replicas)
+    plans = Plans(script=script, plans=_make(target, asked, strategies or []))
+    if html is not None:
+        from autodist.cli.plan_page import write_page
+
+        write_page(html, plans)
+    if as_json:
+        sys.stdout.write(plans.model_dump_json(indent=2) + "\n")
+    else:
+        show(plans)
+
+
+def show(plans: Plans) -> None:
+    """Shows plans at the terminal's width."""
+    from autodist.cli.plan_tables import tables_of
+
+    console = output()
+    for table in tables_of(plans.plans, console.width):
+        console.print(table)
+
+
+def _make(target: Target, asked: Asked, strategies: list[str]) -> tuple[Plan, ...]:
+    target.require()  # before TensorFlow is imported, which takes seconds
+    with quiet_tensorflow():
+        from autodist.cli.planning import make_plans
+    with contextlib.redirect_stdout(sys.stderr):
+        return make_plans(target, asked, strategies)
+
+
+def _require_writable(path: Path) -> None:
+    """Passes if a file can be written, before the work whose result goes there.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        with open(path, "ab"):
+            return
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,131 @@
+"""Plans as a page of one file, with plots: whatever it shows stands in it, and a browser loads nothing for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from xml.etree import ElementTree
+
+from autodist.cli.plan_tables import cost, flops, shape_text, where
+from autodist.cli.plans import Plan, Plans, VariablePlan
+from autodist.cli.telling import UsageError
+from autodist.strategies.table import readable_bytes
+
+MOST_BARS = 64
+"""Of links, those that carry most; the others are counted below."""
+
+_STYLE = """
+:root { color-scheme: light dark; --bar: #3b76c4; --line: #8886; }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.2rem; margin-top: 2.5rem; } h3 { font-size: 1rem; }
+table { border-collapse: collapse; width: 100%; font-size: 13px; }
+th, td { border-bottom: 1px solid var(--line); padding: .3rem .6rem; text-align: left; vertical-align: top; }
+.number { text-align: right; font-variant-numeric: tabular-nums; }
+.wide { overflow-x: auto; }
+svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
+svg rect { fill: var(--bar); }
+"""
+_BAR, _GAP, _NAME, _LENGTH, _VALUE = 16, 6, 260, 420, 120
+
+
+def write_page(path: Path, plans: Plans) -> None:
+    """Writes the page.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        path.write_text(page_of(plans), encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
+
+
+def page_of(plans: Plans) -> str:
+    """The page as HTML; names are escaped, whatever they hold."""
+    html = ElementTree.Element("html", lang="en")
+    head = _add(html, "head")
+    _add(head, "meta", charset="utf-8")
+    _add(head, "meta", name="viewport", content="width=device-width, initial-scale=1")
+    _add(head, "title", f"Plan of {plans.script}")
+    _add(head, "style", _STYLE)
+    body = _add(html, "body")
+    _add(body, "h1", f"Plan of {plans.script}")
+    _add(body, "p", "Bytes are those of gradients and values of variables that travel in one training step. What a "
+         "worker holds are variables with the optimizer's slots. FLOPs are what TensorFlow counts for a worker's part "
+         "of the first batch.")  # fmt: skip
+    for plan in plans.plans:
+        _add_plan(body, plan)
+    return "<!DOCTYPE html>\n" + ElementTree.tostring(html, encoding="unicode", method="html") + "\n"
+
+
+def _add_plan(body: ElementTree.Element, plan: Plan) -> None:
+    _add(body, "h2", f"{plan.strategy}: {plan.replicas} replicas on {len(plan.workers)} workers")
+    if plan.rows_are_missing:
+        _add(body, "p", "How many rows of sparse variables a step touches is not known; their bytes come on top.")
+    _add(body, "h3", "Memory held by each worker")
+    _add_bars(body, [(worker.name, worker.held) for worker in plan.workers][:MOST_BARS])
+    _add_more(body, len(plan.workers), "workers")
+    _add(body, "h3", "Bytes a step on each link")
+    links = sorted(plan.links, key=lambda link: -link.bytes)
+    if links:
+        _add_bars(body, [(f"{link.source} → {link.target}", link.bytes) for link in links[:MOST_BARS]])
+        _add_more(body, len(links), "links, which carry no more each")
+    else:
+        _add(body, "p", "None: there is one worker, or nothing travels but rows.")
+    _add(body, "h3", "Workers")
+    heads = ["worker", "replicas", "sends a step", "receives", "holds", "FLOPs a step"]
+    rows = [
+        [w.name, str(w.replicas), *map(readable_bytes, (w.sent, w.received, w.held)), flops(w.flops)]
+        for w in plan.workers
+    ]
+    _add_table(body, heads, rows, first_number=1)
+    _add(body, "h3", "Variables")
+    heads = ["variable", "shape", "bytes", "gradient", "synchronizer", "where", "slots", "sent a step"]
+    _add_table(body, heads, [_cells(variable) for variable in plan.variables], first_number=len(heads))
+
+
+def _cells(v: VariablePlan) -> list[str]:
+    slots = ", ".join(f"{slot.name} ({readable_bytes(slot.bytes)})" for slot in v.slots) or "none"
+    return [v.name, shape_text(v.shape), readable_bytes(v.bytes), v.gradient, v.synchronizer, where(v), slots, cost(v)]
+
+
+def _add_bars(parent: ElementTree.Element, bars: Sequence[tuple[str, int]]) -> None:
+    """A bar for each name, as long as its bytes are many."""
+    height = len(bars) * (_BAR + _GAP)
+    size = {"width": str(_NAME + _LENGTH + _VALUE), "height": str(height)}
+    box = f"0 0 {size['width']} {size['height']}"
+    svg = _add(parent, "svg", **size, viewBox=box, role="img", xmlns="http://www.w3.org/2000/svg")
+    most = max(count for _, count in bars) or 1
+    for position, (name, count) in enumerate(bars):
+        y, length = position * (_BAR + _GAP), count * _LENGTH / most
+        middle = str(y + _BAR - 4)
+        _add(svg, "text", _short(name), x=str(_NAME - 8), y=middle, **{"text-anchor": "end"})
+        bar = _add(svg, "rect", x=str(_NAME), y=str(y), width=f"{length:.1f}", height=str(_BAR))
+        _add(bar, "title", f"{name}: {count} bytes")
+        _add(svg, "text", readable_bytes(count), x=f"{_NAME + length + 8:.1f}", y=middle)
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 40 else f"{name[:18]} … {name[-18:]}"
+
+
+def _add_more(parent: ElementTree.Element, count: int, of: str) -> None:
+    if count > MOST_BARS:
+        _add(parent, "p", f"and {count - MOST_BARS} more {of}")
+
+
+def _add_table(
+    parent: ElementTree.Element, heads: Sequence[str], rows: Sequence[Sequence[str]], first_number: int
+) -> None:
+    """A table whose columns hold numbers from one on."""
+    table = _add(_add(parent, "div", **{"class": "wide"}), "table")
+    for tag, cells in [("th", heads), *(("td", row) for row in rows)]:
+        line = _add(table, "tr")
+        for position, cell in enumerate(cells):
+            _add(line, tag, cell, **({"class": "number"} if position >= first_number else {}))
+
+
+def _add(parent: ElementTree.Element, tag: str, text: str = "", **attributes: str) -> ElementTree.Element:
+    element = ElementTree.SubElement(parent, tag, attributes)
+    element.text = text or None
+    return element

@@ -1,0 +1,163 @@
+"""Plan: what a strategy makes of a training step on some machines, as the commands show, write and compare it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pydantic
+
+from autodist.cli.telling import UsageError
+
+
+class _Part(pydantic.BaseModel):
+    model_config = pydantic.ConfigDict(frozen=True, extra="forbid")
+
+
+class SlotPlan(_Part):
+    """What an optimizer keeps for one variable.
+
+    Attributes:
+        name: of the slot.
+        bytes: of all of it.
+    """
+
+    name: str
+    bytes: int
+
+
+class ShardPlan(_Part):
+    """A piece of a variable; a variable that is not cut has one.
+
+    Attributes:
+        owner: name of the worker that holds it; None: all do.
+        shape: of the piece.
+    """
+
+    owner: str | None
+    shape: tuple[int, ...]
+
+
+class VariablePlan(_Part):
+    """A variable that has a gradient.
+
+    Attributes:
+        name: of the variable.
+        shape: length of each axis.
+        dtype: of its elements.
+        bytes: of all of it.
+        gradient: "dense" or "sparse".
+        rows: of a sparse one, that a worker's part of the first batch touches; None: not known.
+        synchronizer: in words.
+        axis: along which it is cut; None: it is whole.
+        shards: its pieces.
+        slots: what the optimizer keeps for it.
+        sent: bytes that each worker sends for it in a step, by the worker's index.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    gradient: str
+    rows: int | None = None
+    synchronizer: str
+    axis: int | None = None
+    shards: tuple[ShardPlan, ...]
+    slots: tuple[SlotPlan, ...] = ()
+    sent: tuple[int, ...]
+
+    @property
+    def rows_are_missing(self) -> bool:
+        """Whether what it costs is told without its rows, whose number is not known."""
+        return self.gradient == "sparse" and self.rows is None
+
+
+class WorkerPlan(_Part):
+    """What one worker does.
+
+    Attributes:
+        name: of the worker.
+        replicas: it runs.
+        sent: bytes in a step.
+        received: bytes in a step.
+        held: bytes of variables, slots included.
+        flops: that TensorFlow counts in a step on its part of the first batch; None: not known.
+    """
+
+    name: str
+    replicas: int
+    sent: int
+    received: int
+    held: int
+    flops: int | None = None
+
+
+class LinkPlan(_Part):
+    """What goes from one worker to another.
+
+    Attributes:
+        source: name of the worker that sends.
+        target: name of the worker that receives.
+        bytes: in a step.
+    """
+
+    source: str
+    target: str
+    bytes: int
+
+
+class Plan(_Part):
+    """A strategy for one step.
+
+    Attributes:
+        strategy: as it was asked for.
+        builder: that decided.
+        variables: in the order of their gradients.
+        workers: by index.
+        links: those on which something goes.
+    """
+
+    strategy: str
+    builder: str
+    variables: tuple[VariablePlan, ...]
+    workers: tuple[WorkerPlan, ...]
+    links: tuple[LinkPlan, ...]
+
+    @property
+    def replicas(self) -> int:
+        return sum(worker.replicas for worker in self.workers)
+
+    @property
+    def rows_are_missing(self) -> bool:
+        return any(variable.rows_are_missing for variable in self.variables)
+
+
+class Plans(_Part):
+    """What `autodist plan --json` writes.
+
+    Attributes:
+        script: that was captured.
+        plans: one for each strategy.
+    """
+
+    script: str
+    plans: tuple[Plan, ...]
+
+
+def read_plan(path: Path) -> Plan:
+    """The plan in a file that `autodist plan --json` wrote.
+
+    Raises:
+        UsageError: it cannot be read, or holds none, or several.
+    """
+    try:
+        found = Plans.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
+    except pydantic.ValidationError as error:
+        raise UsageError(f"{path} is no plan; write one by `autodist plan --json SCRIPT > {path}`.") from error
+    if len(found.plans) != 1:
+        raise UsageError(
+            f"{path} holds {len(found.plans)} plans; write each into a file of its own, by one --strategy at a time."
+        )
+    return found.plans[0]

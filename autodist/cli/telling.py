@@ -1,0 +1,55 @@
+"""How a command fails: what is wrong on standard error, and an exit status."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import rich.console
+import typer
+
+from autodist.errors import AutoDistError
+
+BAD_INPUT = 2
+"""Exit status where what a command was given cannot be used."""
+
+
+class UsageError(AutoDistError):
+    """A command cannot do with what it was given; its exit status is 2."""
+
+
+class ScriptFailedError(AutoDistError):
+    """The script that a command runs ended badly by itself.
+
+    Args:
+        problem: which exception, and where in the script.
+    """
+
+
+def telling_errors(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, which tells what AutoDist raises without a traceback, unless its option `traceback` asks for one."""
+
+    @functools.wraps(command)
+    def told(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+        except AutoDistError as error:
+            if options.get("traceback"):
+                raise
+            tell_error(str(error))
+            raise typer.Exit(BAD_INPUT) from None
+
+    return told
+
+
+def tell_error(problem: str) -> None:
+    """Writes what is wrong on standard error."""
+    sys.stderr.write(f"autodist: error: {problem}\n")
+
+
+def output(width: int | None = None) -> rich.console.Console:
+    """Where a command's result goes: standard output, as wide as the terminal."""
+    # Text is printed as it is: names of variables may hold square brackets.
+    return rich.console.Console(width=width, markup=False, highlight=False, soft_wrap=False)

@@ -1,0 +1,65 @@
+"""The command itself: version, help, wrong options, errors, and what it imports."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from autodist.cli.app import app
+from autodist.errors import AutoDistError
+from autodist.versions import VERSION
+
+RUNNER = CliRunner()
+
+
+def test_version_is_the_package_s() -> None:
+    result = RUNNER.invoke(app, ["--version"])
+    assert (result.exit_code, result.stdout) == (0, f"autodist {VERSION}\n")
+
+
+@pytest.mark.parametrize("command", [command.callback.__name__ for command in app.registered_commands])  # type: ignore[union-attr]
+def test_help_of_each_command_has_examples(command: str) -> None:
+    result = RUNNER.invoke(app, [command, "--help"])
+    assert result.exit_code == 0
+    assert "Examples:" in result.stdout and f"autodist {command}" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "words, told",
+    [
+        (["plan", "--sorcery", "train.py"], "--sorcery"),
+        (["plan"], "SCRIPT"),
+        (["plan", "--workers", "0", "train.py"], "--workers"),
+        (["plan", "--workers", "two", "train.py"], "--workers"),
+        (["plan", "--cluster", "missing.yml", "train.py"], "missing.yml"),
+        (["sorcery"], "sorcery"),
+        (["diff", "one.json"], "Missing argument"),
+    ],
+)
+def test_a_wrong_option_is_told_on_standard_error_with_status_2(words: list[str], told: str) -> None:
+    result = RUNNER.invoke(app, words)
+    assert result.exit_code == 2
+    assert told in result.stderr and result.stdout == ""
+
+
+def test_an_error_is_one_line_without_a_traceback_unless_that_is_asked_for(tmp_path: Path) -> None:
+    missing = str(tmp_path / "a.json")
+    result = RUNNER.invoke(app, ["diff", missing, missing])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert result.stderr == f"autodist: error: {missing} cannot be read: No such file or directory.\n"
+    told = RUNNER.invoke(app, ["diff", "--traceback", missing, missing])
+    assert isinstance(told.exception, AutoDistError)
+
+
+def test_neither_the_command_nor_its_help_imports_tensorflow() -> None:
+    code = "import sys, autodist.cli.app; sys.exit(sorted({'tensorflow', 'keras', 'paramiko'} & set(sys.modules)) or 0)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_completion_of_a_shell_is_offered() -> None:
+    assert "--install-completion" in RUNNER.invoke(app, ["--help"]).stdout

@@ -1,0 +1,282 @@
+"""`autodist plan`: what it captures, what it counts, what it shows and writes, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from autodist.cli.app import app
+from autodist.cli.plan_page import page_of
+from autodist.cli.plans import Plan, Plans
+from autodist.cluster.script_end import watch_script_end
+
+RUNNER = CliRunner()
+
+HEAD = """
+import sys
+import keras
+import numpy as np
+import tensorflow as tf
+from autodist import AutoDist
+"""
+
+STEP = (
+    HEAD
+    + """
+ad = AutoDist()
+print("the script prints", ad.num_workers, ad.num_replicas, sys.argv[1:], __name__)
+with ad.scope():
+    table = tf.Variable(np.zeros((50, 4), np.float32), name="table")
+    weight = tf.Variable(np.zeros((4, 3), np.float32), name="weight")
+    moment = tf.Variable(np.zeros((4, 3), np.float32), name="moment", trainable=False)
+
+    @ad.function
+    def step(ids, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.gather(table, ids) @ weight - y))
+        of_table, of_weight = tape.gradient(loss, [table, weight])
+        moment.assign(0.9 * moment + of_weight)
+        weight.assign_sub(0.1 * moment)
+        table.scatter_sub(tf.IndexedSlices(0.1 * of_table.values, of_table.indices))
+        return loss
+
+    step(np.arange(8), np.zeros((8, 3), np.float32))
+raise RuntimeError("the step was made")
+"""
+)
+
+
+@pytest.fixture(autouse=True)
+def _script_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a script's `sys.exit` tells of the end of this process is none of the tests'."""
+    monkeypatch.setattr(watch_script_end(), "_exit_argument", None)
+
+
+def write(folder: Path, text: str, name: str = "train.py") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def plan(*words: str) -> Result:
+    return RUNNER.invoke(app, ["plan", *words])
+
+
+def plans_of(*words: str) -> tuple[Plan, ...]:
+    result = plan("--json", *words)
+    assert result.exit_code == 0, result.stderr
+    return Plans.model_validate_json(result.stdout).plans
+
+
+def test_a_step_is_planned_for_workers_that_are_not_started_and_is_not_made(tmp_path: Path) -> None:
+    script = write(tmp_path, STEP)
+    servers, shared = plans_of("--workers", "3", "--strategy", "PS", "--strategy", "AllReduce", script, "--epochs", "2")
+    by_name = {variable.name: variable for variable in servers.variables}
+    assert [(v.shape, v.bytes, v.gradient, v.synchronizer) for v in (by_name["table"], by_name["weight"])] == [
+        ((50, 4), 800, "sparse", "PS"),
+        ((4, 3), 48, "dense", "PS"),
+    ]
+    assert [shard.owner for shard in by_name["weight"].shards] == ["localhost:0"]
+    assert [(slot.name, slot.bytes) for slot in by_name["weight"].slots] == [("moment", 48)]
+    assert by_name["table"].slots == () and by_name["table"].rows == 8
+    # The owner sends values to two others; each of them sends a gradient, and for each of 8 rows two indices besides.
+    assert by_name["weight"].sent == (96, 48, 48)
+    assert by_name["table"].sent == (2 * 8 * 16, 8 * 32, 8 * 32)
+    assert [worker.held for worker in servers.workers] == [896, 0, 0]
+    assert [worker.held for worker in shared.workers] == [896, 896, 896]
+    assert {(link.source, link.target): link.bytes for link in servers.links} == {
+        ("localhost:0", "localhost:1"): 48 + 8 * 16,
+        ("localhost:0", "localhost:2"): 48 + 8 * 16,
+        ("localhost:1", "localhost:0"): 48 + 8 * 32,
+        ("localhost:2", "localhost:0"): 48 + 8 * 32,
+    }
+    # Two products of 8 × 4 with 4 × 3, and one for each gradient; and arithmetic on each element besides.
+    forward = 2 * 8 * 4 * 3
+    assert 3 * forward <= (servers.workers[0].flops or 0) <= 5 * forward
+
+
+def test_what_the_script_prints_goes_to_standard_error_and_tells_of_the_machines_that_are_planned_for(
+    tmp_path: Path,
+) -> None:
+    result = plan("--json", "--workers", "2", "--replicas", "2", write(tmp_path, STEP), "--epochs", "2")
+    assert "the script prints 2 4 ['--epochs', '2'] __main__" in result.stderr
+    json.loads(result.stdout)
+
+
+def test_one_plan_fits_the_terminal_and_several_stand_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = write(tmp_path, STEP)
+    for columns in (100, 150):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        result = plan("--workers", "2", "--strategy", "PS", script)
+        assert max(map(len, result.stdout.splitlines())) <= columns
+        assert "weight" in result.stdout and "localhost:0" in result.stdout and "slots" in result.stdout
+    both = plan("--workers", "2", "--strategy", "PS", "--strategy", "AllReduce", script).stdout
+    row = next(line for line in both.splitlines() if "4 × 3" in line)
+    assert "localhost:0" in row and "all workers" in row
+
+
+def test_the_strategy_of_a_file_and_the_script_s_own_are_planned(tmp_path: Path) -> None:
+    yaml = write(tmp_path, "strategy: {builder: PartitionedPS, min_partition_bytes: 1}\n", "ps.yml")
+    cluster = write(tmp_path, "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\nstrategy: PS\n", "cluster.yml")
+    script = write(tmp_path, STEP.replace("AutoDist()", f"AutoDist({cluster!r})"))
+    (own,) = plans_of(script)
+    assert (own.builder, [worker.name for worker in own.workers]) == ("PS", ["localhost:0", "localhost:1"])
+    (cut,) = plans_of("--strategy", yaml, script)
+    weight = next(v for v in cut.variables if v.name == "weight")
+    assert weight.axis is not None and [shard.owner for shard in weight.shards] == ["localhost:0", "localhost:1"]
+
+
+def test_a_module_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "planned_package").mkdir()
+    write(tmp_path / "planned_package", "", "__init__.py")
+    write(tmp_path / "planned_package", STEP)
+    monkeypatch.chdir(tmp_path)
+    (found,) = plans_of("--workers", "2", "-m", "planned_package.train", "--epochs", "2")
+    assert [v.name for v in found.variables] == ["table", "weight"]
+
+
+def test_fit_is_planned_with_the_part_of_the_batch_that_a_worker_gets(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        HEAD
+        + """
+ad = AutoDist()
+with ad.scope():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(5)])
+    model.compile(keras.optimizers.Adam(), "mse")
+    model.evaluate(np.zeros((8, 6)), np.zeros((8, 5)), verbose=0)
+    model.fit(np.zeros((8, 6)), np.zeros((8, 5)), batch_size=8, verbose=0)
+""",
+    )
+    (one,), (two,) = plans_of(script), plans_of("--workers", "2", script)
+    kernel = two.variables[0]
+    assert (kernel.shape, len(kernel.slots), sum(slot.bytes for slot in kernel.slots)) == ((6, 5), 2, 2 * 120)
+    whole, half = one.workers[0].flops or 0, two.workers[0].flops or 0
+    assert 0.5 * whole <= half < 0.75 * whole  # the update's arithmetic is no less
+    assert one.links == ()
+
+
+SESSION = (
+    HEAD
+    + """
+v1 = tf.compat.v1
+ad = AutoDist()
+with tf.Graph().as_default(), ad.scope():
+    x = v1.placeholder(tf.float32, [None, 4])
+    weight = v1.get_variable("weight", [4, 3])
+    train = v1.train.MomentumOptimizer(0.1, 0.9).minimize(tf.reduce_mean(tf.square(x @ weight)))
+    session = ad.create_distributed_session()
+"""
+)
+
+
+def test_a_session_s_step_is_planned_without_the_flops_of_a_batch_that_is_not_fed_yet(tmp_path: Path) -> None:
+    (found,) = plans_of("--workers", "2", write(tmp_path, SESSION))
+    assert [(v.name, [slot.bytes for slot in v.slots]) for v in found.variables] == [("weight", [48])]
+    assert found.workers[0].flops is None
+    assert "not known" in plan("--workers", "2", write(tmp_path, SESSION)).stdout
+
+
+@pytest.mark.parametrize(
+    "text, told",
+    [
+        ("print('no training')", "makes no AutoDist"),
+        (HEAD + "AutoDist()\nAutoDist()", "makes two AutoDist objects"),
+        (HEAD + "ad = AutoDist()\nwith ad.scope():\n    tf.Variable(1.0)", "ended before a training step"),
+        ("import sys\nsys.exit(3)", r"ended by sys.exit\(3\)"),
+        ("raise ValueError('of its own')", r"ValueError: of its own \(.*train.py:1\)"),
+        ("this is no python", "is no Python script"),
+    ],
+)
+def test_a_script_that_comes_to_no_step_is_refused(tmp_path: Path, text: str, told: str) -> None:
+    result = plan(write(tmp_path, text))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert re.search(told, result.stderr), result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_what_cannot_be_planned_is_refused_before_the_script_runs(tmp_path: Path) -> None:
+    script = write(tmp_path, "raise SystemExit('it ran')")
+    missing = str(tmp_path / "missing.py")
+    cluster = write(tmp_path, "nodes: [{address: localhost}]", "cluster.yml")
+    nowhere = str(tmp_path / "no" / "plan.html")
+    for words, told in [
+        ([missing], f"the script {missing} is not there"),
+        (["-m", "no_module_of_this_name"], "there is no module no_module_of_this_name"),
+        (["--strategy", "AllReduced", script], "There is no builder named AllReduced"),
+        (["--strategy", cluster, script], "has no section `strategy`"),
+        (["--cluster", cluster, "--workers", "2", script], "leave out --workers"),
+        (["--html", nowhere, script], f"{nowhere} cannot be written"),
+    ]:
+        result = plan(*words)
+        assert (result.exit_code, result.stdout) == (2, ""), words
+        assert told in result.stderr and "it ran" not in result.stderr, result.stderr
+
+
+def test_a_strategy_that_cannot_be_done_is_refused_as_in_a_run(tmp_path: Path) -> None:
+    yaml = write(tmp_path, "strategy: {builder: PS, owner: 7}\n", "ps.yml")
+    result = plan("--workers", "2", "--strategy", yaml, write(tmp_path, STEP))
+    assert result.exit_code == 2
+    assert f"{yaml}:1" in result.stderr and "owner" in result.stderr
+
+
+class _Page(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("src", "href", "data", "action")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_has_a_bar_for_each_link_and_worker_and_loads_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "plan.html"
+    result = plan("--workers", "3", "--strategy", "PS", "--html", str(path), write(tmp_path, STEP))
+    assert result.exit_code == 0, result.stderr
+    page = _Page()
+    page.feed(path.read_text(encoding="utf-8"))
+    assert (page.tags.count("svg"), page.tags.count("rect")) == (2, 3 + 4)
+    assert "localhost:1 → localhost:0" in page.text and "moment (48 B)" in page.text
+    assert page.links == [] and not {"script", "link", "img", "iframe"} & set(page.tags)
+    assert "url(" not in path.read_text() and "@import" not in path.read_text()
+
+
+def test_names_in_the_page_are_text_whatever_they_hold() -> None:
+    assert "<script>" not in page_of(Plans(script="<script>alert(1)</script>", plans=()))
+
+
+def test_diff_names_the_variables_that_differ(tmp_path: Path) -> None:
+    script, files = write(tmp_path, STEP), []
+    for name in ("Parallax", "PS", "AllReduce"):
+        files.append(
+            write(tmp_path, plan("--json", "--workers", "2", "--strategy", name, script).stdout, f"{name}.json")
+        )
+    parallax, servers, shared = files
+    result = RUNNER.invoke(app, ["diff", parallax, servers])
+    assert result.exit_code == 1
+    assert "1 variables differ, 1 are alike" in result.stdout and "weight" in result.stdout
+    assert "table" not in result.stdout
+    assert "2 variables differ, 0 are alike" in RUNNER.invoke(app, ["diff", servers, shared]).stdout
+    alike = RUNNER.invoke(app, ["diff", servers, servers])
+    assert (alike.exit_code, alike.stdout) == (0, "0 variables differ, 2 are alike\n")
+
+
+def test_diff_refuses_what_is_no_plan_or_several(tmp_path: Path) -> None:
+    script = write(tmp_path, STEP)
+    several = write(tmp_path, plan("--json", "--strategy", "PS", "--strategy", "AllReduce", script).stdout, "both.json")
+    for file, told in [(several, "holds 2 plans"), (script, "is no plan")]:
+        result = RUNNER.invoke(app, ["diff", file, file])
+        assert result.exit_code == 2 and told in result.stderr

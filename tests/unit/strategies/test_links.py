@@ -1,0 +1,55 @@
+"""What goes on each link, against what each worker sends."""
+
+from __future__ import annotations
+
+import pytest
+
+from autodist.graph.placement import Cut
+from autodist.proto import strategy_pb2
+from autodist.strategies import SyncedVariable, link_bytes, sums_by_worker, traffic
+from autodist.strategies.nodes import partitioned_node, whole_node
+
+AllReduce, ParameterServer = strategy_pb2.AllReduce, strategy_pb2.ParameterServer
+CONFIG = strategy_pb2.GraphConfig(replicas=[strategy_pb2.Replica(worker=w) for w in (0, 1, 2)], workers=4)
+DENSE = SyncedVariable("dense", (12, 4), 192, False)
+SPARSE = SyncedVariable("sparse", (12, 4), 192, True)
+
+NODES = {
+    "shuffle": lambda v: whole_node(v.name, AllReduce(spec=AllReduce.SHUFFLE)),
+    "ring": lambda v: whole_node(v.name, AllReduce(spec=AllReduce.RING)),
+    "server": lambda v: whole_node(v.name, ParameterServer(owner=1)),
+    "server without replicas": lambda v: whole_node(v.name, ParameterServer(owner=3)),
+    "proxies": lambda v: whole_node(v.name, ParameterServer(owner=1, local_proxy=True)),
+    "shards": lambda v: partitioned_node(v.name, Cut(0, (4, 8)), [ParameterServer(owner=w) for w in (0, 3)]),
+}
+
+
+@pytest.mark.parametrize("name", NODES)
+@pytest.mark.parametrize("variable, rows", [(DENSE, 0), (SPARSE, 6)], ids=["dense", "sparse"])
+def test_a_worker_s_links_add_up_to_what_it_sends(name: str, variable: SyncedVariable, rows: int) -> None:
+    node = NODES[name](variable)
+    links = link_bytes(variable, node, CONFIG, rows)
+    cost = traffic(variable, node, CONFIG)
+    expected = tuple(step + row * rows for step, row in zip(cost.step, cost.row, strict=True))
+    assert sums_by_worker(links, 4)[0] == expected
+    assert all(source != target and count > 0 for (source, target), count in links.items())
+
+
+def test_a_ring_sends_to_the_next_worker_alone() -> None:
+    assert link_bytes(DENSE, NODES["ring"](DENSE), CONFIG) == {(0, 1): 256, (1, 2): 256, (2, 0): 256}
+
+
+def test_a_shuffle_sends_to_all_others_alike() -> None:
+    links = link_bytes(DENSE, NODES["shuffle"](DENSE), CONFIG)
+    assert links == {(a, b): 128 for a in range(3) for b in range(3) if a != b}
+
+
+def test_a_server_hears_from_all_and_tells_all() -> None:
+    links = link_bytes(DENSE, NODES["server"](DENSE), CONFIG)
+    assert links == {(0, 1): 192, (2, 1): 192, (1, 0): 192, (1, 2): 192}
+
+
+def test_one_worker_sends_nothing() -> None:
+    alone = strategy_pb2.GraphConfig(replicas=[strategy_pb2.Replica(worker=0)])
+    for name in ("shuffle", "ring"):
+        assert link_bytes(DENSE, NODES[name](DENSE), alone) == {}
