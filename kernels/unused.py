@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import GraphItem
 from autodist.kernels.elementwise import ELEMENTWISE
 
 _PURE = ELEMENTWISE | {
@@ -14,10 +13,10 @@ _PURE = ELEMENTWISE | {
 }
 
 
-def remove_unused(editor: GraphEditor, item: GraphItem, names: Iterable[str]) -> None:
-    """Removes those of the nodes `names`, and of what leads to them, that compute for nobody.
+def remove_unused(editor: GraphEditor, named: Set[str], names: Iterable[str]) -> None:
+    """Removes those of the nodes `names`, and of what leads to them, that compute for nobody and are not `named`.
 
     Left in the graph they would keep alive, until it is pruned, the reads that they take from, and for what waits for
     these reads even beyond that.
     """
-    editor.remove_unread(names, lambda node: node.name in item.named or node.op not in _PURE)
+    editor.remove_unread(names, lambda node: node.name in named or node.op not in _PURE)

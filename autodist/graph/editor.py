@@ -24,18 +24,16 @@ class GraphEditor:
 
     Args:
         graph_def: where to start; not modified.
-        wiring: of `graph_def`, for kernels that ask for consumers, who need not be looked for then.
+        wiring: of `graph_def`, if it is there: names and consumers need not be looked for then.
     """
 
     def __init__(self, graph_def: tf.compat.v1.GraphDef, wiring: Wiring | None = None) -> None:
         self._work = GraphDef()
         self._work.CopyFrom(graph_def)
         self._index: dict[str, set[str]] | None = None
-        if wiring is None:
-            self._nodes: dict[str, NodeDef] = {node.name: node for node in self._work.node}
-        else:
-            self._nodes = dict(zip(wiring.nodes, self._work.node, strict=True))
-            self._index = {name: set(consumers) for name, consumers in wiring.consumers.items()}
+        self._wiring = wiring
+        names = (node.name for node in self._work.node) if wiring is None else wiring.nodes
+        self._nodes: dict[str, NodeDef] = dict(zip(names, self._work.node, strict=True))
         # A removed node stays in `_work`, where to take it out would shift all others, until the graph is asked for.
         self._positions = {name: position for position, name in enumerate(self._nodes)}
         self._gone: list[int] = []
@@ -214,6 +212,8 @@ class GraphEditor:
     @property
     def _consumers(self) -> dict[str, set[str]]:
         """By name of a node, who reads it; built when it is first asked for, and kept up to date from then on."""
+        if self._index is None and self._wiring is not None:
+            self._index = {name: set(consumers) for name, consumers in self._wiring.consumers.items()}
         if self._index is None:
             self._index = {name: set() for name in self._nodes}
             for name, node in self._nodes.items():
@@ -222,12 +222,14 @@ class GraphEditor:
         return self._index
 
     def _enter(self, name: str, inputs: Iterable[str]) -> None:
+        self._wiring = None  # it tells of the graph as it was
         if self._index is not None:
             self._index.setdefault(name, set())
             for i in inputs:
                 self._index.setdefault(node_of(i), set()).add(name)
 
     def _leave(self, name: str, inputs: Iterable[str]) -> None:
+        self._wiring = None
         if self._index is not None:
             for i in inputs:
                 self._index.get(node_of(i), set()).discard(name)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import tensorflow as tf
 
 from autodist.graph.devices import device_of
-from autodist.graph.editor import GraphEditor
 from autodist.graph.effects import Effect
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
@@ -76,13 +75,12 @@ class _Updates:
 
     def __init__(self, item: GraphItem, context: Context, stages: Stages, kept: Mapping[str, int]) -> None:
         self.item, self.context, self.stages, self.kept = item, context, stages, kept
-        self.results = Results(GraphEditor(item.graph_def))
+        self.results = Results(item)
         self.editor = self.results.editor
         self.effects = {n: e for n, e in item.wiring.effects.items() if (e.reads | e.writes) & kept.keys()}
         self.writes = [name for name, effect in self.effects.items() if effect.writes & kept.keys()]
         self.joins = [j for j in item.joins if j.variable and item.by_name[j.variable].handle in kept]
         self.means: dict[str, Join] = {}
-        self.initializers = dict(item.initializers)
 
     def run(self) -> GraphItem:
         if self.context.computes:
@@ -95,9 +93,7 @@ class _Updates:
         else:
             self._leave_out_writes()
         self._make_lock()
-        item = self.results.applied_to(self.item, self.joins)
-        targets = tuple(name for name in item.targets if name in self.editor)
-        return replace(item, targets=targets, initializers=self.initializers)
+        return self.results.to_item(self.joins)
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
@@ -171,7 +167,7 @@ class _Updates:
             last = [node_of(f.name(token))]
             unlocked.setdefault(lock.level, []).append(f.name(back))
         names = [name for some in unlocked.values() for name in some]
-        self.results.run(names)
+        self.editor.run(names)
         return names
 
     def _queue(self, owner: int) -> tf.queue.FIFOQueue:
@@ -184,7 +180,7 @@ class _Updates:
         if me in self.kept.values():
             with fragment(self.editor, "lock/open") as f, tf.device(self.context.cpu(me)):
                 opened = self._queue(me).enqueue(True)
-            self.initializers[f"lock/{me}"] = f.name(opened)
+            self.editor.initialize({f"lock/{me}": f.name(opened)})
 
     # -- placing ---------------------------------------------------------------------------------------------------
 
@@ -219,5 +215,4 @@ class _Updates:
             return
         staleness = min(bounded.values())
         clock = Clock(self.context, f"clock/{digest(';'.join(sorted(bounded)))}/{staleness}", staleness)
-        self.results.run(clock.tick(self.editor, unlocked))
-        self.initializers.update(clock.initializers)
+        clock.tick(self.editor, unlocked)

@@ -119,7 +119,7 @@ class OwnPart:
                 got = exchange.receive(source, "needed", like)
         for name, value, who in zip(names, got, readers, strict=False):
             results.replace(name, f.name(value), who)
-        results.run(f.name(op) for op in exchange.effects)
+        results.editor.run(f.name(op) for op in exchange.effects)
 
     def _own_readers(self, editor: GraphEditor, name: str) -> list[str]:
         return [c for c in editor.consumers(node_of(name)) if not self.is_others(c)]

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
 
 import tensorflow as tf
 
 from autodist.errors import FetchedElsewhereError
-from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.keeper import Pace
@@ -60,7 +59,7 @@ class _Servers:
             for name, keeper in item.keepers.items() if keeper.pace is Pace.SYNCHRONOUS
         }  # fmt: skip
         self.stages: Stages | None = item.stages
-        self.results = Results(GraphEditor(item.graph_def))
+        self.results = Results(item)
         self.editor = self.results.editor
         self.effects = item.wiring.effects
         self.joins = [j for j in item.joins if j.variable is not None and item.by_name[j.variable].handle in self.owner]
@@ -74,8 +73,8 @@ class _Servers:
         self._hold_back_writes()
         self._hand_out_tokens()
         part.cut_control(self.editor)
-        item = self.results.applied_to(self.item, self.joins)
-        return replace(item, targets=tuple(t for t in item.targets if t in self.editor and not part.is_others(t)))
+        self.editor.run_no_more(filter(part.is_others, self.editor.targets))
+        return self.results.to_item(self.joins)
 
     def _require_same_outputs(self, part: OwnPart) -> None:
         """Workers of a session may fetch different things, so nothing can be sent for what one of them fetches."""
@@ -130,7 +129,7 @@ class _Servers:
                 exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
         for join, value in zip(bucket.joins, values, strict=False):
             self.results.give(join, [f.name(value)])
-        self.results.run(f.name(op) for op in exchange.effects)
+        self.editor.run(f.name(op) for op in exchange.effects)
 
     def _bring_rows(self, join: Join, owner: int) -> None:
         key = key_of([join])
@@ -145,7 +144,7 @@ class _Servers:
                 exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
         if made:
             self.results.give(join, [f.name(t) for t in made])
-        self.results.run(f.name(op) for op in exchange.effects)
+        self.editor.run(f.name(op) for op in exchange.effects)
 
     def _reads_before_push(self, joins: Iterable[Join]) -> list[str]:
         """This worker's reads of the variables, which must not see the update that its gradients bring about."""
@@ -213,7 +212,7 @@ class _Servers:
             else:
                 exchange.receive(group.owner, "done", [done])
         names = [f.name(op) for op in exchange.effects]
-        self.results.run(names)
+        self.editor.run(names)
         if group.owner != self.context.worker:
             for write in group.writes:
                 self.editor.replace_control(write, names)

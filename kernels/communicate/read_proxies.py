@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.editor import NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
+from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.copies import add_copy
@@ -46,20 +47,15 @@ class ReadProxies(Kernel):
         for name in names:
             if item.keepers[name].is_free or item.keepers[name].owner != context.worker:
                 work.read_proxy(item.by_name[name])
-        return replace(item, graph_def=work.editor.to_graph_def(), targets=(*item.targets, *work.refreshes))
+        return work.editor.to_item()
 
 
 class _Proxies:
-    """The edited graph.
-
-    Attributes:
-        refreshes: nodes that bring proxies up to date.
-    """
+    """The edited step."""
 
     def __init__(self, item: GraphItem, context: Context, stages: Stages) -> None:
         self._item, self._context, self._stages = item, context, stages
-        self.editor = GraphEditor(item.graph_def)
-        self.refreshes: list[str] = []
+        self.editor = StepEditor(item)
         self._effects = item.wiring.effects
         local = [t for join in item.joins for t in join.local]
         self._compute = self.editor.ancestors([*local, *item.outputs], control=False) - stages.once
@@ -117,7 +113,7 @@ class _Proxies:
             name=f"{proxy}/refresh", op="AssignVariableOp", input=[proxy, fresh, *(f"^{r}" for r in reading)]
         )
         node.attr["dtype"].type = variable.dtype.as_datatype_enum
-        self.refreshes.append(self.editor.add(node))
+        self.editor.run([self.editor.add(node)])
 
 
 def _read_node(name: str, variable: Variable, inputs: Sequence[str]) -> NodeDef:

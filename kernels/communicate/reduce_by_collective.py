@@ -11,7 +11,6 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.parts import Join, JoinKind, Merge
@@ -70,7 +69,7 @@ class ReduceByCollective(Kernel):
         _require_types_that_travel(item.joins, plan.collective)
         for join in item.joins:
             require_no_compressor(plan, join, Spec.Name(plan.collective))
-        results = Results(GraphEditor(item.graph_def))
+        results = Results(item)
         group = _Group(context, plan.collective)
         dense = [join for join in item.joins if not join.is_sparse]
         buckets = make_buckets(dense, plan.group, self.bucket_bytes)
@@ -84,8 +83,8 @@ class ReduceByCollective(Kernel):
                 _reduce_bucket(results, work, group)
             else:
                 _gather_rows(results, work, group)
-        results.run(group.effects)
-        return results.applied_to(item, item.joins)
+        results.editor.run(group.effects)
+        return results.to_item(item.joins)
 
 
 def _order(work: Bucket | Join, position: Mapping[str, int]) -> tuple[int, bool, int, int]:

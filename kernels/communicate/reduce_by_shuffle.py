@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.parts import Join, Merge
@@ -47,20 +46,19 @@ class ReduceByShuffle(Kernel):
         mine = [join for join in item.joins if plan.travels_by_shuffle(join)]
         if not mine:
             return item
-        results = Results(GraphEditor(item.graph_def, item.wiring))
-        initializers = dict(item.initializers)
+        results = Results(item)
         stored_as = _names_in_session(item)
         for bucket, compressor in self._buckets(mine, plan):
             if compressor is None:
                 _reduce_bucket(results, bucket, context)
             else:
-                initializers |= _compress_bucket(results, bucket, compressor, stored_as, context)
+                _compress_bucket(results, bucket, compressor, stored_as, context)
         for join in mine:
             if join.is_sparse:
                 _gather_rows(results, join, context)
             elif join.merge is Merge.ROWS:
                 _put_one_after_the_other(results, join, context)
-        return replace(results.applied_to(item, mine), initializers=initializers)
+        return results.to_item(mine)
 
     def _buckets(self, joins: Iterable[Join], plan: Plan) -> list[tuple[Bucket, Compression | None]]:
         compressors = {join.name: compressor_of(plan, join) for join in joins}
@@ -82,13 +80,12 @@ def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
         values = bucket.unpack(reduce(exchange, bucket, flat, weight))
     for join, value in zip(bucket.joins, values, strict=True):
         results.give(join, [f.name(value)])
-    results.run(f.name(op) for op in exchange.effects)
+    results.editor.run(f.name(op) for op in exchange.effects)
 
 
 def _compress_bucket(
     results: Results, bucket: Bucket, compressor: Compression, stored_as: Mapping[str, str], context: Context
-) -> dict[str, str]:
-    """Returns the initializers of what the compressor remembers."""
+) -> None:
     exchange = Exchange(context, bucket.key)
     with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
         reduction = BucketReduction(f, bucket, exchange, stored_as)
@@ -96,8 +93,8 @@ def _compress_bucket(
         reduction.finish(values)
     for join, value in zip(bucket.joins, values, strict=True):
         results.give(join, [f.name(value)])
-    results.run(f.name(op) for op in exchange.effects)
-    return {name: f.name(op) for name, op in reduction.initializers.items()}
+    results.editor.run(f.name(op) for op in exchange.effects)
+    results.editor.initialize({name: f.name(op) for name, op in reduction.initializers.items()})
 
 
 def _names_in_session(item: GraphItem) -> dict[str, str]:
@@ -163,7 +160,7 @@ def _gather_rows(results: Results, join: Join, context: Context) -> None:
     with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
         rows = rows_of(join, exchange.all_to_all("rows", own_rows(f, join)))
     results.give(join, [f.name(t) for t in rows])
-    results.run(f.name(op) for op in exchange.effects)
+    results.editor.run(f.name(op) for op in exchange.effects)
 
 
 def _put_one_after_the_other(results: Results, join: Join, context: Context) -> None:
@@ -173,4 +170,4 @@ def _put_one_after_the_other(results: Results, join: Join, context: Context) -> 
         parts = exchange.all_to_all("rows", [f.input(join.local[0], join.dtype, join.shape)])
         whole = tf.concat([rows for (rows,) in parts], join.axis)
     results.give(join, [f.name(whole)])
-    results.run(f.name(op) for op in exchange.effects)
+    results.editor.run(f.name(op) for op in exchange.effects)

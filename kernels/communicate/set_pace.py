@@ -11,7 +11,6 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.keeper import Keeper, Pace
@@ -60,7 +59,7 @@ def _keep_state(item: GraphItem, context: Context) -> GraphItem:
     _require_no_sum(own)
     if own and context.worker == 0:
         _say_that_state_is_local()
-    results = Results(GraphEditor(item.graph_def))
+    results = Results(item)
     for join in own:
         if join.name == EVEN_PARTS:
             _check_local_parts_alone(results, join, context)
@@ -69,7 +68,7 @@ def _keep_state(item: GraphItem, context: Context) -> GraphItem:
         elif not context.computes:
             _have_nothing(results, join, item.outputs)
     even = item.even_parts and replace(item.even_parts, is_own=True)
-    return replace(results.applied_to(item, own), even_parts=even)
+    return results.to_item(own, even_parts=even)
 
 
 def _require_no_boundary(joins: Sequence[Join], keepers: Mapping[str, Keeper]) -> None:

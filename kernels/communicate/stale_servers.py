@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.keeper import Keeper, Pace
@@ -55,13 +54,11 @@ class _Apart:
     def __init__(self, item: GraphItem, context: Context, stages: Stages, kept: dict[str, Keeper]) -> None:
         self.item, self.context, self.stages, self.kept = item, context, stages, kept
         self.owner = {handle: keeper.owner for handle, keeper in kept.items()}
-        self.results = Results(GraphEditor(item.graph_def))
+        self.results = Results(item)
         self.editor = self.results.editor
         self.effects = item.wiring.effects
         self.joins = [j for j in item.joins if j.variable and item.by_name[j.variable].handle in kept]
         self.serving = Serving(item, context, self.editor, self.effects, self.owner, self.joins)
-        self.initializers = dict(item.initializers)
-        self.landed = list(item.landed)
 
     def run(self) -> GraphItem:
         self._require_own_outputs()
@@ -69,17 +66,11 @@ class _Apart:
         self._bring_gradients()
         if self.context.worker in self.owner.values():
             checks = [name for name in self.item.targets if name in apart]
-            self.results.run(self.serving.build(1 + max(keeper.staleness for keeper in self.kept.values()), checks))
+            self.editor.run(self.serving.build(1 + max(keeper.staleness for keeper in self.kept.values()), checks))
         self._take_tokens()
         self._wait_for_nothing_in(apart)
-        item = self.results.applied_to(self.item, self.joins)
-        return replace(
-            item,
-            targets=tuple(name for name in item.targets if name in self.editor and name not in apart),
-            initializers=self.initializers,
-            landed=tuple(self.landed),
-            served=(*item.served, *self.serving.effects),
-        )
+        self.editor.serve(self.serving.effects)
+        return self.results.to_item(self.joins)
 
     def _require_own_outputs(self) -> None:
         summed = {node_of(t): j.variable for j in self.joins for t in j.result}
@@ -137,7 +128,7 @@ class _Apart:
             mine = own(f)
             if self.context.computes:
                 exchange.send(keeper.owner, "gradient", mine)
-        self.results.run(f.name(op) for op in exchange.effects)
+        self.editor.run(f.name(op) for op in exchange.effects)
         if keeper.owner == self.context.worker:
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in mine]
             exchange = Exchange(self.context, key, keeper.staleness + 2)
@@ -158,9 +149,9 @@ class _Apart:
                 filled = exchange.fill(group.owner, "done", [done], staleness)
                 landed = exchange.take_and_put_back(group.owner, "done", [done], staleness)
             names = [f.name(op) for op in exchange.effects]
-            self.results.run(names)
-            self.initializers[f"{group.key}/{group.owner}"] = f.name(filled)
-            self.landed.append(f.name(landed))
+            self.editor.run(names)
+            self.editor.initialize({f"{group.key}/{group.owner}": f.name(filled)})
+            self.editor.land([f.name(landed)])
             if group.owner == self.context.worker:
                 self.serving.hand_out_token(group, staleness + 2)
             for write in group.writes:

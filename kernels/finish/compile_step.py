@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import is_in_jit_scope
-from autodist.graph.names import node_of, split_replica, tensor
+from autodist.graph.names import node_of, split_replica
+from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.compilable import Compilable
@@ -67,9 +67,9 @@ class CompileStep(Kernel):
 
 def _with_free_constants(item: GraphItem) -> GraphItem:
     """Each region has constants of its own, which stand for nothing that has to be waited for."""
-    editor = GraphEditor(item.graph_def, item.wiring)
+    editor = StepEditor(item)
     freed = free_constants(editor, item.wiring, {*map(node_of, item.outputs), *item.targets})
-    return item.with_graph(editor.to_graph_def()) if freed else item
+    return editor.to_item() if freed else item
 
 
 def _asked_of(item: GraphItem) -> Callable[[str], bool]:
@@ -77,29 +77,17 @@ def _asked_of(item: GraphItem) -> Callable[[str], bool]:
 
 
 def _with_calls(item: GraphItem, regions: Iterable[Sequence[str]]) -> GraphItem:
-    editor = GraphEditor(item.graph_def, item.wiring)
-    calls: dict[str, str] = {}
+    editor = StepEditor(item)
 
     def short(_: int, name: str) -> str:
         return name if item.stages is None else split_replica(name)[1]
 
-    outputs = list(item.outputs)
     for k, region in enumerate(regions):
-        results = results_of(editor, region, outputs)
+        results = results_of(editor, region, editor.outputs)
         nodes = [editor[name] for name in (*_copied(item, region), *region)]
         function = compiled_function(nodes, results, short)
-        call = put_call(editor, f"autodist/compiled_step/{k}", region, function)
-        calls.update(dict.fromkeys(region, call))
-        given = {result: f"{call}:{position}" for position, result in enumerate(results)}
-        outputs = [given.get(tensor(name), name) for name in outputs]
-
-    def called(names: Iterable[str]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(calls.get(name, name) for name in names))
-
-    return replace(
-        item, graph_def=editor.to_graph_def(), outputs=tuple(outputs),
-        targets=called(item.targets), served=called(item.served), landed=called(item.landed),
-    )  # fmt: skip
+        put_call(editor, f"autodist/compiled_step/{k}", region, function)
+    return editor.to_item()
 
 
 def _copied(item: GraphItem, region: Iterable[str]) -> list[str]:

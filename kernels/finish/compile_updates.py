@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.editor import NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.compiled_function import compiled_function, put_call
 from autodist.kernels.finish.update_regions import find_regions
@@ -40,19 +41,11 @@ class CompileUpdates(Kernel):
         handles = {n.name for n in item.graph_def.node if n.op == "VarHandleOp" and self._is_taken(n, item, context)}
         if not handles:
             return item
-        editor = GraphEditor(item.graph_def)
+        editor = StepEditor(item)
         kept = {*map(node_of, (*item.outputs, *item.inputs)), *item.initializers.values()}
-        calls: dict[str, str] = {}
         for region in find_regions(editor, handles, kept):
-            calls.update(dict.fromkeys(region, _compile(editor, region)))
-
-        def called(names: Iterable[str]) -> tuple[str, ...]:
-            return tuple(dict.fromkeys(calls.get(name, name) for name in names))
-
-        return replace(
-            item, graph_def=editor.to_graph_def(),
-            targets=called(item.targets), served=called(item.served), landed=called(item.landed),
-        )  # fmt: skip
+            _compile(editor, region)
+        return editor.to_item()
 
     def _is_taken(self, handle: NodeDef, item: GraphItem, context: Context) -> bool:
         variable = item.by_handle.get(handle.name)
@@ -65,7 +58,7 @@ class CompileUpdates(Kernel):
         )
 
 
-def _compile(editor: GraphEditor, region: Sequence[str]) -> str:
-    """Puts a call of a function in the place of the nodes `region`; returns its name."""
+def _compile(editor: StepEditor, region: Sequence[str]) -> None:
+    """Puts a call of a function in the place of the nodes `region`."""
     function = compiled_function([editor[name] for name in region])
-    return put_call(editor, f"autodist/compiled/{region[-1]}", region, function)
+    put_call(editor, f"autodist/compiled/{region[-1]}", region, function)

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.finish.compilable import spelled_outputs, types_of_inputs, types_of_outputs
 
@@ -112,8 +113,8 @@ class _Function:
         self.definition.ret[result] = output
 
 
-def put_call(editor: GraphEditor, name: str, region: Sequence[str], function: CompiledFunction) -> str:
-    """Puts a call of a function, made of the nodes `region`, in their place; returns the call's name.
+def put_call(editor: StepEditor, name: str, region: Sequence[str], function: CompiledFunction) -> None:
+    """Puts a call of a function, made of the nodes `region`, in their place.
 
     The call waits for all that one of them waited for, and what waited for one of them waits for the call.
     """
@@ -124,10 +125,11 @@ def put_call(editor: GraphEditor, name: str, region: Sequence[str], function: Co
     call = editor.add(_call(name, editor[region[-1]].device, function, before))
     for k, result in enumerate(function.results):
         editor.rewire(result, f"{call}:{k}", editor.consumers(node_of(result)).difference(inside))
+        editor.return_instead(result, f"{call}:{k}")
     for member in region:
         editor.replace_control(member, [call], editor.consumers(member).difference(inside))
+        editor.run_instead(member, [call])
     editor.remove(reversed(region))
-    return call
 
 
 def _call(name: str, device: str, function: CompiledFunction, before: Iterable[str]) -> NodeDef:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import is_control, node_of
+from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import wait_past
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
@@ -30,12 +31,12 @@ class LeaveOutCompute(Kernel):
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         if context.computes:
             return item
-        editor = GraphEditor(item.graph_def)
+        editor = StepEditor(item)
         computed = _reached(editor, _sources(item))
-        targets = tuple(name for name in item.targets if name not in computed)
-        roots = [*map(node_of, item.outputs), *targets, *item.served, *item.landed, *item.initializers.values()]
+        editor.run_no_more(computed & set(item.targets))
+        roots = [*map(node_of, item.outputs), *editor.targets, *item.served, *item.landed, *item.initializers.values()]
         wait_past(editor, _needed(editor, roots, computed))
-        return replace(item, graph_def=editor.to_graph_def(), targets=targets)
+        return editor.to_item()
 
 
 def _sources(item: GraphItem) -> list[str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.errors import RewriteError, StrategyError
@@ -16,6 +16,7 @@ from autodist.graph.keeper import Pace
 from autodist.graph.names import tensor
 from autodist.graph.placement import listed
 from autodist.graph.propagation import Kind, Mean, Propagation, Reduced, Replicated, Sum, Unknown
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import with_specs
 from autodist.kernels.normalise.both_branches import BothBranches, Taken, find_hindrance
@@ -129,29 +130,20 @@ def _written(item: GraphItem, node: NodeDef) -> list[str]:
 
 
 def _inlined(item: GraphItem, nodes: Sequence[NodeDef]) -> GraphItem:
-    editor = GraphEditor(item.graph_def, item.wiring)
+    editor = StepEditor(item)
     branches = BothBranches(editor, item)
-    outputs: dict[str, str] = {}
-    writes: dict[str, list[str]] = {}
     for node in nodes:
-        taken = branches.take(editor[node.name])
-        outputs.update(taken.outputs)
-        writes[node.name] = [w for made in taken.writes.values() for w in made]
-        _replace(editor, item, node.name, taken, writes[node.name])
-    return replace(
-        item,
-        graph_def=editor.to_graph_def(),
-        outputs=tuple(outputs.get(name, name) for name in item.outputs),
-        targets=tuple(name for target in item.targets for name in writes.get(target, [target])),
-        spec_of=with_specs(item.spec_of, branches.specs),
-    )
+        _replace(editor, item, node.name, branches.take(editor[node.name]))
+    return editor.to_item(spec_of=with_specs(item.spec_of, branches.specs))
 
 
-def _replace(editor: GraphEditor, item: GraphItem, name: str, taken: Taken, writes: Iterable[str]) -> None:
+def _replace(editor: StepEditor, item: GraphItem, name: str, taken: Taken) -> None:
     """Lets who read an `If` or waited for it read and wait for what stands for it; whoever writes what it only read
     waits for that read, too."""
+    writes = [write for made in taken.writes.values() for write in made]
     for old, new in taken.outputs.items():
         editor.rewire(old, new)
+    editor.run_instead(name, writes)
     for consumer in editor.consumers(name):
         written = item.wiring.effects.get(consumer, NO_EFFECT).writes
         reads = [read for handle, read in taken.reads.items() if handle in written and handle not in taken.writes]

@@ -11,6 +11,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.loss_terms import find_terms
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import Term
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.unused import remove_unused
 
@@ -28,7 +29,7 @@ class SettleLosses(Kernel):
         if not any(call.terms for call in item.gradient_calls):
             return item
         flows = None if context.is_alone else item.flows or flows_of(item)
-        editor = GraphEditor(item.graph_def, item.wiring)
+        editor = StepEditor(item)
         calls = []
         for call in item.gradient_calls:
             kept = find_terms(item, flows, call) if flows is not None else []
@@ -37,8 +38,8 @@ class SettleLosses(Kernel):
                     _take_out(editor, item, term)
             calls.append(replace(call, terms=tuple(replace(term, parts=()) for term in kept), is_settled=True))
         seams = [name for call in item.gradient_calls for term in call.terms for name in (term.value, term.seed)]
-        remove_unused(editor, item, seams)
-        return replace(item, graph_def=editor.to_graph_def(), gradient_calls=tuple(calls))
+        remove_unused(editor, item.named, seams)
+        return editor.to_item(gradient_calls=tuple(calls))
 
 
 def _take_out(editor: GraphEditor, item: GraphItem, term: Term) -> None:

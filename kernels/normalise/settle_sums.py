@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.errors import RewriteError
-from autodist.graph.editor import GraphEditor
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.names import tensor
 from autodist.graph.propagation import Propagation, Replicated, Sum, Unknown
+from autodist.graph.step_editor import StepEditor
 from autodist.graph.whole_sums import SUM_NAME, WholeSum
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.unused import remove_unused
@@ -33,21 +33,13 @@ class SettleSums(Kernel):
         if not item.whole_sums:
             return item
         kept = () if context.is_alone else _kept(item)
-        editor = GraphEditor(item.graph_def, item.wiring)
+        editor = StepEditor(item)
         out = [s.node for s in item.whole_sums if s not in kept]
         for node in out:
             editor.rewire(tensor(node), editor[node].input[0])
             editor.replace_control(node, [])
-        outputs = {tensor(node): tensor(item.wiring.nodes[node].input[0]) for node in out}
-        item = replace(item, outputs=tuple(_followed(outputs, name) for name in item.outputs), whole_sums=kept)
-        remove_unused(editor, item, out)
-        return item.with_graph(editor.to_graph_def())
-
-
-def _followed(given: dict[str, str], name: str) -> str:
-    while tensor(name) in given:
-        name = given[tensor(name)]
-    return name
+        remove_unused(editor, editor.named(whole_sums=kept), out)
+        return editor.to_item(whole_sums=kept)
 
 
 def _kept(item: GraphItem) -> tuple[WholeSum, ...]:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 
 
@@ -24,20 +25,18 @@ class SplitBundles(Kernel):
         bundles = [node.name for node in item.wiring.of_op("IdentityN")]
         if not bundles:
             return item
-        editor = GraphEditor(item.graph_def, item.wiring)
+        editor = StepEditor(item)
         given = {t: t for t in (*item.outputs, *(t for g in item.gradients for t in g.tensors))}
         for name in bundles:
             _unbundle(editor, name)
         for t in given:
             while (node := editor[node_of(given[t])]).op == "IdentityN":
                 given[t] = tensor(node.input[output_index(given[t])])
-        split = replace(
-            item,
-            outputs=tuple(given[t] for t in item.outputs),
-            gradients=tuple(replace(g, tensors=tuple(given[t] for t in g.tensors)) for g in item.gradients),
-        )
-        editor.remove_unread(bundles, lambda node: node.name in split.named)
-        return split.with_graph(editor.to_graph_def())
+        editor.return_these(given[t] for t in item.outputs)
+        gradients = tuple(replace(g, tensors=tuple(given[t] for t in g.tensors)) for g in item.gradients)
+        named = editor.named(gradients=gradients)
+        editor.remove_unread(bundles, lambda node: node.name in named)
+        return editor.to_item(gradients=gradients)
 
 
 def _unbundle(editor: GraphEditor, name: str) -> None:

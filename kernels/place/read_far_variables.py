@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
@@ -11,6 +11,7 @@ from autodist.graph.effects import QUERIES, READS
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Variable
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.copies import add_copy, read_before, take_copy
 
@@ -32,24 +33,17 @@ class ReadFarVariables(Kernel):
         far = {handle: owner for handle, owner in far.items() if owner != context.worker}
         if context.workers == 1 or not far:
             return item
-        editor = GraphEditor(item.graph_def)
-        kept = _read_far(editor, item, context, far)
-        return replace(
-            item,
-            graph_def=editor.to_graph_def(),
-            outputs=tuple(tensor(kept[node_of(name)]) if node_of(name) in kept else name for name in item.outputs),
-            targets=tuple(dict.fromkeys(kept.get(name, name) for name in item.targets)),
-        )
+        editor = StepEditor(item)
+        _read_far(editor, item, context, far)
+        return editor.to_item()
 
 
-def _read_far(editor: GraphEditor, item: GraphItem, context: Context, far: Mapping[str, int]) -> dict[str, str]:
-    """Returns the read that stands for each that has become one with it."""
+def _read_far(editor: GraphEditor, item: GraphItem, context: Context, far: Mapping[str, int]) -> None:
     written = {name: effect.writes for name, effect in item.wiring.effects.items()}
-    merged: dict[str, str] = {}
     for handle, worker in far.items():
         if handle not in editor:
             continue
-        merged |= _merge_reads(editor, handle)
+        _merge_reads(editor, handle)
         takers = [name for name in sorted(editor.consumers(handle)) if editor[name].op not in READS | QUERIES]
         _give_copy(
             editor, item.by_handle[handle], context, worker, context.worker,
@@ -62,7 +56,6 @@ def _read_far(editor: GraphEditor, item: GraphItem, context: Context, far: Mappi
     for name, handles in written.items():
         if name in editor and any(h in far for h in handles):
             _bring_handles(editor, item, context, far, name, next(far[h] for h in handles if h in far))
-    return merged
 
 
 def _bring_handles(
@@ -75,9 +68,8 @@ def _bring_handles(
             _give_copy(editor, item.by_handle[handle], context, far.get(handle, context.worker), worker, [writer])
 
 
-def _merge_reads(editor: GraphEditor, handle: str) -> dict[str, str]:
+def _merge_reads(editor: GraphEditor, handle: str) -> None:
     first: dict[tuple[str, ...], str] = {}
-    merged: dict[str, str] = {}
     for name in sorted(editor.consumers(handle)):
         node = editor[name]
         if node.op != "ReadVariableOp":
@@ -87,8 +79,6 @@ def _merge_reads(editor: GraphEditor, handle: str) -> dict[str, str]:
             editor.rewire(tensor(name), tensor(kept))
             editor.replace_control(name, [kept])
             editor.remove([name])
-            merged[name] = kept
-    return merged
 
 
 def _give_copy(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.parts import Variable
+from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.read_proxies import PROXY
@@ -36,8 +36,7 @@ class SetByChief(Kernel):
 
     @staticmethod
     def _everywhere(item: GraphItem, context: Context, writes: dict[str, frozenset[str]]) -> GraphItem:
-        editor = GraphEditor(item.graph_def)
-        targets = list(item.targets)
+        editor = StepEditor(item)
         plan = Plan(context.strategy)
         by_handle: dict[str, list[str]] = {}
         for name, handles in writes.items():
@@ -47,36 +46,36 @@ class SetByChief(Kernel):
             variable = item.by_handle[handle]
             owner = item.owners.get(variable.name)
             if owner is None:
-                targets += _write_copies(editor, variable, names, range(1, context.workers), context)
+                _write_copies(editor, variable, names, range(1, context.workers), context)
                 continue
             for name in (handle, *editor.consumers(handle)):
                 editor[name].device = context.home(owner, variable.dtype)
             if plan.has_proxy(variable.name):
-                targets += _write_copies(editor, variable, names, range(context.workers), context, PROXY)
+                _write_copies(editor, variable, names, range(context.workers), context, PROXY)
         # What is written is placed; what is only read stands where a later kernel reads it.
         read = {
             v.name: item.owners[v.name] for v in item.variables if v.name in item.owners and v.handle not in by_handle
         }
-        return replace(item, graph_def=editor.to_graph_def(), targets=tuple(targets), owners=read)
+        return editor.to_item(owners=read)
 
     @staticmethod
     def _nowhere(item: GraphItem, writes: list[str]) -> GraphItem:
-        editor = GraphEditor(item.graph_def)
+        editor = StepEditor(item)
         for name in writes:
             editor.replace_control(name, [])
         editor.remove(writes)
-        return replace(item, graph_def=editor.to_graph_def(), targets=tuple(t for t in item.targets if t not in writes))
+        return editor.to_item()
 
 
 def _write_copies(
-    editor: GraphEditor,
+    editor: StepEditor,
     variable: Variable,
     after: list[str],
     workers: Iterable[int],
     context: Context,
     suffix: str = "",
-) -> list[str]:
-    """Gives copies of a variable on `workers` the value that it has after the writes `after`; returns what does so."""
+) -> None:
+    """Gives copies of a variable on `workers` the value that it has after the writes `after`."""
     handle = variable.handle
     shared_name = editor[handle].attr["shared_name"].s.decode() + suffix
     made = []
@@ -86,7 +85,7 @@ def _write_copies(
             with tf.device(context.home(worker, variable.dtype)):
                 there = tf.raw_ops.VarHandleOp(dtype=variable.dtype, shape=variable.shape, shared_name=shared_name)
                 made.append(f.name(tf.raw_ops.AssignVariableOp(resource=there, value=value)))
-    return made
+    editor.run(made)
 
 
 def only_sets(item: GraphItem) -> bool:

@@ -12,6 +12,7 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 
 STRIDE = 1_000_003
@@ -35,13 +36,13 @@ class AdvanceAlike(Kernel):
         draws = [node.name for node in item.wiring.of_op("RngReadAndSkip")]
         if context.is_alone or not draws:
             return item
-        editor = GraphEditor(item.graph_def)
+        editor = StepEditor(item)
         with fragment(editor, "advance_alike") as f:
             amount = tf.constant(STRIDE * len(context.replicas), tf.uint64)
         for name in draws:
             handle, algorithm, _, *control = editor[name].input
             editor.set_inputs(name, [handle, algorithm, f.name(amount), *control])
-        return item.with_graph(editor.to_graph_def())
+        return editor.to_item()
 
 
 def reads_to_offset(editor: GraphEditor, item: GraphItem) -> list[tuple[str, str]]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
-from autodist.graph.editor import GraphEditor
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
@@ -14,6 +13,7 @@ from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Propagation
 from autodist.graph.seeds import varying_seeds
 from autodist.graph.stages import Stages
+from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.replicate.advance_alike import STRIDE, draw_apart, reads_to_offset
@@ -58,7 +58,7 @@ class _Replication:
         self.item, self.context = item, context
         self.stages: Stages = find_stages(item)
         self.flows: Propagation = item.flows or flows_of(item)
-        self.editor = GraphEditor(item.graph_def, item.wiring)
+        self.editor = StepEditor(item)
         self.captured_seeds = {n.name: n.attr["seed2"].i for n in item.wiring.of_op(*RANDOM)}
 
     def run(self) -> GraphItem:
@@ -89,15 +89,13 @@ class _Replication:
         output_joins.join_texts()
         outputs = output_joins.join_outputs()
         some_examples = joiner.some_examples()
-        written = {w for w in self.stages.state_writes if w in varying}
-        targets = [*self._targets(clones, written), *(c.write for c in changes), *joiner.checks]
-        return replace(
-            self.item,
-            graph_def=self.editor.to_graph_def(),
-            outputs=(*outputs, *([some_examples] if some_examples else ())),
+        self.editor.return_these([*outputs, *([some_examples] if some_examples else ())])
+        self.editor.run_no_more(w for w in self.stages.state_writes if w in varying)  # they became values
+        self._run_all(clones)
+        self.editor.run([*(c.write for c in changes), *joiner.checks])
+        return self.editor.to_item(
             counts_examples=some_examples is not None,
             even_parts=joiner.even_parts,
-            targets=tuple(dict.fromkeys(targets)),
             inputs={**self.item.inputs, **parts.given},
             joins=tuple(joiner.joins),
             stages=self.stages,
@@ -139,11 +137,8 @@ class _Replication:
             if more:
                 self.editor.add_control(name, more)
 
-    def _targets(self, clones: list[dict[str, str]], written: set[str]) -> list[str]:
-        """The captured targets in every replica; writes that became values are no longer targets."""
-        return [
-            renamed.get(name, name)
-            for name in self.item.targets
-            if name not in written
-            for renamed in clones[: len(clones) if name in clones[0] else 1]
-        ]
+    def _run_all(self, clones: list[dict[str, str]]) -> None:
+        """What the captured step runs, every replica does."""
+        for name in self.editor.targets:
+            if name in clones[0]:
+                self.editor.run_instead(name, [renamed[name] for renamed in clones])

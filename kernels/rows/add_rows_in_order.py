@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, output_index
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import specs_in, with_specs
 
@@ -35,12 +36,12 @@ class AddRowsInOrder(Kernel):
         scatters = [node.name for node in item.wiring.of_op(*_IN_ORDER)]
         if context.is_alone or not scatters:
             return item
-        editor = GraphEditor(item.graph_def)
+        editor = StepEditor(item)
         specs: dict[str, tf.TensorSpec] = {}
         for name in scatters:
             if not _is_unique(editor, editor[name]):
                 specs.update(_add_in_order(editor, editor[name]))
-        return replace(item, graph_def=editor.to_graph_def(), spec_of=with_specs(item.spec_of, specs))
+        return editor.to_item(spec_of=with_specs(item.spec_of, specs))
 
 
 def _is_unique(editor: GraphEditor, node: NodeDef) -> bool:

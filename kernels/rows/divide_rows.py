@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -12,6 +12,7 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.propagation.bodies import Body, Library
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import constant, with_specs
 from autodist.kernels.rows.signs import Sign, Signs
@@ -35,7 +36,7 @@ class DivideRows(Kernel):
         choices = [node.name for node in item.wiring.of_op("StatelessIf")]
         if not choices:
             return item
-        editor = GraphEditor(item.graph_def)
+        editor = StepEditor(item)
         signs = Signs(editor)
         plain = [name for name in choices if _is_search_in_vain(editor, signs, editor[name])]
         if not plain:
@@ -44,8 +45,8 @@ class DivideRows(Kernel):
         library = Library(editor.library)
         for name in plain:
             specs.update(_take_other_branch(editor, item, library, editor[name]))
-        remove_unused(editor, item, plain)
-        return replace(item, graph_def=editor.to_graph_def(), spec_of=with_specs(item.spec_of, specs))
+        remove_unused(editor, item.named, plain)
+        return editor.to_item(spec_of=with_specs(item.spec_of, specs))
 
 
 def _is_search_in_vain(editor: GraphEditor, signs: Signs, node: NodeDef) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
@@ -10,6 +10,7 @@ import tensorflow as tf
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import is_copy_of_variable, operands_of, with_specs
 from autodist.kernels.rows.gather_rows import gathers_rows
@@ -32,13 +33,13 @@ class GatherBeforeArithmetic(Kernel):
         gathers = [node.name for node in item.wiring.of_op("GatherV2")]
         if not gathers:
             return item
-        editor = GraphEditor(item.graph_def)
+        editor = StepEditor(item)
         rows = _Mover(editor, item)
         moved = [name for name in gathers if rows.move(name)]
         if not moved:
             return item
-        remove_unused(editor, item, rows.left)
-        return replace(item, graph_def=editor.to_graph_def(), spec_of=with_specs(item.spec_of, rows.specs))
+        remove_unused(editor, item.named, rows.left)
+        return editor.to_item(spec_of=with_specs(item.spec_of, rows.specs))
 
 
 class _Mover:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
@@ -12,6 +12,7 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import QUERIES, READS
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 
 
@@ -31,7 +32,7 @@ class GatherRows(Kernel):
         asked = _reads_asked_for_rows(item)
         if not asked:
             return item
-        editor = GraphEditor(item.graph_def)
+        editor = StepEditor(item)
         named = {*map(node_of, item.outputs), *item.targets}
         changed = False
         for read in asked:
@@ -42,7 +43,7 @@ class GatherRows(Kernel):
         if not changed:
             return item
         editor.drop_lost_colocation()
-        return replace(item, graph_def=editor.to_graph_def())
+        return editor.to_item()
 
 
 def _reads_asked_for_rows(item: GraphItem) -> list[str]:

@@ -13,6 +13,7 @@ from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Join, JoinKind
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import SpecOf
 
@@ -44,7 +45,7 @@ class MergeRows(Kernel):
         joins = [j for j in item.joins if j.is_sparse and j.kind is JoinKind.GRADIENT]
         if context.workers == 1 or not joins:
             return item
-        editor = GraphEditor(item.graph_def)
+        editor = StepEditor(item)
         returned = frozenset(map(tensor, item.outputs))
         merged = {
             join.name: _merge(editor, join) for join in joins
@@ -52,10 +53,8 @@ class MergeRows(Kernel):
         }  # fmt: skip
         if not merged:
             return item
-        return replace(
-            item,
-            graph_def=editor.to_graph_def(),
-            joins=tuple(replace(j, local=merged[j.name]) if j.name in merged else j for j in item.joins),
+        return editor.to_item(
+            joins=tuple(replace(j, local=merged[j.name]) if j.name in merged else j for j in item.joins)
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import SpecOf, specs_in, with_specs
 from autodist.kernels.rows.zero_rows import ZeroTable, ZeroTables
@@ -37,7 +38,7 @@ class ScatterRows(Kernel):
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         if not item.wiring.of_op("UnsortedSegmentSum"):
             return item
-        editor = GraphEditor(item.graph_def)
+        editor = StepEditor(item)
         tables = ZeroTables(editor, item.spec_of)
         found = {
             node.name: table for node in editor
@@ -49,8 +50,8 @@ class ScatterRows(Kernel):
         for name, table in found.items():
             value = node_of(editor[name].input[1])
             specs.update(_scatter(editor, item.spec_of, editor[name], table))
-            remove_unused(editor, item, [value])
-        return replace(item, graph_def=editor.to_graph_def(), spec_of=with_specs(item.spec_of, specs))
+            remove_unused(editor, item.named, [value])
+        return editor.to_item(spec_of=with_specs(item.spec_of, specs))
 
 
 def _scatter(editor: GraphEditor, spec_of: SpecOf, node: NodeDef, table: ZeroTable) -> dict[str, tf.TensorSpec]:

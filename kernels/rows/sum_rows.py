@@ -10,6 +10,7 @@ import numpy as np
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import SpecOf, constant
 from autodist.kernels.unused import remove_unused
@@ -29,7 +30,7 @@ class SumRows(Kernel):
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         if not item.wiring.of_op("UnsortedSegmentSum"):
             return item
-        editor = GraphEditor(item.graph_def)
+        editor = StepEditor(item)
         tables = {
             node.name: table for node in editor
             if node.op == "Sum" and (table := _summed_table(editor, item.spec_of, node)) is not None
@@ -39,8 +40,8 @@ class SumRows(Kernel):
         for name, table in tables.items():
             waits = filter(is_control, [*editor[table].input, *editor[name].input])
             editor.set_inputs(name, [editor[table].input[0], editor[name].input[1], *waits])
-            remove_unused(editor, item, [table])
-        return item.with_graph(editor.to_graph_def())
+            remove_unused(editor, item.named, [table])
+        return editor.to_item()
 
 
 def _summed_table(editor: GraphEditor, spec_of: SpecOf, node: NodeDef) -> str | None:

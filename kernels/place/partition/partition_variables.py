@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.editor import NodeDef
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
@@ -18,6 +18,7 @@ from autodist.graph.keeper import Pace
 from autodist.graph.parts import Variable
 from autodist.graph.placement import shard_name
 from autodist.graph.propagation import Kind, Propagation, Unknown
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.partition import rows
 from autodist.kernels.place.partition.access import access
@@ -88,7 +89,7 @@ def partition(item: GraphItem) -> Partitioned:
     """Cuts a step's variables as `item.cuts` says."""
     flows = item.flows or flows_of(item)  # how rows are routed is not followed by propagation
     stages = find_stages(item)
-    work = Work(item, GraphEditor(item.graph_def), stages.effects)
+    work = Work(item, StepEditor(item), stages.effects)
     _make_handles(work)
     gradients = cut_gradients(work, stages.gradients, stages.once)
     for name in sorted(stages.order, key=stages.order.__getitem__):
@@ -96,13 +97,11 @@ def partition(item: GraphItem) -> Partitioned:
         if not access(work, node) and name in stages.once and node.op in RULES:
             RULES[node.op](work, node)
     work.finish()
-    made = replace(
-        item, gradients=gradients, variables=_variables(work), targets=work.targets(), spec_of=work.spec,
-        flows=CutFlows(flows, work),
-    )  # fmt: skip
-    work.editor.prune(made.named)
+    variables = _variables(work)
+    work.editor.prune(work.editor.named(gradients=gradients, variables=variables))
     told = tuple(work.put_together(stages.once))
-    return Partitioned(made.with_graph(work.editor.to_graph_def()), told, dict(work.written_whole))
+    made = work.editor.to_item(gradients=gradients, variables=variables, spec_of=work.spec, flows=CutFlows(flows, work))
+    return Partitioned(made, told, dict(work.written_whole))
 
 
 def _require_synchronous(written_whole: Mapping[str, str], plan: Plan) -> None:

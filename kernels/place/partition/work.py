@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.editor import NodeDef
 from autodist.graph.effects import Effect
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem
@@ -18,6 +18,7 @@ from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.parts import Variable
 from autodist.graph.placement import Cut, shard_name
 from autodist.graph.propagation.folding import Constants
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout
 
 Build = Callable[[Fragment], tf.Tensor]
@@ -80,7 +81,7 @@ class Work:
         specs: shape and dtype of tensors that are new.
     """
 
-    def __init__(self, item: GraphItem, editor: GraphEditor, effects: Mapping[str, Effect]) -> None:
+    def __init__(self, item: GraphItem, editor: StepEditor, effects: Mapping[str, Effect]) -> None:
         self.item, self.editor, self.effects = item, editor, effects
         self.variables = {
             item.by_name[name].handle: CutVariable.of(item.by_name[name], cut)
@@ -241,6 +242,7 @@ class Work:
         for node, instead in self._instead.items():
             # Copies, and what was made for them, stand where they should already.
             self.editor.replace_control(node, instead.names, filter(self.is_captured, self.editor.consumers(node)))
+            self.editor.run_instead(node, instead.names)
         self.editor.remove(self._removed)
 
     def _become_identity(self, node: NodeDef, value: str, dtype: tf.DType) -> None:
@@ -261,7 +263,3 @@ class Work:
             for reader in sorted(readers & set(once) - self._instead.keys()):
                 op = self.editor[reader].op
                 yield f"{name} is in shards, and is put together for {op} ({reader}), which is not done shard by shard"
-
-    def targets(self) -> tuple[str, ...]:
-        """The step's targets, a node's copies in its place."""
-        return tuple(t for n in self.item.targets for t in (self._instead[n].names if n in self._instead else (n,)))

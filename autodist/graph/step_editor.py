@@ -1,0 +1,131 @@
+"""StepEditor: the verbs with which kernels change a step, whose roots follow what is done to its graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from autodist.errors import RewriteError
+from autodist.graph.editor import GraphEditor
+from autodist.graph.item import GraphItem
+from autodist.graph.names import node_of, tensor
+
+
+class StepEditor(GraphEditor):
+    """A step that is being changed.
+
+    What a run asks the step for is a consumer like any other, which stands outside of the graph: what it returns is
+    read, what it runs is waited for. So `rewire` and `replace_control` go for both, where they name no consumers; and
+    a node that is removed runs no more.
+
+    Args:
+        item: where to start; not modified.
+    """
+
+    def __init__(self, item: GraphItem) -> None:
+        super().__init__(item.graph_def, item.wiring)
+        self._item = item
+        self._outputs = item.outputs
+        self._targets, self._served, self._landed = map(dict.fromkeys, (item.targets, item.served, item.landed))
+        self._initializers = dict(item.initializers)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """The tensors that the step returns."""
+        return self._outputs
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The nodes that run without being returned."""
+        return tuple(self._targets)
+
+    def to_item(self, **changes: Any) -> GraphItem:
+        """The step as it is now.
+
+        Args:
+            **changes: of what else a GraphItem has.
+
+        Raises:
+            RewriteError: it returns what has been removed.
+        """
+        lost = next((name for name in self._outputs if node_of(name) not in self), None)
+        if lost is not None:
+            raise RewriteError(f"{lost}, which the step returns, is not in the graph any more; a kernel removed it")
+        return self._with_roots(changes).with_graph(self.to_graph_def())
+
+    def named(self, **changes: Any) -> frozenset[str]:
+        """The nodes that the step names as it is now (`GraphItem.named`); `changes` as for `to_item`."""
+        return self._with_roots(changes).named
+
+    # -- what follows the graph ------------------------------------------------------------------------------------
+
+    def rewire(self, old: str, new: str, consumers: Iterable[str] | None = None) -> int:
+        if consumers is None:
+            self.return_instead(old, new)
+        return super().rewire(old, new, consumers)
+
+    def replace_control(self, old: str, new: Iterable[str], consumers: Iterable[str] | None = None) -> None:
+        after = list(new)
+        if consumers is None:
+            self.run_instead(old, after)
+        super().replace_control(old, after, consumers)
+
+    def remove(self, names: Iterable[str]) -> None:
+        gone = list(names)
+        super().remove(gone)
+        self.run_no_more(gone)
+
+    # -- what a run is asked for -----------------------------------------------------------------------------------
+
+    def return_these(self, tensors: Iterable[str]) -> None:
+        """Lets the step return `tensors`, and nothing else."""
+        self._outputs = tuple(map(tensor, tensors))
+
+    def return_instead(self, old: str, new: str) -> None:
+        """Lets the step return the tensor `new` where it returns `old`."""
+        self._outputs = tuple(tensor(new) if name == tensor(old) else name for name in self._outputs)
+
+    def run(self, names: Iterable[str]) -> None:
+        """Adds nodes that run in every step without being returned."""
+        self._targets.update(dict.fromkeys(names))
+
+    def serve(self, names: Iterable[str]) -> None:
+        """Adds nodes that the owner of stale variables runs beside each step."""
+        self._served.update(dict.fromkeys(names))
+
+    def land(self, names: Iterable[str]) -> None:
+        """Adds nodes that end, run between two steps, once all is written that this worker's steps have asked for."""
+        self._landed.update(dict.fromkeys(names))
+
+    def initialize(self, initializers: Mapping[str, str]) -> None:
+        """Adds nodes that run once, before the first step, by a key that is the same in all programs."""
+        self._initializers.update(initializers)
+
+    def run_instead(self, old: str, new: Iterable[str]) -> None:
+        """Lets the nodes `new` run where `old` does."""
+        instead = list(new)
+        for roots in (self._targets, self._served, self._landed):
+            if old in roots:
+                followed = [name for root in roots for name in (instead if root == old else (root,))]
+                roots.clear()
+                roots.update(dict.fromkeys(followed))
+
+    def run_no_more(self, names: Iterable[str]) -> None:
+        """Lets nodes run only as far as something else needs them."""
+        for name in names:
+            for roots in (self._targets, self._served, self._landed):
+                roots.pop(name, None)
+
+    # -- inside ----------------------------------------------------------------------------------------------------
+
+    def _with_roots(self, changes: Mapping[str, Any]) -> GraphItem:
+        return replace(
+            self._item,
+            outputs=self._outputs,
+            targets=tuple(self._targets),
+            served=tuple(self._served),
+            landed=tuple(self._landed),
+            initializers=self._initializers,
+            **changes,
+        )

@@ -1,0 +1,101 @@
+"""StepEditor: what a step returns and runs follows what is done to its graph."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.graph.item import GraphItem
+from autodist.graph.step_editor import StepEditor
+
+
+@pytest.fixture
+def step() -> GraphItem:
+    """x → double → sum, double → log; a check that waits for `double`."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
+        double = tf.add(x, x, name="double")
+        tf.reduce_sum(double, name="sum")
+        tf.raw_ops.Log(x=double, name="log")
+        with tf.control_dependencies([double]):
+            tf.no_op(name="check")
+    return GraphItem(
+        graph.as_graph_def(),
+        inputs={"x:0": 0},
+        outputs=("double:0", "sum:0"),
+        targets=("double", "check"),
+        served=("log",),
+        landed=("check",),
+    )
+
+
+def test_what_all_read_the_step_returns(step: GraphItem) -> None:
+    editor = StepEditor(step)
+    editor.rewire("double", "x")
+    assert editor.to_item().outputs == ("x:0", "sum:0")
+
+
+def test_what_some_read_the_step_does_not_return(step: GraphItem) -> None:
+    editor = StepEditor(step)
+    editor.rewire("double:0", "x:0", ["sum"])
+    made = editor.to_item()
+    assert made.outputs == step.outputs
+    assert made.wiring.nodes["sum"].input[0] == "x"
+
+
+def test_what_all_wait_for_the_step_runs(step: GraphItem) -> None:
+    editor = StepEditor(step)
+    editor.replace_control("double", ["log", "x"])
+    made = editor.to_item()
+    assert made.targets == ("log", "x", "check")
+    assert list(made.wiring.nodes["check"].input) == ["^log", "^x"]
+
+
+def test_what_some_wait_for_the_step_does_not_run(step: GraphItem) -> None:
+    editor = StepEditor(step)
+    editor.replace_control("double", ["log"], ["check"])
+    assert editor.to_item().targets == step.targets
+
+
+def test_a_removed_node_runs_no_more(step: GraphItem) -> None:
+    editor = StepEditor(step)
+    editor.remove(["check", "log"])
+    made = editor.to_item()
+    assert (made.targets, made.served, made.landed) == (("double",), (), ())
+
+
+def test_another_node_runs_in_the_place_of_one_in_every_program(step: GraphItem) -> None:
+    editor = StepEditor(step)
+    editor.run_instead("check", ["log"])
+    editor.run_instead("log", ["sum", "double"])
+    made = editor.to_item()
+    assert (made.targets, made.served, made.landed) == (("double", "sum"), ("sum", "double"), ("sum", "double"))
+
+
+def test_roots_are_added_each_once(step: GraphItem) -> None:
+    editor = StepEditor(step)
+    editor.run(["sum", "check"])
+    editor.serve(["log", "sum"])
+    editor.land(["sum"])
+    editor.initialize({"log/0": "log"})
+    made = editor.to_item()
+    assert (made.targets, made.served, made.landed) == (("double", "check", "sum"), ("log", "sum"), ("check", "sum"))
+    assert made.initializers == {"log/0": "log"}
+
+
+def test_a_step_that_returns_what_was_removed_is_refused(step: GraphItem) -> None:
+    editor = StepEditor(step)
+    editor.remove(["sum"])
+    with pytest.raises(RewriteError, match="sum:0, which the step returns, is not in the graph any more"):
+        editor.to_item()
+
+
+def test_the_step_that_is_changed_stays_as_it_was(step: GraphItem) -> None:
+    before = step.graph_def.SerializeToString(deterministic=True)
+    editor = StepEditor(step)
+    editor.rewire("double:0", "x:0")
+    editor.run(["sum"])
+    assert editor.to_item().outputs != step.outputs
+    assert step.graph_def.SerializeToString(deterministic=True) == before
+    assert step.targets == ("double", "check")
