@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from functools import cached_property
 
+from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.parts import Join, JoinKind
 from autodist.graph.placement import shard_name
@@ -85,10 +86,7 @@ class Plan:
             return None
         return self._nodes[join.variable].all_reduce.group
 
-    def compressor(self, join: Join) -> strategy_pb2.Compressor | None:
+    def compressor(self, join: Join) -> Compressor:
         """What makes a gradient smaller before it travels, if anything is to."""
         node = self._nodes.get(join.variable) if join.kind is JoinKind.GRADIENT and join.variable else None
-        if node is None or not node.HasField("all_reduce"):
-            return None
-        asked = node.all_reduce.compressor
-        return None if asked.kind == strategy_pb2.Compressor.Kind.NONE else asked
+        return NO_COMPRESSOR if node is None else Compressor.from_message(node.all_reduce.compressor)

@@ -16,7 +16,6 @@ from autodist.strategies.base import (
     workers_with_replicas,
 )
 from autodist.strategies.check import check_strategy
-from autodist.strategies.compressor import Compressor
 from autodist.strategies.cost import Traffic, bytes_sent, traffic, worker_count
 from autodist.strategies.cut import even_sizes, proportional_sizes, shards_of
 from autodist.strategies.links import link_bytes, sums_by_worker
@@ -48,7 +47,6 @@ __all__ = [
     "AllReduce",
     "AllReduceOptions",
     "BuildsStrategy",
-    "Compressor",
     "Cut",
     "GraphLike",
     "GreedyLoads",

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.all_reduce_options import AllReduceOptions, SpecName, all_reduce_synchronizer
 from autodist.strategies.base import StrategyBuilder, make_strategy
-from autodist.strategies.compressor import NO_COMPRESSOR, Compressor
 from autodist.strategies.nodes import whole_node
 from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.proto import strategy_pb2
-from autodist.strategies.compressor import NO_COMPRESSOR, Compressor
 
 SpecName = Literal["AUTO", "SHUFFLE", "RING", "NCCL"]
 ChunkSize = Annotated[int, Field(ge=1)]
@@ -39,6 +39,6 @@ class AllReduceOptions:
 def all_reduce_synchronizer(
     group: int = 0, spec: SpecName = "AUTO", compressor: Compressor = NO_COMPRESSOR
 ) -> strategy_pb2.AllReduce:
-    """All-reduce in a group; the kind NONE leaves the message without a compressor."""
-    lossy = None if compressor.kind == "NONE" else compressor.to_proto()
+    """All-reduce in a group; without a compressor the message has none."""
+    lossy = None if compressor == NO_COMPRESSOR else compressor.to_message()
     return strategy_pb2.AllReduce(spec=spec, group=group, compressor=lossy)

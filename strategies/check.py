@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.errors import StrategyError
+from autodist.nearest import listed
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import graph_config
 from autodist.strategies.check_collectives import check_collectives
-from autodist.strategies.check_compressors import check_compressors
 from autodist.strategies.check_nodes import PlaceOf, check_nodes, no_place
-from autodist.strategies.nearest import listed
-from autodist.strategies.variables import GraphLike, synced_variables
+from autodist.strategies.nodes import synchronized_parts
+from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
 
 def check_strategy(
@@ -33,9 +34,21 @@ def check_strategy(
     check_nodes(strategy, graph_item, resource_spec, place_of)
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
     for node in strategy.nodes:
-        check_compressors(variables[node.variable], node, place_of)
+        _check_compressors(variables[node.variable], node, place_of)
     _check_replicas(strategy, resource_spec)
     check_collectives(strategy, resource_spec, place_of)
+
+
+def _check_compressors(variable: SyncedVariable, node: strategy_pb2.VariableNode, place_of: PlaceOf) -> None:
+    place = place_of(variable.name, "compressor")
+    for part in synchronized_parts(node):
+        try:
+            compressor = Compressor.from_message(part.all_reduce.compressor)
+        except StrategyError as error:
+            raise StrategyError(f"{variable.name} cannot be compressed: {error.problem}", place) from None
+        problem = compressor.misfit(variable.name, variable.is_sparse, variable.dtype, variable.is_floating)
+        if compressor != NO_COMPRESSOR and problem is not None:
+            raise StrategyError(problem, place)
 
 
 def _check_replicas(strategy: strategy_pb2.Strategy, resource_spec: ResourceSpec) -> None:

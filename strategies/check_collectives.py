@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.errors import StrategyError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import workers_with_replicas
 from autodist.strategies.check_nodes import PlaceOf
-from autodist.strategies.compressor import compresses, compressor_text
 from autodist.strategies.nodes import Synchronized, synchronized_parts
 from autodist.strategies.specs import effective_spec
 
@@ -32,9 +32,10 @@ def check_collectives(strategy: strategy_pb2.Strategy, resource_spec: ResourceSp
         other = next(((name, its_way) for name, its_way, _ in ways if its_way != way), None)
         if other is not None:
             raise StrategyError(_beside(variable, way, *other), place)
-        if compresses(part.all_reduce):
+        compressor = Compressor.from_message(part.all_reduce.compressor)
+        if compressor != NO_COMPRESSOR:
             raise StrategyError(
-                f"{variable} is reduced by {way} and has the compressor {compressor_text(part.all_reduce.compressor)}: "
+                f"{variable} is reduced by {way} and has the compressor {compressor.text}: "
                 "only SHUFFLE carries compressors out. Take all_reduce_spec SHUFFLE for all variables, or leave the "
                 "compressor out.",
                 place,

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable
 
 from autodist.errors import Place, StrategyError
+from autodist.nearest import did_you_mean, listed
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.nearest import did_you_mean, listed
 from autodist.strategies.nodes import Synchronized, cut_of, synchronized_parts
 from autodist.strategies.partition import require_cut
 from autodist.strategies.ps import known_workers

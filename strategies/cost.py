@@ -5,25 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
 
+from autodist.compressors import Compressor, Dense
 from autodist.proto import strategy_pb2
 from autodist.strategies.nodes import Synchronized, pieces
 from autodist.strategies.variables import SyncedVariable
 
 INDEX_BYTES = 8
 """Of a row's index in a sparse gradient (int64; TensorFlow has int32 too, where it is half)."""
-
-TOP_K_INDEX_BYTES = 4
-"""Of an element's index that top-k sends."""
-
-SHORT_BYTES = 2
-"""Of an element in float16 or bfloat16."""
-
-LEAST_MATRIX_BYTES = 4
-"""Of an element of PowerSGD's matrices, which are float32 where the gradient is shorter."""
-
-Compressor = strategy_pb2.Compressor
 
 
 @dataclass(frozen=True)
@@ -46,9 +35,8 @@ def traffic(variable: SyncedVariable, node: strategy_pb2.VariableNode, config: s
     | gradient | synchronizer | the owner sends | each other worker with replicas sends |
     |---|---|---|---|
     | dense | all-reduce | 2·b·(W-1)/W | 2·b·(W-1)/W |
-    | dense of n elements | the same, FLOAT16 or BFLOAT16 | with b = 2·n | with b = 2·n |
-    | dense, seen as n × m elements of e bytes | the same, POWER_SGD of rank r | with b = e·r·(n+m) | with b = e·r·(n+m) |
-    | dense, of which k elements of e bytes are sent | the same, TOP_K | k·(e+4)·(W-1) | k·(e+4)·(W-1) |
+    | dense | the same, compressed | with b as `Compressor.bytes_of` says | with b as `Compressor.bytes_of` says |
+    | dense | the same, where that cannot be added up (`goes_to_all`) | b·(W-1) | b·(W-1) |
     | dense | parameter server | b·(W-1), values | b, gradients |
     | sparse, a row of r bytes and its index of i | all-reduce (gathered) | (r+i)·(W-1) | (r+i)·(W-1) |
     | the same | parameter server | r·(W-1), values | r+2·i: the gradient, and what row to read |
@@ -58,8 +46,7 @@ def traffic(variable: SyncedVariable, node: strategy_pb2.VariableNode, config: s
     a step fetches its value once anyway. A gradient that a compressor would not make smaller travels without it. Of a partitioned variable each shard counts by itself. A sparse variable that
     the step also reads whole costs its whole size besides. Replicas of one worker share what it sends.
 
-    Sources: P. Patarasuk and X. Yuan 2009 (see AllReduce); S. Kim et al., "Parallax", EuroSys 2019; T. Vogels et al.,
-    "PowerSGD", NeurIPS 2019.
+    Sources: P. Patarasuk and X. Yuan 2009 (see AllReduce); S. Kim et al., "Parallax", EuroSys 2019.
     """  # noqa: E501 (a row of a table is one line)
     computing = _computing(config)
     step, row = _Sent(computing), _Sent(computing)
@@ -127,7 +114,8 @@ def _add(piece: SyncedVariable, part: Synchronized, share: Fraction, step: _Sent
         if piece.is_sparse:
             row.add(share * (piece.row_bytes + INDEX_BYTES) * others)
         else:
-            step.add(_reduced(piece, part.all_reduce, others))
+            compressor = Compressor.from_message(part.all_reduce.compressor)
+            step.add(compressor.bytes_sent(Dense(piece.shape, piece.element_bytes), len(computing)))
         return
     owner = part.parameter_server.owner
     others = len(computing) - (owner in computing)
@@ -138,24 +126,3 @@ def _add(piece: SyncedVariable, part: Synchronized, share: Fraction, step: _Sent
         row.add(share * (piece.row_bytes + INDEX_BYTES), owner)
     else:
         row.add(share * (piece.row_bytes + 2 * INDEX_BYTES), owner, share * piece.row_bytes * others)
-
-
-def _reduced(piece: SyncedVariable, synchronizer: strategy_pb2.AllReduce, others: int) -> Fraction:
-    """Bytes that one worker sends of a dense gradient to so many others; what is not made smaller travels as it is."""
-    compressor = synchronizer.compressor
-    if compressor.kind == Compressor.TOP_K:
-        chosen = ceil(compressor.fraction * piece.elements) * (piece.element_bytes + TOP_K_INDEX_BYTES)
-        if chosen < piece.byte_size:
-            return Fraction(chosen * others)
-    return Fraction(2 * _summed_bytes(piece, compressor) * others, others + 1)
-
-
-def _summed_bytes(piece: SyncedVariable, compressor: strategy_pb2.Compressor) -> int:
-    """Bytes of what is summed over workers in place of a dense gradient."""
-    if compressor.kind in (Compressor.FLOAT16, Compressor.BFLOAT16):
-        return min(piece.byte_size, SHORT_BYTES * piece.elements)
-    if compressor.kind == Compressor.POWER_SGD and len(piece.shape) > 1 and piece.elements:
-        columns = piece.shape[-1]
-        sides = piece.elements // columns + columns
-        return min(piece.byte_size, compressor.rank * sides * max(piece.element_bytes, LEAST_MATRIX_BYTES))
-    return piece.byte_size

@@ -8,10 +8,10 @@ from typing import Annotated
 
 from pydantic import Field
 
+from autodist.compressors import Compressor
 from autodist.errors import Place, StrategyError
+from autodist.options import check_options
 from autodist.strategies.all_reduce_options import SpecName
-from autodist.strategies.compressor import Compressor
-from autodist.strategies.options import check_options
 from autodist.strategies.partition import Partition
 from autodist.strategies.ps import Owner
 from autodist.strategies.server_options import Staleness

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autodist.errors import StrategyError
+from autodist.nearest import listed, nearest
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.asking import ask_builder
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy
 from autodist.strategies.check_nodes import check_nodes
-from autodist.strategies.nearest import listed, nearest
 from autodist.strategies.override import Override
 from autodist.strategies.override_nodes import all_reduced_nodes, served_nodes
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables

@@ -9,8 +9,8 @@ from pydantic import Field
 
 from autodist.errors import StrategyError
 from autodist.graph.placement import Cut
+from autodist.options import check_options
 from autodist.strategies.cut import even_sizes
-from autodist.strategies.options import check_options
 from autodist.strategies.variables import SyncedVariable
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autodist.errors import Place, StrategyError
+from autodist.options import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec, StrategySection
 from autodist.strategies.asking import ask_builder
 from autodist.strategies.base import BuildsStrategy
 from autodist.strategies.check import check_strategy
-from autodist.strategies.options import OptionError
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.variables import GraphLike
 

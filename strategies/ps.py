@@ -7,12 +7,12 @@ from typing import Annotated
 
 from pydantic import Field
 
+from autodist.nearest import listed
+from autodist.options import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import StrategyBuilder, make_strategy
-from autodist.strategies.nearest import listed
 from autodist.strategies.nodes import whole_node
-from autodist.strategies.options import OptionError
 from autodist.strategies.registry import register
 from autodist.strategies.server_options import SYNCHRONOUS, ServerOptions
 from autodist.strategies.variables import GraphLike, synced_variables

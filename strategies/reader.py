@@ -6,19 +6,21 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from autodist.compressors import Compressor, registered_compressors
 from autodist.errors import Place, StrategyError
-from autodist.resources import StrategySection, VariableOverride
-from autodist.strategies.all_reduce import AllReduce
-from autodist.strategies.asking import describe_failure, require_builder
-from autodist.strategies.base import BuildsStrategy
-from autodist.strategies.nearest import did_you_mean, listed
-from autodist.strategies.options import (
+from autodist.nearest import did_you_mean, listed
+from autodist.options import (
     missing_options,
     nested_options,
     option_from_yaml,
     option_types,
+    own_class,
     takes_any_option,
 )
+from autodist.resources import StrategySection, VariableOverride
+from autodist.strategies.all_reduce import AllReduce
+from autodist.strategies.asking import describe_failure, require_builder
+from autodist.strategies.base import BuildsStrategy
 from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.placed import PlacedBuilder
@@ -125,10 +127,10 @@ def _make(maker: type[Any], about: str, options: Mapping[str, Any], place: Place
 def _checked(key: str, hint: Any, value: Any, about: str, place: PlaceOf) -> Any:
     nested = nested_options(hint)
     if nested is not None and isinstance(value, str) and hasattr(nested, "shorthand"):
-        only = nested.shorthand
-        value = {only: _checked(key, option_types(nested)[only], value, about, place)}
+        value = {nested.shorthand: value}
     if nested is not None and isinstance(value, Mapping):
-        return _make(nested, f"{about}: {key}", value, functools.partial(place, key))
+        own, options = own_class(f"{about}: {key}", nested, value, place(key))
+        return _make(own, f"{about}: {key}", options, functools.partial(place, key))
     try:
         return option_from_yaml(key, hint, value)
     except StrategyError as error:
@@ -150,3 +152,5 @@ def _option_takers() -> Iterator[tuple[str, type]]:
         yield name, find_builder(name)
     for synchronizer, maker in SYNCHRONIZERS.items():
         yield f"`synchronizer: {synchronizer}` for a pattern", maker
+    for kind in registered_compressors():
+        yield f"the compressor {kind}", Compressor.named(kind)

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
+from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.proto import strategy_pb2
-from autodist.strategies.compressor import compresses, compressor_text
 from autodist.strategies.cost import Traffic, traffic, worker_count
 from autodist.strategies.nodes import Synchronized, pieces, synchronized_parts
 from autodist.strategies.specs import resolve_specs
@@ -136,7 +136,8 @@ def _way(part: Synchronized) -> str:
     """A synchronizer in words, but for the group."""
     if part.HasField("all_reduce"):
         spec = strategy_pb2.AllReduce.Spec.Name(part.all_reduce.spec)
-        lossy = f" {compressor_text(part.all_reduce.compressor)}" if compresses(part.all_reduce) else ""
+        compressor = Compressor.from_message(part.all_reduce.compressor)
+        lossy = "" if compressor == NO_COMPRESSOR else f" {compressor.text}"
         return f"AllReduce {spec}{lossy}"
     server = part.parameter_server
     words = ["PS"]

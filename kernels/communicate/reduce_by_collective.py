@@ -16,7 +16,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.parts import Join, JoinKind, Merge
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
-from autodist.kernels.communicate.compressors import require_no_compressor
+from autodist.kernels.communicate.chosen_compressor import require_no_compressor
 from autodist.kernels.communicate.reduce_by_shuffle import weight_of
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.plan import Plan

@@ -8,12 +8,14 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from autodist.compressors import Compressor
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.parts import Join, Merge
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.communicate.bucket_reduction import BucketReduction
 from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
-from autodist.kernels.communicate.compressors import BucketReduction, Compression, compressor_of
+from autodist.kernels.communicate.chosen_compressor import compressor_of
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.plan import Plan
@@ -60,7 +62,7 @@ class ReduceByShuffle(Kernel):
                 _put_one_after_the_other(results, join, context)
         return results.to_item(mine)
 
-    def _buckets(self, joins: Iterable[Join], plan: Plan) -> list[tuple[Bucket, Compression | None]]:
+    def _buckets(self, joins: Iterable[Join], plan: Plan) -> list[tuple[Bucket, Compressor | None]]:
         compressors = {join.name: compressor_of(plan, join) for join in joins}
 
         def group_of(join: Join) -> Hashable:
@@ -84,7 +86,7 @@ def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
 
 
 def _compress_bucket(
-    results: Results, bucket: Bucket, compressor: Compression, stored_as: Mapping[str, str], context: Context
+    results: Results, bucket: Bucket, compressor: Compressor, stored_as: Mapping[str, str], context: Context
 ) -> None:
     exchange = Exchange(context, bucket.key)
     with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):

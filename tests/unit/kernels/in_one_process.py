@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction, capture_function
+from autodist.compressors import Compressor
 from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.placement import Cut, shard_name
@@ -50,7 +51,7 @@ def plan(
     workers: int = 1,
     replicas: int = 1,
     owners: Mapping[str, int] | None = None,
-    compressor: strategy_pb2.Compressor | None = None,
+    compressor: Compressor | None = None,
     servers: int = 0,
     one_machine: bool = False,
     **options: Any,
@@ -59,13 +60,14 @@ def plan(
 
     Behind these workers come `servers` more that run no replica; `options` are those of the parameter servers.
     """
+    said = None if compressor is None else compressor.to_message()
     nodes = []
     for name in dict.fromkeys(g.variable for g in item.gradients):
         if owners and name in owners:
             server = strategy_pb2.ParameterServer(owner=owners[name], **options)
             nodes.append(strategy_pb2.VariableNode(variable=name, parameter_server=server))
         else:
-            shuffle = strategy_pb2.AllReduce(spec=strategy_pb2.AllReduce.SHUFFLE, compressor=compressor)
+            shuffle = strategy_pb2.AllReduce(spec=strategy_pb2.AllReduce.SHUFFLE, compressor=said)
             nodes.append(strategy_pb2.VariableNode(variable=name, all_reduce=shuffle))
     devices = [strategy_pb2.Replica(worker=w, device=f"cpu:{k}") for w in range(workers) for k in range(replicas)]
     config = strategy_pb2.GraphConfig(replicas=devices, workers=workers + servers, one_machine=one_machine)

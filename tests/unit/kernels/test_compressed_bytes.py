@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.kernels.communicate.compressors.power_sgd import deal_out
-from autodist.proto import strategy_pb2
+from autodist.compressors import BFloat16, Float16, PowerSGD, TopK
+from autodist.compressors.power_sgd import deal_out
 from tests.unit.kernels.compressed_models import given_gradient
 from tests.unit.kernels.in_one_process import capture, plan, rewritten
 from tests.unit.kernels.wire import sent_bytes
 
-Compressor = strategy_pb2.Compressor
-BFLOAT16 = Compressor(kind=Compressor.BFLOAT16)
-FLOAT16_FED = Compressor(kind=Compressor.FLOAT16, error_feedback=True)
-TOP_K = Compressor(kind=Compressor.TOP_K, fraction=0.1)
+BFLOAT16 = BFloat16()
+FLOAT16_FED = Float16(error_feedback=True)
+TOP_K = TopK(fraction=0.1)
 
 N, M = 256, 192
 
@@ -47,7 +46,7 @@ def test_sixteen_bits_halve_what_travels(workers):
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("rank", [1, 4])
 def test_power_sgd_sends_two_thin_matrices(workers, rank):
-    sent = bytes_with(Compressor(kind=Compressor.POWER_SGD, rank=rank), workers)
+    sent = bytes_with(PowerSGD(rank=rank), workers)
     assert total(sent) == 2 * (workers - 1) * rank * (N + M) * 4
 
 

@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.kernels.communicate.compressors import BucketReduction
-from autodist.proto import strategy_pb2
+from autodist.compressors import BFloat16, Float16, PowerSGD, TopK
+from autodist.kernels.communicate.bucket_reduction import BucketReduction
 from tests.unit.kernels.in_one_process import capture, plan, train
 
-Compressor = strategy_pb2.Compressor
 COMPRESSORS = {
-    "float16": Compressor(kind=Compressor.FLOAT16),
-    "bfloat16": Compressor(kind=Compressor.BFLOAT16),
-    "float16 with feedback": Compressor(kind=Compressor.FLOAT16, error_feedback=True),
-    "bfloat16 with feedback": Compressor(kind=Compressor.BFLOAT16, error_feedback=True),
-    "power_sgd": Compressor(kind=Compressor.POWER_SGD, rank=2),
-    "top_k": Compressor(kind=Compressor.TOP_K, fraction=0.05),
+    "float16": Float16(),
+    "bfloat16": BFloat16(),
+    "float16 with feedback": Float16(error_feedback=True),
+    "bfloat16 with feedback": BFloat16(error_feedback=True),
+    "power_sgd": PowerSGD(rank=2),
+    "top_k": TopK(fraction=0.05),
 }
 
 STEPS, BATCH, RATE = 400, 30, 0.5

@@ -8,13 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.compressors import BFloat16, Float16, PowerSGD, TopK
 from autodist.kernels.communicate.buckets import BUCKET_BYTES
-from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import capture, one_device, plan, rewritten, train
 from tests.unit.kernels.odd_variables import CLOSE, make_odd_step, odd_batches
 from tests.unit.kernels.wire import sent_bytes
-
-Compressor = strategy_pb2.Compressor
 
 
 def assert_close(found, expected):
@@ -46,18 +44,17 @@ def test_a_variable_without_a_gradient_is_in_no_strategy():
     assert "untouched" in captured.item.by_name and "unused" not in captured.item.by_name
 
 
-@pytest.mark.parametrize("kind", ["FLOAT16", "BFLOAT16", "POWER_SGD", "TOP_K"])
-def test_compressors_leave_what_they_cannot_shrink(kind):
+@pytest.mark.parametrize("asked", [Float16(True), BFloat16(True), PowerSGD(1), TopK(0.3)], ids=lambda one: one.kind)
+def test_compressors_leave_what_they_cannot_shrink(asked):
     (step, _), batches = make_odd_step(), odd_batches()[:1]  # from the second step on, all depends on all
     captured = capture(step, batches[0][0])
-    asked = Compressor(kind=kind, error_feedback=True, rank=1, fraction=0.3)
     found = train(captured, plan(captured.item, 2, compressor=asked), batches)
     expected = one_device(captured, step, batches).variables[0]
     for name, value in expected.items():
         mine = found.variable(name)
         assert np.isfinite(mine.astype("float64")).all(), name
         if value.size <= 1:
-            margin = 0.01 if kind.endswith("16") else CLOSE[tf.as_dtype(value.dtype)]
+            margin = 0.01 if asked.kind.endswith("16") else CLOSE[tf.as_dtype(value.dtype)]
             np.testing.assert_allclose(mine.astype("float64"), value.astype("float64"), rtol=margin, atol=margin)
 
 
@@ -74,7 +71,7 @@ def test_an_empty_variable_alone_makes_an_empty_bucket():
     assert found.variable("empty").shape == (0, 3)
 
 
-@pytest.mark.parametrize("asked", [None, Compressor(kind=Compressor.POWER_SGD, rank=2)])
+@pytest.mark.parametrize("asked", [None, PowerSGD(rank=2)])
 def test_more_local_replicas_send_no_more_bytes(asked):
     """They are summed on their worker first, and the worker takes part in one exchange."""
     kernel = tf.Variable(np.zeros((512, 600), "float32"), name="kernel")

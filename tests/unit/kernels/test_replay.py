@@ -82,7 +82,8 @@ def test_every_synchronizer_and_compressor_is_carried_out(replayed):
     specs = strategy_pb2.AllReduce.Spec
     assert {one.spec for one in reduced} == set(specs.values()) - {specs.Value("AUTO")}
     kinds = strategy_pb2.Compressor.Kind
-    assert {one.compressor.kind for one in reduced} == set(kinds.values())
+    own = {"NAMED"}  # what scripts bring: tests/unit/compressors
+    assert {kinds.Name(one.compressor.kind) for one in reduced} == set(kinds.keys()) - own
     assert {one.compressor.error_feedback for one in reduced} == {True, False}
     paces = {(one.asynchronous, one.staleness > 0, one.local_proxy) for one in served}
     assert paces >= {(False, False, False), (False, False, True), (False, True, False), (False, True, True)}

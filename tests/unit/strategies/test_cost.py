@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autodist.compressors import BFloat16, Float16, PowerSGD, TopK, Uncompressed
 from autodist.proto import strategy_pb2
 from autodist.strategies import (
-    Compressor,
     Cut,
     ServerOptions,
     SyncedVariable,
@@ -121,20 +121,20 @@ def test_a_row_lies_in_one_shard_of_rows_and_in_every_shard_of_columns():
 @pytest.mark.parametrize(
     ("variable", "compressor", "sent"),
     [
-        (DENSE, Compressor("NONE"), 240),
-        (DENSE, Compressor("FLOAT16"), 120),
-        (DENSE, Compressor("BFLOAT16", error_feedback=True), 120),
+        (DENSE, Uncompressed(), 240),
+        (DENSE, Float16(), 120),
+        (DENSE, BFloat16(error_feedback=True), 120),
         # 3·3·8 × 16 elements of 4 bytes, in two matrices of two columns.
-        (MATRIX, Compressor("POWER_SGD", rank=2), 4 * 2 * (72 + 16)),
+        (MATRIX, PowerSGD(rank=2), 4 * 2 * (72 + 16)),
         # What would be no smaller travels as it is, and so does what is no matrix.
-        (MATRIX, Compressor("POWER_SGD", rank=99), 4 * 72 * 16),
-        (DENSE, Compressor("POWER_SGD"), 240),
-        (SyncedVariable("half", (60,), 120, False, "float16"), Compressor("BFLOAT16"), 120),
-        (SyncedVariable("half", (72, 16), 2 * 72 * 16, False, "float16"), Compressor("POWER_SGD", rank=2), 4 * 2 * 88),
+        (MATRIX, PowerSGD(rank=99), 4 * 72 * 16),
+        (DENSE, PowerSGD(), 240),
+        (SyncedVariable("half", (60,), 120, False, "float16"), BFloat16(), 120),
+        (SyncedVariable("half", (72, 16), 2 * 72 * 16, False, "float16"), PowerSGD(rank=2), 4 * 2 * 88),
         # 6 elements of 60, each with its index, to the one other worker.
-        (DENSE, Compressor("TOP_K", fraction=0.1), 6 * 8),
-        (DENSE, Compressor("TOP_K", fraction=0.0001), 8),
-        (DENSE, Compressor("TOP_K", fraction=0.5), 240),
+        (DENSE, TopK(fraction=0.1), 6 * 8),
+        (DENSE, TopK(fraction=0.0001), 8),
+        (DENSE, TopK(fraction=0.5), 240),
     ],
 )
 def test_a_compressor_counts_with_its_bytes_on_the_wire(variable, compressor, sent):
@@ -144,12 +144,12 @@ def test_a_compressor_counts_with_its_bytes_on_the_wire(variable, compressor, se
 
 
 def test_top_k_is_gathered_by_all_others():
-    node = all_reduce_node("dense", compressor=Compressor("TOP_K", fraction=0.1))
+    node = all_reduce_node("dense", compressor=TopK(fraction=0.1))
     assert traffic(DENSE, node, machines(5)).step == (4 * 48,) * 5
 
 
 def test_a_shards_compressor_sees_the_shard():
-    synchronizers = [all_reduce_synchronizer(compressor=Compressor("FLOAT16")), all_reduce_synchronizer()]
+    synchronizers = [all_reduce_synchronizer(compressor=Float16()), all_reduce_synchronizer()]
     node = partitioned_node("dense", Cut(0, (40, 20)), synchronizers)
     assert traffic(DENSE, node, machines(2)).step == (80 + 80,) * 2
 

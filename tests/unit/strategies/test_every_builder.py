@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from autodist.compressors import PowerSGD
 from autodist.graph.placement import Cut
 from autodist.resources import ResourceSpec
 from autodist.strategies import (
     PS,
     AllReduce,
-    Compressor,
     Override,
     OverrideVariables,
     Parallax,
@@ -36,7 +36,7 @@ BUILDERS = [
     AllReduce(chunk_size=2),
     PS(sync=False, staleness=2),
     PSLoadBalancing(local_proxy_variable=True),
-    Parallax(compressor=Compressor("POWER_SGD", rank=2), staleness=1),
+    Parallax(compressor=PowerSGD(rank=2), staleness=1),
     PartitionedPS(**NO_MINIMUM),
     PartitionedPS(max_shards=5, min_partition_bytes=40, sync=False),
     UnevenPartitionedPS(**NO_MINIMUM),

@@ -4,8 +4,8 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["cut", "nearest", "table"])
+@pytest.mark.parametrize("name", ["autodist.nearest", "autodist.strategies.cut", "autodist.strategies.table"])
 def test_examples_show_what_happens(name):
-    results = doctest.testmod(importlib.import_module(f"autodist.strategies.{name}"))
+    results = doctest.testmod(importlib.import_module(name))
     assert results.attempted > 0
     assert results.failed == 0

@@ -2,12 +2,12 @@ import logging
 
 import pytest
 
+from autodist.compressors import Float16, TopK, Uncompressed
 from autodist.errors import Place, StrategyError
 from autodist.proto import strategy_pb2
 from autodist.strategies import (
     PS,
     AllReduce,
-    Compressor,
     Override,
     OverrideVariables,
     Partition,
@@ -159,7 +159,7 @@ def test_a_partition_that_cannot_be_had_is_refused_at_the_patterns_place(step, c
 
 
 def test_shards_are_all_reduced_like_the_whole_was(step, cluster):
-    own = AllReduce(chunk_size=1, compressor=Compressor("FLOAT16"))
+    own = AllReduce(chunk_size=1, compressor=Float16())
     node = build(step, cluster(2), own, Override("dense/kernel", UseAllReduce(partition=Partition(1, sizes=(1, 7)))))[
         "dense/kernel"
     ]
@@ -184,18 +184,18 @@ def test_a_builders_cut_stays_unless_an_override_says_otherwise(step, cluster):
 
 
 def test_a_builders_compressor_can_be_taken_away_from_what_cannot_have_it(step, cluster):
-    own = AllReduce(compressor=Compressor("TOP_K"))
+    own = AllReduce(compressor=TopK())
     with pytest.raises(StrategyError, match="embedding/table has the compressor TOP_K"):
         build(step, cluster(), own, sparse=["embedding/table"])
     nodes = build(
         step,
         cluster(),
         own,
-        Override("embedding/.*", UseAllReduce(compressor=Compressor("NONE"))),
+        Override("embedding/.*", UseAllReduce(compressor=Uncompressed())),
         sparse=["embedding/table"],
     )
     assert nodes["embedding/table"] == all_reduce_node("embedding/table")
-    assert nodes["dense/kernel"].all_reduce.compressor == own.compressor.to_proto()
+    assert nodes["dense/kernel"].all_reduce.compressor == own.compressor.to_message()
 
 
 def test_a_spec_of_auto_can_be_asked_for(step, cluster):

@@ -1,8 +1,9 @@
 import pytest
 
+from autodist.compressors import Float16
 from autodist.errors import StrategyError
 from autodist.proto import strategy_pb2
-from autodist.strategies import AllReduce, Compressor, Parallax, PSLoadBalancing, check_strategy
+from autodist.strategies import AllReduce, Parallax, PSLoadBalancing, check_strategy
 
 
 def test_without_sparse_gradients_it_is_all_reduce(step, cluster):
@@ -29,7 +30,7 @@ def test_dense_by_all_reduce_and_sparse_by_parameter_server(language_model, clus
 
 def test_the_compressor_is_for_dense_variables_and_staleness_for_sparse_ones(language_model, cluster):
     machines = cluster()
-    builder = Parallax(compressor=Compressor("FLOAT16"), staleness=2, local_proxy_variable=True)
+    builder = Parallax(compressor=Float16(), staleness=2, local_proxy_variable=True)
     strategy = builder.build(language_model, machines)
     check_strategy(strategy, language_model, machines)
     embedding, *dense = strategy.nodes

@@ -1,7 +1,8 @@
 import pytest
 
+from autodist.compressors import BFloat16
 from autodist.proto import strategy_pb2
-from autodist.strategies import Compressor, PartitionedAR, RandomAxisPartitionAR
+from autodist.strategies import PartitionedAR, RandomAxisPartitionAR
 
 SHAPES = {"kernel": (4, 6), "bias": (3,), "scalar": (), "filters": (1, 3, 8, 8)}
 
@@ -19,7 +20,7 @@ def test_every_shard_has_its_place_in_the_groups(step, cluster):
 
 
 def test_options_reach_every_shard(step, cluster):
-    builder = PartitionedAR(all_reduce_spec="SHUFFLE", compressor=Compressor("BFLOAT16"), min_partition_bytes=0)
+    builder = PartitionedAR(all_reduce_spec="SHUFFLE", compressor=BFloat16(), min_partition_bytes=0)
     (node,) = nodes_of(builder, step({"kernel": (4, 6)}), cluster(2)).values()
     wanted = strategy_pb2.AllReduce(spec="SHUFFLE", compressor=strategy_pb2.Compressor(kind="BFLOAT16"))
     assert [shard.all_reduce for shard in node.shards] == [wanted, wanted]

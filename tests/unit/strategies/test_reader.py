@@ -2,12 +2,12 @@ import textwrap
 
 import pytest
 
+from autodist.compressors import BFloat16, Float16, PowerSGD, TopK, Uncompressed
 from autodist.errors import StrategyError
 from autodist.resources import ResourceSpec, StrategySection
 from autodist.strategies import (
     PS,
     AllReduce,
-    Compressor,
     Override,
     OverrideVariables,
     Parallax,
@@ -63,7 +63,7 @@ def test_without_a_section_it_is_all_reduce():
         ("Parallax", Parallax()),
         ("autodist.strategies.PS", PS()),
         ("{}", AllReduce()),
-        ("{compressor: FLOAT16}", AllReduce(compressor=Compressor("FLOAT16"))),
+        ("{compressor: FLOAT16}", AllReduce(compressor=Float16())),
         ("{builder: AllReduce, chunk_size: 64, all_reduce_spec: RING}", AllReduce(64, "RING")),
         ("{builder: PS, owner: 1}", PS(owner=1)),
         ("{builder: PS, owner: 'localhost:1'}", PS(owner="localhost:1")),
@@ -76,21 +76,21 @@ def test_without_a_section_it_is_all_reduce():
             PartitionedPS(local_proxy_variable=True, max_shards=4, min_partition_bytes=0),
         ),
         ("{builder: UnevenPartitionedPS, staleness: 2}", UnevenPartitionedPS(staleness=2)),
-        ("{builder: PartitionedAR, compressor: BFLOAT16}", PartitionedAR(compressor=Compressor("BFLOAT16"))),
+        ("{builder: PartitionedAR, compressor: BFLOAT16}", PartitionedAR(compressor=BFloat16())),
         ("{builder: RandomAxisPartitionAR, seed: 7}", RandomAxisPartitionAR(seed=7)),
         ("{builder: ShardedAllReduce, min_partition_bytes: 1}", ShardedAllReduce(min_partition_bytes=1)),
         ("{builder: AllReduce, compressor: NONE}", AllReduce()),
         (
             "{builder: AllReduce, compressor: {kind: FLOAT16, error_feedback: true}}",
-            AllReduce(compressor=Compressor("FLOAT16", error_feedback=True)),
+            AllReduce(compressor=Float16(error_feedback=True)),
         ),
         (
             "{builder: AllReduce, compressor: {kind: POWER_SGD, rank: 4}}",
-            AllReduce(compressor=Compressor("POWER_SGD", rank=4)),
+            AllReduce(compressor=PowerSGD(rank=4)),
         ),
         (
             "{builder: Parallax, compressor: {kind: TOP_K, fraction: 0.01}, staleness: 1}",
-            Parallax(compressor=Compressor("TOP_K", fraction=0.01), staleness=1),
+            Parallax(compressor=TopK(fraction=0.01), staleness=1),
         ),
     ],
 )
@@ -111,7 +111,7 @@ def test_variables_alone_are_exceptions_from_the_default_builder(read):
     [
         (None, PS(owner=1)),  # the YAML's
         ("AllReduce", AllReduce()),
-        ({"compressor": "FLOAT16"}, AllReduce(compressor=Compressor("FLOAT16"))),
+        ({"compressor": "FLOAT16"}, AllReduce(compressor=Float16())),
         (Parallax(), Parallax()),
     ],
 )
@@ -156,7 +156,7 @@ def test_variables_become_overrides_in_their_order(read):
             UseParameterServer(owner=(0, "localhost:1", 0, 1), staleness=2, partition=Partition(axis=0, shards=4)),
             8,
         ),
-        ("b", UseAllReduce(partition=Partition(sizes=(3, 4)), compressor=Compressor("NONE")), 9),
+        ("b", UseAllReduce(partition=Partition(sizes=(3, 4)), compressor=Uncompressed()), 9),
         ("c", UseParameterServer(sync=False, local_proxy_variable=True), 10),
     ]
     assert all(isinstance(override, Override) for override in builder.overrides)
@@ -197,8 +197,8 @@ def test_a_misspelt_builder_is_refused_at_its_line(refusal):
         ("PartitionedAR", "min_partition_bytes: -1", "min_partition_bytes: PartitionedAR: min_partition_bytes is -1"),
         ("RandomAxisPartitionAR", "seed: x", "seed: RandomAxisPartitionAR: seed is 'x'"),
         ("AllReduce", "compressor: float16",
-         "compressor: AllReduce: compressor is 'float16', which is not allowed: input should be 'NONE', "),
-        ("AllReduce", "compressor: {rank: 2}", "compressor: AllReduce: compressor needs kind; add it."),
+         "compressor: There is no compressor named float16. Did you mean FLOAT16? Known are "),
+        ("AllReduce", "compressor: {rank: 2}", "compressor: AllReduce: compressor needs kind; add its name."),
         ("AllReduce", "compressor: 16", "compressor: AllReduce: compressor is 16, which is not allowed"),
         ("AllReduce", "compressor: {kind: POWER_SGD, rnk: 2}",
          "compressor.rnk: AllReduce: compressor has no option rnk. Did you mean rank?"),
@@ -206,7 +206,7 @@ def test_a_misspelt_builder_is_refused_at_its_line(refusal):
         ("AllReduce", "compressor: {kind: TOP_K, fraction: 0}", "compressor.fraction: AllReduce: compressor: frac"),
         ("AllReduce", "compressor: {kind: TOP_K, fraction: 1.1}", "compressor.fraction: AllReduce: compressor: frac"),
         ("AllReduce", "compressor: {kind: TOP_K, rank: 2}",
-         "compressor: AllReduce: compressor: rank is an option of POWER_SGD, and the kind is TOP_K; remove it."),
+         "compressor.rank: AllReduce: compressor has no option rank. It is an option of the compressor POWER_SGD; "),
         ("AllReduce", "compressor: {kind: TOP_K, error_feedback: false}",
          "compressor: AllReduce: compressor: error_feedback is False, and TOP_K does not converge without it"),
         ("AllReduce", "compressor: {kind: POWER_SGD, error_feedback: false}",

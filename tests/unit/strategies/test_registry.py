@@ -8,7 +8,7 @@ PLACE = Place("cluster.yml", 3, "strategy.builder")
 
 @pytest.fixture(autouse=True)
 def _restore_registry(monkeypatch):
-    monkeypatch.setattr(registry, "_BUILDERS", dict(registry._BUILDERS))
+    monkeypatch.setattr(registry._BUILDERS, "_known", dict(registry._BUILDERS._known))
 
 
 @pytest.fixture

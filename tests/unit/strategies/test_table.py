@@ -3,12 +3,12 @@ import io
 import pytest
 from rich.console import Console
 
+from autodist.compressors import PowerSGD
 from autodist.graph.placement import Cut
 from autodist.strategies import (
     PS,
     SYNCHRONOUS,
     AllReduce,
-    Compressor,
     Parallax,
     PartitionedAR,
     PartitionedPS,
@@ -128,7 +128,7 @@ def test_shards_in_different_ways_are_shown_with_each(step, cluster):
 
 def test_a_compressor_is_shown_and_counted(step, cluster):
     planned = step({"kernel": (100, 100), "bias": (100,)})
-    builder = AllReduce(compressor=Compressor("POWER_SGD", rank=2))
+    builder = AllReduce(compressor=PowerSGD(rank=2))
     table = strategy_table(builder.build(planned, cluster()), planned)
     assert cells(table, 0)[4] == "AllReduce SHUFFLE POWER_SGD rank 2 with error feedback, group 0"
     assert [cells(table, row)[-1] for row in (0, 1)] == ["1.60 kB", "400 B"]

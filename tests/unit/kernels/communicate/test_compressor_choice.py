@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.compressors import Compressor, Float16, PowerSGD, TopK
 from autodist.errors import StrategyError
 from autodist.graph.parts import Join, JoinKind
 from autodist.kernels.base import Context
-from autodist.kernels.communicate.compressors import PowerSGD, SixteenBits, TopK, compressor_of
+from autodist.kernels.communicate.chosen_compressor import compressor_of
 from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective
 from autodist.kernels.plan import Plan
 from autodist.proto import strategy_pb2
@@ -17,10 +18,10 @@ from tests.unit.kernels.compressed_models import given_gradient
 from tests.unit.kernels.in_one_process import capture, plan, rewritten, train
 from tests.unit.kernels.wire import sent_bytes
 
-Compressor = strategy_pb2.Compressor
-FLOAT16 = Compressor(kind=Compressor.FLOAT16)
-POWER_SGD = Compressor(kind=Compressor.POWER_SGD, rank=2)
-TOP_K = Compressor(kind=Compressor.TOP_K, fraction=0.1)
+Message = strategy_pb2.Compressor
+FLOAT16 = Float16()
+POWER_SGD = PowerSGD(rank=2)
+TOP_K = TopK(fraction=0.1)
 
 
 def join(name="v", shape=(8, 6), dtype=tf.float32, is_sparse=False):
@@ -29,7 +30,8 @@ def join(name="v", shape=(8, 6), dtype=tf.float32, is_sparse=False):
 
 
 def plan_of(compressor, spec="SHUFFLE"):
-    shuffle = strategy_pb2.AllReduce(spec=spec, compressor=compressor)
+    said = compressor.to_message() if isinstance(compressor, Compressor) else compressor
+    shuffle = strategy_pb2.AllReduce(spec=spec, compressor=said)
     return Plan(strategy_pb2.Strategy(nodes=[strategy_pb2.VariableNode(variable="v", all_reduce=shuffle)]))
 
 
@@ -41,7 +43,7 @@ def test_one_worker_compresses_nothing():
 
 
 def test_what_would_not_become_smaller_travels_as_it_is():
-    rank_one = Compressor(kind=Compressor.POWER_SGD, rank=1)
+    rank_one = PowerSGD(rank=1)
     assert compressor_of(plan_of(rank_one), join(shape=(8, 6))) == PowerSGD(1)
     assert compressor_of(plan_of(rank_one), join(shape=(2, 2))) is None
     assert compressor_of(plan_of(rank_one), join(shape=(100,))) is None
@@ -51,9 +53,9 @@ def test_what_would_not_become_smaller_travels_as_it_is():
     assert compressor_of(plan_of(TOP_K), join(shape=(3,))) == TopK(0.1)
     assert compressor_of(plan_of(TOP_K), join(shape=())) is None
     assert compressor_of(plan_of(TOP_K), join(shape=(0,))) is None
-    half = Compressor(kind=Compressor.TOP_K, fraction=0.5)
+    half = TopK(fraction=0.5)
     assert compressor_of(plan_of(half), join()) is None
-    assert compressor_of(plan_of(FLOAT16), join()) == SixteenBits(tf.float16)
+    assert compressor_of(plan_of(FLOAT16), join()) == Float16()
     assert compressor_of(plan_of(FLOAT16), join(dtype=tf.bfloat16)) is None
     assert compressor_of(plan_of(FLOAT16), join(shape=(0, 3))) is None
     assert compressor_of(plan_of(None), join()) is None
@@ -67,11 +69,19 @@ def test_only_gradients_are_compressed():
 @pytest.mark.parametrize(
     "asked, one, message",
     [
-        (FLOAT16, join(is_sparse=True), "sparse: compressors are for dense gradients"),
-        (TOP_K, join(dtype=tf.complex64), "complex64: compressors are for dense gradients of real numbers"),
-        (Compressor(kind=Compressor.POWER_SGD), join(), "rank 0; give it a rank of 1 or more"),
-        (Compressor(kind=Compressor.TOP_K), join(), "fraction 0.0; give one above 0 and at most 1"),
-        (Compressor(kind=Compressor.TOP_K, fraction=1.5), join(), "fraction 1.5"),
+        (
+            FLOAT16,
+            join(is_sparse=True),
+            "v has the compressor FLOAT16, and its gradient is sparse: .* no compressor takes",
+        ),
+        (
+            TOP_K,
+            join(dtype=tf.complex64),
+            "v has the compressor TOP_K 10 % .*, and its elements are complex64, no floating-point type",
+        ),
+        (Message(kind="POWER_SGD", error_feedback=True), join(), "rank is 0, which is not allowed: .* equal to 1"),
+        (Message(kind="TOP_K", error_feedback=True), join(), "fraction is 0.0, which is not .* greater than 0"),
+        (Message(kind="TOP_K", error_feedback=True, fraction=1.5), join(), "fraction is 1.5, which is not allowed"),
     ],
 )
 def test_what_cannot_be_compressed_is_refused(asked, one, message):
@@ -104,8 +114,8 @@ def mixed_step():
 def test_compressors_never_share_a_bucket():
     captured = mixed_step()
     strategy = plan(captured.item, 2)
-    strategy.nodes[0].all_reduce.compressor.CopyFrom(TOP_K)
-    strategy.nodes[1].all_reduce.compressor.CopyFrom(FLOAT16)
+    strategy.nodes[0].all_reduce.compressor.CopyFrom(TOP_K.to_message())
+    strategy.nodes[1].all_reduce.compressor.CopyFrom(FLOAT16.to_message())
     sent = sent_bytes(rewritten(captured, strategy)[0])
     assert {"largest", "piece", "sum", "whole"} <= set(sent)
     both = plan(captured.item, 2, compressor=FLOAT16)
@@ -141,7 +151,8 @@ def test_shards_are_compressed_each_by_itself():
     node.ClearField("all_reduce")
     node.partition.CopyFrom(strategy_pb2.Partition(axis=0, sizes=[5, 7]))
     for compressor in (TOP_K, None):
-        shuffle = strategy_pb2.AllReduce(spec=strategy_pb2.AllReduce.SHUFFLE, compressor=compressor)
+        said = None if compressor is None else compressor.to_message()
+        shuffle = strategy_pb2.AllReduce(spec=strategy_pb2.AllReduce.SHUFFLE, compressor=said)
         node.shards.append(strategy_pb2.Shard(all_reduce=shuffle))
     assert len(rewritten(captured, strategy)[0].initializers) == 1
     found = -train(captured, strategy, [(gradient[np.newaxis].repeat(4, 0),)]).variable("v")

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.compressors import BFloat16, Float16, PowerSGD, TopK
+from autodist.compressors.power_sgd import first_right
 from autodist.graph.parts import Join, JoinKind
-from autodist.kernels.communicate.compressors.power_sgd import first_right
-from autodist.proto import strategy_pb2
+from autodist.kernels.communicate.buckets import digest, key_of
 from tests.unit.kernels.compressed_models import (
     expected,
     given_gradient,
@@ -19,12 +20,11 @@ from tests.unit.kernels.compressed_models import (
 from tests.unit.kernels.in_one_process import capture, plan, rewritten, train
 from tests.unit.kernels.wire import sent_bytes
 
-Compressor = strategy_pb2.Compressor
-FLOAT16, BFLOAT16 = Compressor(kind=Compressor.FLOAT16), Compressor(kind=Compressor.BFLOAT16)
-FLOAT16_FED = Compressor(kind=Compressor.FLOAT16, error_feedback=True)
-BFLOAT16_FED = Compressor(kind=Compressor.BFLOAT16, error_feedback=True)
-POWER_SGD = Compressor(kind=Compressor.POWER_SGD, rank=2)
-TOP_K = Compressor(kind=Compressor.TOP_K, fraction=0.1)
+FLOAT16, BFLOAT16 = Float16(), BFloat16()
+FLOAT16_FED = Float16(error_feedback=True)
+BFLOAT16_FED = BFloat16(error_feedback=True)
+POWER_SGD = PowerSGD(rank=2)
+TOP_K = TopK(fraction=0.1)
 ALL = {
     "float16": FLOAT16,
     "bfloat16": BFLOAT16,
@@ -56,7 +56,7 @@ def trained(compressor, batches, workers, initial=0.0):
 @pytest.mark.parametrize("name", [n for n in ALL if "float16" in n])
 def test_sixteen_bits_round_each_piece_on_each_hop(name, workers, steps):
     batches, asked = gradients((40,))[:steps], ALL[name]
-    dtype = tf.float16 if asked.kind == Compressor.FLOAT16 else tf.bfloat16
+    dtype = asked.short
     model = rounding(dtype, asked.error_feedback, workers)
     found = trained(asked, batches, workers).variable("v")
     np.testing.assert_allclose(found, expected(model, np.zeros(40), batches, workers), rtol=0, atol=1e-12)
@@ -82,7 +82,7 @@ def test_power_sgd_is_one_power_iteration_on_the_sum(workers, shape):
         f"{position}/0", JoinKind.GRADIENT, ("v:0",), ("v:0",), "w:0", 1, tf.float64, tf.TensorShape(shape), "v",
         weight_dtype=tf.float64,
     )  # fmt: skip
-    right = first_right(named, 2).numpy()
+    right = first_right(named, 2, int(digest(key_of([named])), 16)).numpy()
     for steps in (1, 2, len(batches)):
         found = trained(POWER_SGD, batches[:steps], workers).variable("v")
         model = expected(power_iteration(right), np.zeros(shape), batches[:steps], workers)

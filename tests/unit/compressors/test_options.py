@@ -1,9 +1,9 @@
 import pytest
 
+from autodist.compressors import BFloat16, Compressor, Float16, PowerSGD, TopK, Uncompressed
 from autodist.errors import StrategyError
 from autodist.proto import strategy_pb2
-from autodist.strategies import AllReduce, Compressor, Parallax, PartitionedAR, all_reduce_node
-from autodist.strategies.compressor import compressor_text
+from autodist.strategies import AllReduce, Parallax, PartitionedAR, all_reduce_node
 
 Message = strategy_pb2.Compressor
 
@@ -11,35 +11,36 @@ Message = strategy_pb2.Compressor
 @pytest.mark.parametrize(
     ("compressor", "message", "text"),
     [
-        (Compressor("FLOAT16"), Message(kind="FLOAT16"), "FLOAT16"),
+        (Float16(), Message(kind="FLOAT16"), "FLOAT16"),
         (
-            Compressor("BFLOAT16", error_feedback=True),
+            BFloat16(error_feedback=True),
             Message(kind="BFLOAT16", error_feedback=True),
             "BFLOAT16 with error feedback",
         ),
         (
-            Compressor("POWER_SGD"),
+            PowerSGD(),
             Message(kind="POWER_SGD", error_feedback=True, rank=4),
             "POWER_SGD rank 4 with error feedback",
         ),
         (
-            Compressor("TOP_K", error_feedback=True, fraction=0.001),
+            TopK(error_feedback=True, fraction=0.001),
             Message(kind="TOP_K", error_feedback=True, fraction=0.001),
             "TOP_K 0.1 % with error feedback",
         ),
     ],
 )
 def test_a_compressor_becomes_its_message(compressor, message, text):
-    assert compressor.to_proto() == message
-    assert compressor_text(message) == text
+    assert compressor.to_message() == message
+    assert Compressor.from_message(message) == compressor
+    assert compressor.text == text
 
 
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("FLOAT16", Compressor("FLOAT16")),
-        ({"kind": "TOP_K", "fraction": 0.1}, Compressor("TOP_K", fraction=0.1)),
-        (Compressor("POWER_SGD", rank=2), Compressor("POWER_SGD", rank=2)),
+        ("FLOAT16", Float16()),
+        ({"kind": "TOP_K", "fraction": 0.1}, TopK(fraction=0.1)),
+        (PowerSGD(rank=2), PowerSGD(rank=2)),
     ],
 )
 @pytest.mark.parametrize("builder", [AllReduce, PartitionedAR, Parallax])
@@ -51,10 +52,16 @@ def test_a_builder_takes_what_the_yaml_takes(builder, given, meant):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ("float16", "compressor: kind is 'float16', which is not allowed"),
-        ({"rank": 2}, "compressor is {'rank': 2}, and its options are kind, error_feedback.*: kind is missing"),
+        (
+            "float16",
+            "There is no compressor named float16. Did you mean FLOAT16[?] Known are BFLOAT16, ",
+        ),
+        ({"rank": 2}, "compressor needs kind; add its name"),
         ({"kind": "TOP_K", "part": 1}, "part is none of them"),
-        ({"kind": "TOP_K", "rank": 2}, "compressor: rank is an option of POWER_SGD"),
+        (
+            {"kind": "TOP_K", "rank": 2},
+            "compressor is {'rank': 2}, and its options are fraction, error_feedback: rank is none of them",
+        ),
         (16, "compressor is 16, which is not allowed"),
     ],
 )
@@ -64,25 +71,26 @@ def test_what_the_yaml_does_not_take_a_builder_does_not_take(given, said):
 
 
 def test_none_leaves_the_node_as_it_is():
-    assert all_reduce_node("v", compressor=Compressor("NONE")) == all_reduce_node("v")
+    assert all_reduce_node("v", compressor=Uncompressed()) == all_reduce_node("v")
     assert not all_reduce_node("v").all_reduce.HasField("compressor")
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"kind": "FLOAT8"}, "kind is 'FLOAT8', which is not allowed: input should be 'NONE', 'FLOAT16', 'BFLOAT16'"),
+        ({"kind": "FLOAT8"}, "There is no compressor named FLOAT8. Did you mean "),
+        ({"kind": 8}, "compressor has 8 for kind; add its name"),
         ({"kind": "POWER_SGD", "rank": 0}, "rank is 0, which is not allowed"),
         ({"kind": "TOP_K", "fraction": 0.0}, "fraction is 0.0, which is not allowed"),
         ({"kind": "TOP_K", "fraction": 1.01}, "fraction is 1.01, which is not allowed"),
         ({"kind": "TOP_K", "fraction": float("nan")}, "fraction is nan, which is not allowed"),
-        ({"kind": "FLOAT16", "rank": 2}, "rank is an option of POWER_SGD, and the kind is FLOAT16; remove it"),
-        ({"kind": "POWER_SGD", "fraction": 0.5}, "fraction is an option of TOP_K, and the kind is POWER_SGD"),
-        ({"kind": "NONE", "error_feedback": True}, "NONE loses nothing that could be fed back"),
+        ({"kind": "FLOAT16", "rank": 2}, "its options are error_feedback: rank is none of them"),
+        ({"kind": "POWER_SGD", "fraction": 0.5}, "its options are rank, error_feedback: fraction is none of them"),
+        ({"kind": "NONE", "error_feedback": True}, "its options are none: error_feedback is none of them"),
         ({"kind": "POWER_SGD", "error_feedback": False}, "POWER_SGD does not converge without it"),
         ({"kind": "TOP_K", "error_feedback": False}, "TOP_K does not converge without it"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, said):
     with pytest.raises(StrategyError, match=said):
-        Compressor(**options)
+        AllReduce(compressor=options)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pytest
 
 from autodist.errors import StrategyError
-from autodist.strategies.options import (
+from autodist.options import (
     check_options,
     missing_options,
     option_from_yaml,

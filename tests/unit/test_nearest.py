@@ -1,4 +1,4 @@
-from autodist.strategies.nearest import did_you_mean, listed, nearest
+from autodist.nearest import did_you_mean, listed, nearest
 
 
 def test_a_near_name_is_asked_for_whatever_its_case():

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, InstanceOf, PydanticUserError, TypeAdapter, ValidationError
 
-from autodist.errors import StrategyError
+from autodist.errors import Place, StrategyError
 
 
 class OptionError(StrategyError):
@@ -100,20 +100,53 @@ def _as_in_yaml(name: str, hint: Any, value: Any) -> Any:
     if nested is not None and isinstance(value, str) and hasattr(nested, "shorthand"):
         value = {nested.shorthand: value}
     if nested is not None and isinstance(value, Mapping):
-        return _make_nested(name, nested, value)
+        return make_nested(name, nested, value)
     return option_from_yaml(name, hint, value) if isinstance(value, list) else value
 
 
-def _make_nested(name: str, nested: type, options: Mapping[str, Any]) -> Any:
-    known, needed = option_types(nested), missing_options(nested, options)
+def make_nested(name: str, nested: type, options: Mapping[str, Any]) -> Any:
+    """What a mapping stands for as the value of an option.
+
+    Args:
+        name: of the option.
+        nested: the dataclass that its type is; see `own_class`.
+        options: the mapping.
+
+    Raises:
+        StrategyError: it has no such options, or not with these values.
+    """
+    maker, options = own_class(name, nested, options)
+    known, needed = option_types(maker), missing_options(maker, options)
     unknown = [key for key in options if key not in known]
     if unknown or needed:
         problem = f"{unknown[0]} is none of them" if unknown else f"{needed[0]} is missing"
-        raise StrategyError(f"{name} is {dict(options)!r}, and its options are {', '.join(known)}: {problem}.")
+        raise StrategyError(
+            f"{name} is {dict(options)!r}, and its options are {', '.join(known) or 'none'}: {problem}."
+        )
     try:
-        return nested(**options)
+        return maker(**options)
     except StrategyError as error:
         raise StrategyError(f"{name}: {error.problem}") from None
+
+
+def own_class(
+    name: str, nested: type, options: Mapping[str, Any], place: Place | None = None
+) -> tuple[type, Mapping[str, Any]]:
+    """The class that a mapping asks for, and what it says to that.
+
+    A class with a method `named` is the base of several, of which the mapping names one under the base's `shorthand`.
+
+    Raises:
+        StrategyError: it names none.
+    """
+    if not (hasattr(nested, "named") and hasattr(nested, "shorthand")):
+        return nested, options
+    rest = dict(options)
+    kind = rest.pop(nested.shorthand, None)
+    if not isinstance(kind, str):
+        problem = "needs" if kind is None else f"has {kind!r} for"
+        raise StrategyError(f"{name} {problem} {nested.shorthand}; add its name.", place)
+    return nested.named(kind, place), rest
 
 
 def _named_parameters(maker: type) -> list[inspect.Parameter]:

@@ -1,0 +1,25 @@
+"""Uncompressed: gradients travel as they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.compressors.base import Compressor, Dense, register_compressor
+from autodist.compressors.reduction import Reduction
+
+
+@register_compressor("NONE")
+@dataclass(frozen=True)
+class Uncompressed(Compressor):
+    """Nothing is made smaller, and nothing lost. It stands where a builder's compressor is to be taken away."""
+
+    def bytes_of(self, gradient: Dense) -> int:
+        return gradient.byte_size
+
+    def add_up(self, reduction: Reduction) -> list[tf.Tensor]:
+        raise NotImplementedError("what saves no bytes adds nothing up: the gradients travel without a compressor")
+
+
+NO_COMPRESSOR = Uncompressed()
