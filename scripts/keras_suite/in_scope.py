@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 
 from autodist import AutoDist, ResourceSpec  # before Keras, which imports TensorFlow
@@ -72,7 +73,7 @@ class _InScope:
         scope = _scope(self.replicas) if self.replicas else nullcontext()
         steps: list[RunningStep] = []  # that train or evaluate
         try:
-            with recording(self.values / values_file(item.nodeid)), _counting(steps), scope:
+            with recording(self.values / values_file(item.nodeid)), _counting(steps), _seeding_alike(), scope:
                 return (yield)
         finally:
             item.stash[_STEPS] = len(steps)
@@ -139,6 +140,14 @@ def _scope(replicas: int) -> Iterator[None]:
         atexit.unregister(ad._end)
         ad._alone.stop()
         ad._run.finish()
+
+
+@contextmanager
+def _seeding_alike() -> Iterator[None]:
+    """Keras's helpers make data by `np.random.seed(None)`, which are others in every run."""
+    seed = np.random.seed
+    with mock.patch.object(np.random, "seed", lambda given=None: seed(SEED if given is None else given)):
+        yield
 
 
 @contextmanager
