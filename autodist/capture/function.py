@@ -186,9 +186,29 @@ def _bind_captures(
     return found, tables
 
 
+def _users(resource: tf.Tensor) -> set[str]:
+    """The ops that take a resource, and those in the functions that do."""
+    library = {f.signature.name: f for f in resource.graph.as_graph_def().library.function}
+    front = [op.node_def for op in resource.consumers()]
+    users: set[str] = set()
+    while front:
+        node = front.pop()
+        users.add(node.op)
+        functions = [f.name for value in node.attr.values() for f in (value.func, *value.list.func)]
+        called = [library.pop(name, None) for name in functions]
+        front += [inner for function in called if function is not None for inner in function.node_def]
+    return users
+
+
 def _of_this_process(resource: tf.Tensor) -> str:
     """Why a step cannot use a resource that is no variable, and what to do instead."""
-    users = [op.type for op in resource.consumers()]
+    users = _users(resource)
+    if any("Summary" in user for user in users):
+        return (
+            f"the step writes a summary ({resource.op.name}), and the writer lives in this process alone, while the "
+            "step runs on all replicas. Return the value, and write it after the step; with Keras, add it as a metric, "
+            "which the TensorBoard callback shows."
+        )
     if any("Iterator" in user for user in users):
         return (
             f"the step takes its batches from an iterator ({resource.op.name}), which lives in this process alone. "
@@ -201,7 +221,7 @@ def _of_this_process(resource: tf.Tensor) -> str:
             "tf.lookup.experimental.MutableHashTable, or apply it in the input pipeline (dataset.map)."
         )
     return (
-        f"the step uses a resource that is not a variable ({resource.op.name}, for {', '.join(sorted(set(users)))}), "
+        f"the step uses a resource that is not a variable ({resource.op.name}, for {', '.join(sorted(users))}), "
         "which lives in this process alone. Move it into the input pipeline."
     )
 

@@ -408,6 +408,22 @@ def test_another_resource_is_refused_by_what_uses_it():
         captured(lambda _: plain_step(queue.dequeue()), tf.TensorSpec([]))
 
 
+@pytest.mark.feature("fit", "model: layers that write summaries", refused="CaptureError")
+@pytest.mark.feature("function", "model: layers that write summaries", refused="CaptureError")
+@pytest.mark.parametrize("condition", [True, lambda: tf.reduce_sum(OUTSIDE) > 0])
+def test_summaries_within_a_step_are_refused_with_the_mend(tmp_path, condition):
+    writer = tf.summary.create_file_writer(str(tmp_path))
+
+    def step(x):
+        loss = plain_step(x)
+        with writer.as_default(step=tf.constant(1, tf.int64)), tf.summary.record_if(condition):
+            tf.summary.write("loss", loss)
+        return loss
+
+    with pytest.raises(CaptureError, match="writes a summary.*Return the value, and write it after the step"):
+        captured(step)
+
+
 def test_a_variable_without_a_gradient_is_named_once(caplog):
     unused = tf.Variable(1.0, name="unused")
 
