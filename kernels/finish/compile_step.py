@@ -16,7 +16,7 @@ from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.compilable import Compilable
 from autodist.kernels.finish.compiled_function import compiled_function, put_call, results_of
-from autodist.kernels.finish.compiled_regions import PartOf, find_regions, is_copied, work_in
+from autodist.kernels.finish.compiled_regions import PartOf, find_regions, is_copied, may_need_compiler, work_in
 from autodist.kernels.finish.prune import Prune
 
 log = logging.getLogger("autodist")
@@ -44,7 +44,7 @@ class CompileStep(Kernel):
     in any case, since its gradients are summed in one order for all.
 
     Attributes:
-        min_work: nodes with fewer than so many that compute something are left as they are.
+        min_work: nodes with fewer than so many that compute something are left as they are, but for convolutions.
     """
 
     min_work: int = 2
@@ -57,7 +57,7 @@ class CompileStep(Kernel):
         item = _with_free_constants(item)
         regions = [
             region for region in find_regions(item, context, asked)
-            if work_in(item.wiring, region) >= self.min_work
+            if work_in(item.wiring, region) >= self.min_work or may_need_compiler(item.wiring, region)
         ]  # fmt: skip
         _tell_what_is_left(item, context, asked)
         if not regions:

@@ -205,6 +205,14 @@ class _Search:
         return found
 
 
+def may_need_compiler(wiring: Wiring, region: Iterable[str]) -> bool:
+    """Whether a region has ops that XLA does in cases in which TensorFlow has no kernel for a CPU.
+
+    Keras asks to compile convolutions in three dimensions for that alone: those in groups, and channels first.
+    """
+    return any(wiring.nodes[name].op in _CONVOLUTIONS for name in region)
+
+
 def work_in(wiring: Wiring, region: Iterable[str]) -> int:
     """How many nodes of a region compute something."""
     return sum(wiring.nodes[name].op not in _NO_WORK for name in region)
@@ -216,3 +224,9 @@ _NO_WORK = frozenset(
         "Reshape", "Shape", "ShapeN", "Squeeze", "StopGradient",
     }
 )  # fmt: skip
+
+_CONVOLUTIONS = frozenset(
+    f"{kind}{direction}"
+    for kind in ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
+    for direction in ("", "BackpropInput", "BackpropFilter", "BackpropInputV2", "BackpropFilterV2")
+)

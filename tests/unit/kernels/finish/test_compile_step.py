@@ -88,6 +88,27 @@ def test_replicas_share_a_function_and_the_update_is_another(keras_in_float64):
     assert_same(session.train(batches(8, 7, 1)), one_device(captured, step, batches(8, 7, 1)))
 
 
+@pytest.mark.parametrize("replicas", [1, 2])
+def test_what_xla_alone_can_do_is_compiled_however_small(keras_in_float64, replicas):
+    """Keras asks to compile nothing but the convolution where it is in groups, which no kernel for a CPU does."""
+    model = keras.Sequential([keras.layers.Conv3D(4, 2, strides=2, groups=2), keras.layers.Flatten()])
+    model.build((None, 4, 4, 4, 2))
+    optimizer = optimizers.SGD(0.1)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x)))
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    rng = np.random.default_rng(1)
+    examples = [[rng.normal(size=(size, 4, 4, 4, 2))] for size in (4, 4, 3)]
+    captured = capture(step, *examples[0])
+    session = Session(captured, plan(captured.item, 1, replicas))
+    assert all(called(item) for item in session.items)
+    assert_same(session.train(examples), one_device(captured, step, examples))
+
+
 @pytest.mark.parametrize(
     "optimizer",
     [
