@@ -32,6 +32,7 @@ from autodist.graph_function import GraphSessions
 from autodist.look import look
 from autodist.messages import log_to_the_terminal
 from autodist.quiet import quiet_tensorflow
+from autodist.recording import recorder
 from autodist.resources import ResourceSpec
 from autodist.run import Run
 from autodist.runtime.dataset import DistributedDataset
@@ -46,6 +47,8 @@ log = logging.getLogger("autodist")
 
 watch_script_end()  # now: `sys.exit(main())` looks up `sys.exit` before `main` makes an AutoDist
 load_generated_code_from_memory()  # now: what is traced before there is an AutoDist leaves files, too
+if (_recorder := recorder()) is not None:
+    _recorder.begin()  # now: the script may build layers before it makes an AutoDist
 
 
 class AutoDist:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from autodist.errors import ResourceSpecError, StrategyError
-from autodist.resources import ResourceSpec, StrategySection
+from autodist.resources import ResourceSpec, StrategySection, Timeouts
 from autodist.strategies import BuildsStrategy, builder_from_section, registered_names
 
 VARIABLE = "AUTODIST_ASKED"
@@ -53,7 +53,7 @@ class Asked:
         return {VARIABLE: json.dumps(asdict(self))}
 
     def spec(self, said: Callable[[], ResourceSpec], gpus: Callable[[], int] = lambda: 0) -> ResourceSpec:
-        """The machines.
+        """The machines; of local ones holds what the script's YAML says besides (strategy, batch, limits of time).
 
         Args:
             said: gives those of the script.
@@ -66,7 +66,9 @@ class Asked:
             return ResourceSpec.from_file(self.cluster)
         if self.workers is None and self.replicas is None:
             return said()
-        return local_workers(self.workers or 1, self.replicas, gpus())
+        local, own = local_workers(self.workers or 1, self.replicas, gpus()), said()
+        kept = {name: getattr(own, name) for name in ("strategy", "batch", "source", *Timeouts.model_fields)}
+        return local.model_copy(update=kept)
 
     def builder(self, said: Callable[[], BuildsStrategy]) -> BuildsStrategy:
         """What decides the strategy.

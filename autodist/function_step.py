@@ -178,13 +178,14 @@ class DistributedFunction:
             if traced is not None and not self._is_outdated(traced):
                 results = self._run_step(traced, leaves)
             else:
-                results = self._first_call(asked, arguments, leaves, constants)
+                traced, results = self._first_call(asked, arguments, leaves, constants)
         self._run.first_batches.look()
+        traced.running.after(lambda: results)
         return results
 
     def _first_call(
         self, asked: TracedFor, arguments: Mapping[str, Any], leaves: Sequence[Leaf], constants: Constants
-    ) -> Any:
+    ) -> tuple[_Traced, Any]:
         with quiet_tensorflow():
             made_for = self._traced.to_be_made(asked)
             traced = self._trace(arguments, leaves, made_for)
@@ -193,7 +194,7 @@ class DistributedFunction:
             with self._run.start_up.doing("making the first step"):
                 results = self._run_step(traced, leaves)
         self._run.start_up.ends()
-        return results
+        return traced, results
 
     def _is_outdated(self, traced: _Traced) -> bool:
         """Whether the script has filled lookup tables further since, so that the step has to be traced anew."""
@@ -276,6 +277,9 @@ class DistributedFunction:
         return Dealt(examples, self._shares, len(self._run.spec.replicas), names)
 
     def _run_step(self, traced: _Traced, leaves: Sequence[Leaf]) -> Any:
+        if self._run.recorder is not None and traced.captured.item.gradients:
+            given = self._run.recorder.in_order([leaf.value for leaf in leaves], [leaf.axis for leaf in leaves])
+            leaves = [replace(leaf, value=value) for leaf, value in zip(leaves, given, strict=True)]
         examples = count_examples(leaves)
         values, mine = self._own_part(leaves, examples)
         for count in self.coming:

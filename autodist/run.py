@@ -27,6 +27,7 @@ from autodist.look import look
 from autodist.missed_step import MissedStep
 from autodist.peers import Peers
 from autodist.proto import strategy_pb2
+from autodist.recording import SEED, recorder
 from autodist.resources import ResourceSpec
 from autodist.runtime.arrays import combine_parts, pack_part, require_reduction, unpack
 from autodist.runtime.common_calls import Call, CommonCalls, Note
@@ -66,6 +67,7 @@ class Run:
         on_training: called where a step that trains is made ready to run on all replicas.
         is_told_apart: whether the script has asked which worker it is, so that each may do something else.
         tables: names of the lookup tables that this worker has filled.
+        recorder: records its training steps; None: nobody has asked for that.
     """
 
     spec: ResourceSpec
@@ -103,6 +105,7 @@ class Run:
         self.on_training: Callable[[], None] = lambda: None
         self.is_told_apart = False
         self.tables: set[str] = set()
+        self.recorder = recorder()
         self._has_told_of_evaluation = False
         self._has_work = False
 
@@ -115,7 +118,7 @@ class Run:
         """
         member = Member.from_environment()
         if member is None:
-            return cls(*choose(), None, secrets.randbelow(2**31))
+            return cls(*choose(), None, SEED if recorder() else secrets.randbelow(2**31))
         told = json.loads(member.payload)
         return cls(ResourceSpec.from_payload(told["spec"]), None, member, told["seed"], told["said"])
 
@@ -229,6 +232,8 @@ class Run:
         fetches_alike: bool = False,
     ) -> GraphItem:
         context = Context(strategy, self.index, joins_outputs, fetches_alike)
+        if self.recorder is not None:
+            kernels = self.recorder.kernels(kernels)
         rewritten = rewrite(share_names(item, names), context, f"step_{self._steps}", kernels)
         self._steps += 1
         return rewritten if self.workers == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
@@ -249,6 +254,8 @@ class Run:
                 node.CopyFrom(earlier)
                 node.variable = variable
         check_strategy(strategy, item, self.spec)
+        if self.recorder is not None:
+            self.recorder.require_exact(strategy)
         return resolve_specs(strategy)
 
     def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,6 +103,16 @@ class RunningStep:
         if empty is not None:
             raise empty
         return outputs
+
+    def after(self, outputs: Callable[[], Any]) -> None:
+        """Called once a step is over, outside of what all workers do alike: records it, where that is asked for."""
+        if self.run.recorder is not None and self.item.gradients:
+            self.run.recorder.after_step(self.item, self.run.index, self._values, outputs)
+
+    def _values(self) -> dict[str, tf.Tensor]:
+        """What the variables hold, by name."""
+        self.run.pull()
+        return {name: tracked.read() for name, tracked in self.variables.items()}
 
     def require_even(self, all_examples: int) -> None:
         """Passes unless a global batch of so many examples that is still to come would be refused.

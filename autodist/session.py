@@ -230,14 +230,28 @@ class DistributedSession(SessionInterface):
             if fetched.trains:
                 self._tell_first_batch(arrays, fetched.axes)
             self._require_common(fetched, [*key[0], *key[1]])
+            if self._run.recorder is not None and fetched.trains:
+                given = self._run.recorder.in_order(list(arrays.values()), fetched.axes)
+                arrays = dict(zip(arrays, given, strict=True))
             own = dict(zip(arrays, self._feeds.own_part(arrays, fetched.axes, fetched.is_alone), strict=True))
             whole = examples_of(arrays, fetched.axes) if fetched.is_global else 0
             values = iter(self._run_fetched(fetched, own, whole, options, run_metadata))
         self._run.first_batches.look()
         if is_new and not (fetched.sets or fetched.looks):
             self._run.start_up.ends()
-        results = iter([_value_of(e, own, values) for e in elements])
+        found = [_value_of(e, own, values) for e in elements]
+        if self._run.recorder is not None and fetched.trains:
+            self._run.recorder.after_step(self._captured.whole(), self._run.index, self._values, dict)
+        results = iter(found)
         return tf.nest.map_structure(lambda f: None if f is ABSENT else next(results), structure)
+
+    def _values(self) -> dict[str, np.ndarray]:
+        """What the graph's variables hold, by name."""
+        listed = {v.handle.op.name: v for v in self.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
+        values: dict[str, np.ndarray] = self.run(
+            {v.name: listed[v.handle] for v in self._captured.variables if v.handle in listed}
+        )
+        return values
 
     def make_callable(
         self, fetches: Any, feed_list: Sequence[Any] | None = None, accept_options: bool = False

@@ -10,6 +10,7 @@ import typer
 from autodist.cli.diff import diff
 from autodist.cli.plan import plan
 from autodist.cli.telling import telling_errors
+from autodist.cli.verify import verify
 from autodist.versions import VERSION
 
 # Everything after a script, or after the module that -m names, is the script's own.
@@ -44,12 +45,15 @@ def autodist(
 
     * `autodist plan --strategy PS --strategy Parallax train.py` compares two strategies
 
+    * `autodist verify train.py` tells whether two workers train as one device does
+
     * `autodist COMMAND --help` has examples of each command
     """
 
 
 app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(plan))
 app.command()(telling_errors(diff))
+app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(verify))
 
 
 def main() -> None:

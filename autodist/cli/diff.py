@@ -38,7 +38,7 @@ def diff(a: _PlanFile, b: _PlanFile, traceback: Traceback = False) -> None:
         console.print(side_by_side(plans, names, heads))
     workers = [[worker.name for worker in plan.workers] for plan in plans]
     if workers[0] != workers[1]:
-        console.print(f"workers: {', '.join(workers[0])}\n    and: {', '.join(workers[1])}")
+        console.print(f"workers: {', '.join(workers[0])}\n    and: {', '.join(workers[1])}", soft_wrap=True)
     alike = len({v.name for plan in plans for v in plan.variables}) - len(names)
     console.print(f"{len(names)} variables differ, {alike} are alike")
     if names or workers[0] != workers[1]:

@@ -10,7 +10,6 @@ from autodist.asked import Asked, named_builder
 from autodist.cli.flops import count_flops
 from autodist.cli.plans import LinkPlan, Plan, ShardPlan, SlotPlan, VariablePlan, WorkerPlan
 from autodist.cli.script import Target
-from autodist.cli.slots import find_slots
 from autodist.cli.telling import UsageError
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.item import GraphItem
@@ -23,6 +22,7 @@ from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.run import share_names
 from autodist.runtime.batches import share_of
+from autodist.slots import find_slots
 from autodist.strategies import (
     BuildsStrategy,
     SyncedVariable,

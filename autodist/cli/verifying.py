@@ -1,0 +1,201 @@
+"""Runs a script on one device and under a strategy, each in processes of its own, and compares what they record."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from autodist.asked import Asked, named_builder
+from autodist.cli.comparing import FLOAT64_LIMIT, FLOORS, LAST_BIT, Compared, compare, rounding_floor, steps_of
+from autodist.cli.script import Target
+from autodist.cli.telling import ScriptFailedError, UsageError
+from autodist.recording import ERROR, NOTES, Recording
+
+PERMUTATIONS = 2
+"""Of the examples of each batch, by which the rounding floor is measured."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What came of it.
+
+    Attributes:
+        compared: the two runs.
+        asked: machines and strategy.
+        limit: the largest relative difference that is promised.
+        precision: in words.
+        notes: what is known of the step.
+    """
+
+    compared: Compared
+    asked: Asked
+    limit: float
+    precision: str
+    notes: Mapping[str, Any]
+
+    @property
+    def is_past_the_promise(self) -> bool:
+        return self.compared.first is not None
+
+    def table(self) -> Table:
+        """The largest relative difference of each variable, slot and output."""
+        table = Table(title=Text("largest relative differences"), title_justify="left")
+        for head in ("kind", "name", "difference", "in step"):
+            table.add_column(head, justify="right" if head in ("difference", "in step") else "left", overflow="fold")
+        for difference in self.compared.differences:
+            kind, _, name = difference.name.partition(" ")
+            at = str(difference.at) if difference.largest else ""
+            table.add_row(*map(Text, [kind, name, f"{difference.largest:.1e}", at]))
+        return table
+
+    def words(self) -> Iterator[str]:
+        """The verdict, and what explains it."""
+        workers, replicas = self.asked.workers or 1, self.asked.replicas or 1
+        where = f"{workers} workers of {replicas} replicas"
+        told = f"{self.compared.steps} steps on {where} and on one device, {self.precision}"
+        if self.compared.left_out:
+            yield f"not compared, since one worker has its part alone: {', '.join(self.compared.left_out)}"
+        first = self.compared.first
+        if first is None:
+            yield f"alike: {told}; promised are {self.limit:.1e}"
+            return
+        yield (
+            f"DIFFERENT: {told}; the first past the promise ({self.limit:.1e}) is {first.name} in step {first.at}, by "
+            f"{first.largest:.1e}"
+        )
+        if self.notes["draws"]:
+            yield (
+                f"The step draws random numbers ({', '.join(self.notes['draws'])}), and each replica draws its own: "
+                "with dropout, say, it cannot agree with one device. Verify without."
+            )
+        if self.notes["normalises"]:
+            yield (
+                "The step has batch normalisation, which sees its replica's part of the batch: use "
+                "BatchNormalization(synchronized=True), or verify without."
+            )
+        yield (
+            "If the script feeds a step itself, see that the parts of all workers make up the batch of one device: "
+            "divide it by ad.num_workers, or use @ad.function(batch='global')."
+        )
+
+
+def verify_script(target: Target, asked: Asked, steps: int, folder: Path, shows_output: bool) -> Verified:
+    """Runs and compares.
+
+    Args:
+        target: the script.
+        asked: workers, replicas and strategy.
+        steps: that are compared.
+        folder: for what is recorded.
+        shows_output: whether what the script prints is shown on standard error.
+
+    Raises:
+        UsageError: it makes no AutoDist, or comes to no training step; or its precision cannot be judged.
+        ScriptFailedError: it ended badly.
+    """
+    if asked.strategy is not None:
+        named_builder(asked.strategy)
+    runs = _Runs(target, steps, folder, shows_output)
+    alone = Asked(workers=1, replicas=1)
+    reference = runs.alone_in_float64()
+    in_float64 = reference is not None
+    limit, precision = FLOAT64_LIMIT, "in float64"
+    if reference is None:
+        reference = runs.run("alone-as-written", alone, in_float64=False, is_reference=True)
+        permuted = [
+            runs.run(f"permuted-{k}", alone, in_float64=False, is_reference=True, permutation=k)
+            for k in range(PERMUTATIONS)
+        ]
+        if not all(_notes(run)["is_permuted"] for run in permuted):
+            raise UsageError(
+                "the variables are not in float64, and how far rounding goes cannot be measured, since the step takes "
+                "sparse or ragged examples, which are not permuted. Let the script make its variables in float64."
+            )
+        floor = max(rounding_floor(reference, run) for run in permuted)
+        limit = max(FLOORS * floor, LAST_BIT)
+        precision = f"in the script's own precision, whose rounding floor is {floor:.1e}"
+    other = runs.run("many", asked, in_float64=in_float64, is_reference=False)
+    if steps_of(other) != steps_of(reference):
+        raise UsageError(
+            f"the script makes {steps_of(reference)} training steps on one device and {steps_of(other)} on "
+            f"{asked.workers} workers; both have to make the same."
+        )
+    return Verified(compare(reference, other, limit), asked, limit, precision, _notes(reference))
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Runs of one script.
+
+    Attributes:
+        target: the script.
+        steps: that are recorded.
+        folder: for all runs.
+        shows_output: whether what it prints is shown.
+    """
+
+    target: Target
+    steps: int
+    folder: Path
+    shows_output: bool
+
+    def alone_in_float64(self) -> Path | None:
+        """The run on one device in float64; None where the script does not allow that."""
+        try:
+            folder = self.run("alone", Asked(workers=1, replicas=1), in_float64=True, is_reference=True)
+        except ScriptFailedError:  # what is none of float64's is told when it runs as it was written
+            return None
+        return folder if _notes(folder)["is_in_float64"] else None
+
+    def run(
+        self, name: str, asked: Asked, in_float64: bool, is_reference: bool, permutation: int | None = None
+    ) -> Path:
+        """One run; returns the folder of what it has recorded.
+
+        Raises:
+            ScriptFailedError, UsageError: it has not come to its end, or to a step.
+        """
+        folder = self.folder / name
+        folder.mkdir()
+        recording = Recording(str(folder), self.steps, in_float64, is_reference, permutation)
+        environment = os.environ | asked.environment() | recording.environment()
+        with open(folder / "output", "wb") as file:
+            output = sys.stderr if self.shows_output else file
+            done = subprocess.run(
+                self.target.command(), env=environment, stdin=subprocess.DEVNULL, stdout=output,
+                stderr=subprocess.STDOUT, check=False,
+            )  # fmt: skip
+        if done.returncode:
+            raise ScriptFailedError(f"{_doing(asked, in_float64)}, the script failed: {_why(folder, done.returncode)}")
+        if steps_of(folder) == 0:
+            raise UsageError(
+                f"{self.target.name} ended before a training step of an AutoDist. Build what it trains in `with "
+                "ad.scope():`, and pass the arguments, too, with which it trains."
+            )
+        return folder
+
+
+def _doing(asked: Asked, in_float64: bool) -> str:
+    where = f"on {asked.workers} workers" if (asked.workers, asked.replicas) != (1, 1) else "on one device"
+    return f"{where}, in float64" if in_float64 else where
+
+
+def _why(folder: Path, status: int) -> str:
+    """What the script's process said last."""
+    if (folder / ERROR).exists():
+        return str(json.loads((folder / ERROR).read_text(encoding="utf-8")))
+    lines = (folder / "output").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"{lines[-1] if lines else 'it printed nothing'} (exit status {status})"
+
+
+def _notes(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / NOTES).read_text(encoding="utf-8")))

@@ -1,0 +1,157 @@
+"""`autodist verify`: whole runs that agree and that do not, and how what they record is compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from autodist.cli.app import app
+from autodist.cli.comparing import compare, rounding_floor
+
+RUNNER = CliRunner()
+
+HEAD = """
+from autodist import AutoDist
+import keras
+import numpy as np
+import tensorflow as tf
+
+rng = np.random.default_rng(1)
+x, y = rng.normal(size=(96, 6)), rng.normal(size=(96, 2))
+"""
+
+FIT = (
+    HEAD
+    + """
+with AutoDist().scope():
+    layers = [keras.layers.Dense(5, activation="tanh"), *LAYERS, keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+model.fit(x, y, batch_size=12, epochs=3, verbose=0)
+raise RuntimeError("it was not ended")
+"""
+)
+
+SESSION = (
+    HEAD
+    + """
+v1 = tf.compat.v1
+ad = AutoDist()
+with tf.Graph().as_default(), ad.scope():
+    features, labels = (v1.placeholder(tf.float32, [None, n]) for n in (6, 2))
+    weight = v1.get_variable("weight", [6, 2], initializer=v1.initializers.random_normal())
+    loss = tf.reduce_mean(tf.square(tf.tanh(features @ weight) - labels))
+    train = v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+    session = ad.create_distributed_session()
+    session.run(v1.global_variables_initializer())
+    for k in range(3):
+        mine = slice(12 * k + ad.worker_index, 12 * k + 12, ad.num_workers)
+        session.run([loss, train], {features: x[mine], labels: y[mine]})
+"""
+)
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "train.py"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def verify(*words: str) -> Any:
+    return RUNNER.invoke(app, ["verify", *words], env={"COLUMNS": "150"})
+
+
+@pytest.mark.processes
+def test_training_that_agrees_is_told_by_variable_slot_and_output_in_float64(tmp_path: Path) -> None:
+    script = write(tmp_path, FIT.replace("*LAYERS, ", ""))
+    result = verify("--strategy", "PartitionedPS", "--replicas", "2", "--steps", "3", script)
+    assert result.exit_code == 0, result.output
+    assert "alike: 3 steps on 2 workers of 2 replicas and on one device, in float64" in result.stdout
+    rows = [line.split("│")[1:5] for line in result.stdout.splitlines() if line.startswith("│")]
+    kinds = [row[0].strip() for row in rows]
+    assert (kinds.count("variable"), kinds.count("slot"), kinds.count("output")) == (4, 8, 1)
+    assert 0 < max(float(row[2]) for row in rows) < 1e-12
+
+
+@pytest.mark.processes
+def test_training_that_differs_ends_with_status_1_and_the_first_step_and_variable(tmp_path: Path) -> None:
+    script = write(tmp_path, FIT.replace("*LAYERS", "keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)"))
+    result = verify("--steps", "2", script)
+    assert result.exit_code == 1, result.output
+    assert "DIFFERENT: 2 steps on 2 workers of 1 replicas and on one device, in float64" in result.stdout
+    assert "is variable sequential/dense/kernel in step 1" in result.stdout
+    assert "draws random numbers" in result.stdout
+
+
+@pytest.mark.processes
+def test_a_script_in_float32_is_held_against_its_rounding_floor(tmp_path: Path) -> None:
+    result = verify("--strategy", "PS", "--steps", "9", write(tmp_path, SESSION))
+    assert result.exit_code == 0, result.output
+    assert "alike: 3 steps on 2 workers" in result.stdout
+    assert "in the script's own precision, whose rounding floor is" in result.stdout
+
+
+@pytest.mark.processes
+def test_a_script_that_fails_is_told_with_its_line_and_without_a_traceback(tmp_path: Path) -> None:
+    result = verify(write(tmp_path, HEAD + "raise ValueError('of its own')\n"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "on one device, the script failed: ValueError: of its own" in result.stderr and "train.py:9" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def record(folder: Path, *steps: dict[str, Any]) -> Path:
+    folder.mkdir()
+    for position, values in enumerate(steps):
+        np.savez(folder / f"{position}.npz", **{name: np.asarray(value, float) for name, value in values.items()})
+    return folder
+
+
+def test_the_first_step_that_is_past_the_limit_is_found_and_the_largest_difference_of_each_value(
+    tmp_path: Path,
+) -> None:
+    one = record(tmp_path / "one", {"variable a": [1, 2], "slot b": 4}, {"variable a": [1, 2], "slot b": 4})
+    two = record(tmp_path / "two", {"variable a": [1, 2], "slot b": 4.4}, {"variable a": [1, 3], "slot b": 4.2})
+    found = compare(one, two, 0.2)
+    assert found.steps == 2
+    assert [(d.name, d.at) for d in found.differences] == [("variable a", 2), ("slot b", 1)]
+    assert [d.largest for d in found.differences] == pytest.approx([0.5, 0.1])
+    assert found.first is not None and (found.first.name, found.first.at) == ("variable a", 2)
+    assert compare(one, two, 0.5).first is None
+    assert compare(one, two, 0.05).first == found.differences[1]
+
+
+def test_what_is_not_finite_on_one_side_alone_is_past_any_limit(tmp_path: Path) -> None:
+    one = record(tmp_path / "one", {"variable a": [1, np.nan], "variable b": np.nan})
+    two = record(tmp_path / "two", {"variable a": [1, 2], "variable b": np.nan})
+    found = compare(one, two, 1e300)
+    assert found.first is not None and found.first.name == "variable a"
+    assert [d.largest for d in found.differences] == [np.inf, 0.0]
+
+
+def test_rows_of_a_part_of_the_batch_are_not_compared_and_named(tmp_path: Path) -> None:
+    one = record(tmp_path / "one", {"output rows": [1, 2], "output loss": 1, "output gone": 1})
+    two = record(tmp_path / "two", {"output rows": [1], "output loss": 1})
+    assert compare(one, two, 0.0).left_out == ("output rows", "output gone")
+
+
+def test_the_floor_is_the_largest_difference_of_any_variable_in_any_step(tmp_path: Path) -> None:
+    one = record(tmp_path / "one", {"variable a": 10, "output rows": [1, 2]}, {"variable a": 10, "output rows": [1, 2]})
+    two = record(tmp_path / "two", {"variable a": 11, "output rows": [2, 1]}, {"variable a": 10, "output rows": [2, 1]})
+    assert rounding_floor(one, two) == pytest.approx(0.1)
+
+
+def test_what_cannot_be_verified_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    script = write(tmp_path, "raise SystemExit('it ran')")
+    for words, told in [
+        ([str(tmp_path / "missing.py")], "is not there"),
+        (["--strategy", "AllReduced", script], "There is no builder named AllReduced"),
+        (["--steps", "0", script], "--steps"),
+        (["--workers", "0", script], "--workers"),
+    ]:
+        result = verify(*words)
+        assert (result.exit_code, result.stdout) == (2, ""), words
+        assert told in result.stderr
