@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from autodist.graph.devices import cpu_of, home_of, task_of
 from autodist.graph.item import GraphItem
+from autodist.graph.origins import origins_in
 from autodist.proto import strategy_pb2
 
 
@@ -122,7 +123,8 @@ def run_pipeline(
 ) -> GraphItem:
     """Applies the kernels in order; `watch(name, item)` is called with the captured step and after each kernel.
 
-    An error carries, as a note, which kernel it comes from.
+    An error carries, as notes, which kernel it comes from, and in which lines of the script the nodes were made that it
+    names.
     """
     if watch:
         watch("captured", item)
@@ -130,6 +132,8 @@ def run_pipeline(
         try:
             item = kernel.apply(item, context)
         except Exception as error:
+            for note in origins_in(str(error), item.origin_of):
+                error.add_note(note)
             error.add_note(f"in the kernel {kernel.name}, for worker {context.worker}")
             raise
         if watch:

@@ -17,6 +17,7 @@ from autodist.graph.applied import find_applied
 from autodist.graph.find_stages import find_stages
 from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import without_jit_scope
+from autodist.graph.origins import note_origins
 from autodist.graph.parts import Aggregation, Gradient, GradientCall, Term, Variable
 from autodist.graph.whole_sums import WholeSum
 from autodist.messages import ALIKE_EVERYWHERE
@@ -165,7 +166,9 @@ def assemble(
         targets=tuple(targets),
         spec_of=note_specs(notes.graph, present, notes.placeholders),
     )
-    return _with_applied(item, notes.applied) if gradients else item
+    item = _with_applied(item, notes.applied) if gradients else item
+    writes = (name for name, effect in item.wiring.effects.items() if effect.writes)
+    return replace(item, origin_of=note_origins(notes.graph, [*item.named, *writes]))
 
 
 def _with_applied(item: GraphItem, applied: Mapping[str, str] | None) -> GraphItem:

@@ -32,6 +32,7 @@ from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, tensor
+from autodist.graph.origins import line_of
 
 
 @dataclass(frozen=True)
@@ -186,6 +187,13 @@ def _bind_captures(
     return found, tables
 
 
+def _name_and_line(resource: tf.Tensor) -> str:
+    """What a resource is called, and where the script uses it."""
+    lines = (line_of(op) for op in resource.consumers())
+    line = next(filter(None, lines), None)
+    return resource.op.name if line is None else f"{resource.op.name}, in {line}"
+
+
 def _users(resource: tf.Tensor) -> set[str]:
     """The ops that take a resource, and those in the functions that do."""
     library = {f.signature.name: f for f in resource.graph.as_graph_def().library.function}
@@ -203,25 +211,26 @@ def _users(resource: tf.Tensor) -> set[str]:
 def _of_this_process(resource: tf.Tensor) -> str:
     """Why a step cannot use a resource that is no variable, and what to do instead."""
     users = _users(resource)
+    name = _name_and_line(resource)
     if any("Summary" in user for user in users):
         return (
-            f"the step writes a summary ({resource.op.name}), and the writer lives in this process alone, while the "
+            f"the step writes a summary ({name}), and the writer lives in this process alone, while the "
             "step runs on all replicas. Return the value, and write it after the step; with Keras, add it as a metric, "
             "which the TensorBoard callback shows."
         )
     if any("Iterator" in user for user in users):
         return (
-            f"the step takes its batches from an iterator ({resource.op.name}), which lives in this process alone. "
+            f"the step takes its batches from an iterator ({name}), which lives in this process alone. "
             "Pass it each batch: `step(next(iterator))`, or `for batch in dataset: step(batch)`."
         )
     if any("Lookup" in user for user in users):
         return (
-            f"the step uses a lookup table whose content cannot be told ({resource.op.name}), such as a "
+            f"the step uses a lookup table whose content cannot be told ({name}), such as a "
             "DenseHashTable, and which lives in this process alone. Use a tf.lookup.StaticHashTable or a "
             "tf.lookup.experimental.MutableHashTable, or apply it in the input pipeline (dataset.map)."
         )
     return (
-        f"the step uses a resource that is not a variable ({resource.op.name}, for {', '.join(sorted(users))}), "
+        f"the step uses a resource that is not a variable ({name}, for {', '.join(sorted(users))}), "
         "which lives in this process alone. Move it into the input pipeline."
     )
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.keeper import Keeper
 from autodist.graph.names import node_of
+from autodist.graph.origins import Origins, no_origins
 from autodist.graph.parts import EvenParts, Gradient, GradientCall, Join, Variable
 from autodist.graph.placement import EVERY_WORKER, Cut, Placement, shard_name
 from autodist.graph.propagation import Propagation
@@ -55,6 +56,7 @@ class GraphItem:
         outputs: tensors that the step returns.
         targets: nodes that run without being returned.
         spec_of: static shape and dtype of a tensor of the captured graph.
+        origin_of: where the script has made a captured node.
         joins: what the replicas made and has to be combined; empty until the step is replicated.
         stages: what runs once, as it was when the step was replicated; those nodes keep their names.
         joined_gradients: the tensors that what runs once reads in place of the replicas' gradients.
@@ -91,6 +93,7 @@ class GraphItem:
     outputs: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
     spec_of: Callable[[str], tf.TensorSpec] = field(default=_no_specs, compare=False, repr=False)
+    origin_of: Origins = field(default=no_origins, compare=False, repr=False)
     joins: tuple[Join, ...] = ()
     stages: Stages | None = None
     joined_gradients: frozenset[str] = frozenset()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import tensorflow as tf
@@ -130,6 +130,7 @@ class EvenParts:
         replicas: of all workers.
         here: of this worker.
         is_own: whether the step waits for no other worker, so that the parts of this one alone have to be equal.
+        line: where the script has made the target, as "train.py:12"; None where that is not known.
     """
 
     target: str
@@ -137,6 +138,7 @@ class EvenParts:
     replicas: int
     here: int
     is_own: bool = False
+    line: str | None = field(default=None, repr=False)
 
 
 class JoinKind(enum.Enum):

@@ -147,8 +147,9 @@ def uneven(even: EvenParts, fault: str, among: int) -> UnevenBatchError:
         fault: which numbers they have.
         among: how many replicas there are.
     """
+    at = f" ({even.line})" if even.line else ""
     return UnevenBatchError(
-        f"{fault}, and it is not known how {even.target}, which is differentiated, depends on the batch "
+        f"{fault}, and it is not known how {even.target}{at}, which is differentiated, depends on the batch "
         f"({even.reason}). It is taken for a mean over examples, which joins only where all have equally many. Train "
         f"on batches of a multiple of {among} examples, the last one too (another batch_size, fewer examples, or "
         "drop_remainder=True where the data set makes batches), of which each worker has as many for each of its "

@@ -272,7 +272,9 @@ class Joiner:
         """
         if self.even_parts is not None or self.parts.sizes is None:
             return
-        self.even_parts = EvenParts(target, reason, len(self.context.replicas), self.count)
+        self.even_parts = EvenParts(
+            target, reason, len(self.context.replicas), self.count, line=self.item.origin_of(node_of(target))
+        )
         with fragment(self.editor, "even_parts") as f:
             rows = [[self.parts.size(f, k, tf.float64) for k in range(self.count)]]
             for sizes in self.parts.apart.values():
