@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from autodist.errors import Place, StrategyError
 from autodist.nearest import did_you_mean, listed, nearest
 
+_OURS = "autodist."
+
 Class = TypeVar("Class", bound=type)
 
 
@@ -20,10 +22,13 @@ class Registry:
         sort: what the classes are, in a word for messages ("builder").
         example: module and class of a user's own, for messages.
         fault: what is wrong with something that is taken for such a class; None if nothing is.
+        load: registers those of ours that are not registered before they are asked for.
     """
 
-    def __init__(self, sort: str, example: str, fault: Callable[[Any], str | None]) -> None:
-        self._sort, self._example, self._fault = sort, example, fault
+    def __init__(
+        self, sort: str, example: str, fault: Callable[[Any], str | None], load: Callable[[], None] = lambda: None
+    ) -> None:
+        self._sort, self._example, self._fault, self._load = sort, example, fault, load
         self._known: dict[str, type] = {}
 
     def register(self, found: Class, name: str | None = None) -> Class:
@@ -34,6 +39,8 @@ class Registry:
         """
         self._require(found, getattr(found, "__qualname__", repr(found)), None)
         name = name or found.__name__
+        if not found.__module__.startswith(_OURS):
+            self._load()  # or a name of ours could be taken
         known = self._known.setdefault(name, found)
         # A module that is reloaded, as in a notebook, brings the same class again, which is no clash.
         if known is not found and (known.__module__, known.__qualname__) != (found.__module__, found.__qualname__):
@@ -46,6 +53,7 @@ class Registry:
 
     def names(self) -> tuple[str, ...]:
         """All registered names, sorted."""
+        self._load()
         return tuple(sorted(self._known))
 
     def name_of(self, found: type) -> str:
@@ -63,6 +71,8 @@ class Registry:
         Raises:
             StrategyError: when there is no such class, module or attribute, or it is none of this sort.
         """
+        if name not in self._known:
+            self._load()
         if name in self._known:
             return self._known[name]
         module_name, _, attribute = name.rpartition(".")

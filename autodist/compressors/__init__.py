@@ -5,30 +5,34 @@ know the base class alone and find the others by name, so that a user's own is n
 both: what the kernels do for a compressor they hand it as a `Reduction`.
 """
 
-import sys
+from __future__ import annotations
 
-from autodist.quiet import quiet_tensorflow
+import importlib
+from typing import TYPE_CHECKING, Any
 
-with quiet_tensorflow(when="tensorflow" not in sys.modules):
-    from autodist.compressors.base import Compressor, Dense, register_compressor, registered_compressors
-    from autodist.compressors.power_sgd import PowerSGD
-    from autodist.compressors.reduction import Gradient, Memory, Reduction
-    from autodist.compressors.sixteen_bits import BFloat16, Float16
-    from autodist.compressors.top_k import TopK
-    from autodist.compressors.uncompressed import NO_COMPRESSOR, Uncompressed
+from autodist.compressors.base import Compressor, Dense, register_compressor, registered_compressors
+from autodist.compressors.reduction import Gradient, Memory, Reduction
+from autodist.compressors.uncompressed import NO_COMPRESSOR, Uncompressed
+
+if TYPE_CHECKING:
+    from autodist.compressors.ours import *  # noqa: F403
 
 __all__ = [
     "NO_COMPRESSOR",
-    "BFloat16",
     "Compressor",
     "Dense",
-    "Float16",
     "Gradient",
     "Memory",
-    "PowerSGD",
     "Reduction",
-    "TopK",
     "Uncompressed",
     "register_compressor",
     "registered_compressors",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports ours when one is asked for: strategies without compressors need no TensorFlow."""
+    ours = importlib.import_module("autodist.compressors.ours")
+    if name not in ours.__all__:
+        raise AttributeError(f"module 'autodist.compressors' has no attribute {name!r}")
+    return getattr(ours, name)

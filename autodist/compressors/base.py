@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import importlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from fractions import Fraction
 from math import prod
-from typing import Any, ClassVar, TypeVar
-
-import tensorflow as tf
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from autodist.compressors.reduction import Gradient, Reduction
 from autodist.errors import Place, StrategyError
@@ -18,6 +18,9 @@ from autodist.nearest import listed
 from autodist.options import check_options, make_nested, option_types
 from autodist.proto import strategy_pb2
 from autodist.registry import Registry
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 Kind = strategy_pb2.Compressor.Kind
 
@@ -168,14 +171,7 @@ class Compressor(ABC):
         Raises:
             StrategyError: no compressor has this name, or these options.
         """
-        if message.kind not in Kind.values():
-            raise StrategyError(
-                f"a compressor of kind {message.kind} does not exist; take one of {listed(Kind.keys())}."
-            )
-        kind = Kind.Name(message.kind)
-        name = message.name if kind == "NAMED" else kind
-        made: Compressor = make_nested(f"the compressor {name}", Compressor, {"kind": name, **_told(message, name)})
-        return made
+        return _read(message.SerializeToString(deterministic=True))
 
     @staticmethod
     def named(kind: str, place: Place | None = None) -> type[Compressor]:
@@ -188,6 +184,18 @@ class Compressor(ABC):
 
     def _options(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+@functools.cache  # thousands of variables say the same
+def _read(said: bytes) -> Compressor:
+    message = strategy_pb2.Compressor.FromString(said)
+    if message.kind not in Kind.values():
+        known = listed(Kind.keys())
+        raise StrategyError(f"a compressor of kind {message.kind} does not exist; take one of {known}.")
+    kind = Kind.Name(message.kind)
+    name = message.name if kind == "NAMED" else kind
+    made: Compressor = make_nested(f"the compressor {name}", Compressor, {"kind": name, **_told(message, name)})
+    return made
 
 
 def _told(message: strategy_pb2.Compressor, name: str) -> dict[str, Any]:
@@ -207,7 +215,12 @@ def register_compressor(name: str) -> Callable[[type[Made]], type[Made]]:
     Raises:
         StrategyError: when it is no compressor, or another class has the name already.
     """
-    return lambda compressor: _COMPRESSORS.register(compressor, name)
+
+    def known(compressor: type[Made]) -> type[Made]:
+        _read.cache_clear()  # a notebook may bring a class again
+        return _COMPRESSORS.register(compressor, name)
+
+    return known
 
 
 def registered_compressors() -> tuple[str, ...]:
@@ -222,4 +235,8 @@ def _fault(found: Any) -> str | None:
     return f"a {kind}; a compressor is a frozen dataclass that derives from autodist.compressors.Compressor."
 
 
-_COMPRESSORS = Registry("compressor", "my_package.MyCompressor", _fault)
+def _load_ours() -> None:
+    importlib.import_module("autodist.compressors.ours")
+
+
+_COMPRESSORS = Registry("compressor", "my_package.MyCompressor", _fault, _load_ours)

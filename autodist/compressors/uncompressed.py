@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-
-import tensorflow as tf
+from typing import TYPE_CHECKING
 
 from autodist.compressors.base import Compressor, Dense, register_compressor
 from autodist.compressors.reduction import Reduction
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @register_compressor("NONE")
