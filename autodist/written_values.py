@@ -6,11 +6,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from autodist.graph.keeper import Pace
 from autodist.proto import strategy_pb2
 from autodist.runtime.accord import Accord, Letter, Turn
 from autodist.runtime.mailbox import Mailbox
 from autodist.runtime.pieces import Pieces
 from autodist.runtime.variables import Tracked, VariableTracker
+from autodist.synchronizers import all_synchronizers
 
 log = logging.getLogger("autodist")
 
@@ -124,10 +126,5 @@ class WrittenValues:
 
 def keeps_pace(strategy: strategy_pb2.Strategy) -> bool:
     """Whether no worker can end a step under a strategy that another has not begun; that of an evaluation is empty."""
-    uses = [use for node in strategy.nodes for use in (node.shards or [node])]
-    return not uses or any(
-        use.WhichOneof("synchronizer") != "parameter_server"
-        or not use.parameter_server.asynchronous
-        or use.parameter_server.staleness > 0
-        for use in uses
-    )
+    keepers = [synchronizer.keeper for _, synchronizer in all_synchronizers(strategy)]
+    return not keepers or any(k is None or k.pace is not Pace.ASYNCHRONOUS or k.staleness > 0 for k in keepers)

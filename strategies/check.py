@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.errors import StrategyError
 from autodist.nearest import listed
 from autodist.proto import strategy_pb2
@@ -10,8 +9,8 @@ from autodist.resources import ResourceSpec
 from autodist.strategies.base import graph_config
 from autodist.strategies.check_collectives import check_collectives
 from autodist.strategies.check_nodes import PlaceOf, check_nodes, no_place
-from autodist.strategies.nodes import synchronized_parts
-from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
+from autodist.strategies.variables import GraphLike, synced_variables
+from autodist.synchronizers import synchronizers_of
 
 
 def check_strategy(
@@ -34,21 +33,12 @@ def check_strategy(
     check_nodes(strategy, graph_item, resource_spec, place_of)
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
     for node in strategy.nodes:
-        _check_compressors(variables[node.variable], node, place_of)
+        for synchronizer in synchronizers_of(node):
+            problem = synchronizer.misfit(variables[node.variable])
+            if problem is not None:
+                raise StrategyError(problem, place_of(node.variable, "compressor"))
     _check_replicas(strategy, resource_spec)
     check_collectives(strategy, resource_spec, place_of)
-
-
-def _check_compressors(variable: SyncedVariable, node: strategy_pb2.VariableNode, place_of: PlaceOf) -> None:
-    place = place_of(variable.name, "compressor")
-    for part in synchronized_parts(node):
-        try:
-            compressor = Compressor.from_message(part.all_reduce.compressor)
-        except StrategyError as error:
-            raise StrategyError(f"{variable.name} cannot be compressed: {error.problem}", place) from None
-        problem = compressor.misfit(variable.name, variable.is_sparse, variable.dtype, variable.is_floating)
-        if compressor != NO_COMPRESSOR and problem is not None:
-            raise StrategyError(problem, place)
 
 
 def _check_replicas(strategy: strategy_pb2.Strategy, resource_spec: ResourceSpec) -> None:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from autodist.compressors import NO_COMPRESSOR, Compressor
+from autodist.compressors import NO_COMPRESSOR
 from autodist.errors import StrategyError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import workers_with_replicas
 from autodist.strategies.check_nodes import PlaceOf
-from autodist.strategies.nodes import Synchronized, synchronized_parts
-from autodist.strategies.specs import effective_spec
-
-Spec = strategy_pb2.AllReduce.Spec
-
-COLLECTIVES = ("RING", "NCCL")
+from autodist.strategies.specs import resolve_specs
+from autodist.synchronizers import COLLECTIVES, AllReduce, all_synchronizers
 
 
 def check_collectives(strategy: strategy_pb2.Strategy, resource_spec: ResourceSpec, place_of: PlaceOf) -> None:
@@ -24,18 +18,17 @@ def check_collectives(strategy: strategy_pb2.Strategy, resource_spec: ResourceSp
     Raises:
         StrategyError: names the variable, the reason and the mend.
     """
-    ways = list(_ways(strategy))
-    for variable, way, part in ways:
-        if way not in COLLECTIVES:
+    ways = list(all_synchronizers(resolve_specs(strategy)))
+    for variable, synchronizer in ways:
+        if not isinstance(synchronizer, AllReduce) or synchronizer.spec not in COLLECTIVES:
             continue
-        place = place_of(variable, "all_reduce_spec")
-        other = next(((name, its_way) for name, its_way, _ in ways if its_way != way), None)
+        place, way = place_of(variable, "all_reduce_spec"), synchronizer.way
+        other = next(((name, its.way) for name, its in ways if its.way != way), None)
         if other is not None:
             raise StrategyError(_beside(variable, way, *other), place)
-        compressor = Compressor.from_message(part.all_reduce.compressor)
-        if compressor != NO_COMPRESSOR:
+        if synchronizer.compressor != NO_COMPRESSOR:
             raise StrategyError(
-                f"{variable} is reduced by {way} and has the compressor {compressor.text}: "
+                f"{variable} is reduced by {way} and has the compressor {synchronizer.compressor.text}: "
                 "only SHUFFLE carries compressors out. Take all_reduce_spec SHUFFLE for all variables, or leave the "
                 "compressor out.",
                 place,
@@ -43,15 +36,6 @@ def check_collectives(strategy: strategy_pb2.Strategy, resource_spec: ResourceSp
         problem = _lacking(variable, way, resource_spec)
         if problem is not None:
             raise StrategyError(problem, place)
-
-
-def _ways(strategy: strategy_pb2.Strategy) -> Iterator[tuple[str, str, Synchronized]]:
-    """How each variable, or each shard, crosses workers."""
-    default = effective_spec(strategy)
-    for node in strategy.nodes:
-        for part in synchronized_parts(node):
-            way = "PS" if part.HasField("parameter_server") else Spec.Name(part.all_reduce.spec or default)
-            yield node.variable, way, part
 
 
 def _beside(variable: str, way: str, other: str, others_way: str) -> str:

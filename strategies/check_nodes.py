@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 from autodist.errors import Place, StrategyError
 from autodist.nearest import did_you_mean, listed
+from autodist.options import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.nodes import Synchronized, cut_of, synchronized_parts
 from autodist.strategies.partition import require_cut
 from autodist.strategies.ps import known_workers
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
-
-Spec = strategy_pb2.AllReduce.Spec
+from autodist.synchronizers import cut_of, has_synchronizer, synchronizers_of
 
 PlaceOf = Callable[[str, str], Place | None]
 """Where a variable's option stands in a file."""
@@ -45,8 +44,7 @@ def check_nodes(
     _check_names(strategy, [variable.name for variable in graph_item.variables], list(synced))
     for node in strategy.nodes:
         _check_partition(synced[node.variable], node, place_of)
-        for part in synchronized_parts(node):
-            _check_synchronizer(node.variable, part, resource_spec, place_of)
+        _check_synchronizers(node.variable, node, resource_spec, place_of)
 
 
 def _check_names(strategy: strategy_pb2.Strategy, known: list[str], synced: list[str]) -> None:
@@ -89,39 +87,26 @@ def _check_partition(variable: SyncedVariable, node: strategy_pb2.VariableNode, 
             "give each piece one.",
             place,
         )
-    if node.WhichOneof("synchronizer") is not None:
+    if has_synchronizer(node):
         raise StrategyError(
             f"{variable.name} is partitioned and has a synchronizer of its own that no shard would use; leave it out.",
             place,
         )
 
 
-def _check_synchronizer(variable: str, part: Synchronized, resource_spec: ResourceSpec, place_of: PlaceOf) -> None:
-    if part.WhichOneof("synchronizer") is None:
-        what = "node" if isinstance(part, strategy_pb2.VariableNode) else "shard"
-        raise StrategyError(f"{variable} has a {what} without a synchronizer; set all_reduce or parameter_server.")
-    if part.HasField("parameter_server"):
-        _check_server(variable, part.parameter_server, resource_spec, place_of)
-    elif part.all_reduce.spec not in Spec.values():
-        raise StrategyError(
-            f"{variable} is to be reduced by spec {part.all_reduce.spec}, which does not exist; "
-            f"take one of {listed(Spec.keys())}.",
-            place_of(variable, "all_reduce_spec"),
-        )
-
-
-def _check_server(
-    variable: str, server: strategy_pb2.ParameterServer, resource_spec: ResourceSpec, place_of: PlaceOf
+def _check_synchronizers(
+    variable: str, node: strategy_pb2.VariableNode, resource_spec: ResourceSpec, place_of: PlaceOf
 ) -> None:
-    if not 0 <= server.owner < len(resource_spec.workers):
-        raise StrategyError(
-            f"{variable} is to be owned by worker {server.owner}, and there is no such worker; "
-            f"the workers are {known_workers(resource_spec)}.",
-            place_of(variable, "owner"),
-        )
-    if server.staleness < 0:
-        raise StrategyError(
-            f"{variable} has staleness {server.staleness}, and a worker cannot be fewer than 0 steps ahead; "
-            "take 0 or more.",
-            place_of(variable, "staleness"),
-        )
+    try:
+        owners = [synchronizer.owner for synchronizer in synchronizers_of(node)]
+    except OptionError as error:
+        raise StrategyError(f"{variable} {error.problem}", place_of(variable, error.option)) from None
+    except StrategyError as error:
+        raise StrategyError(f"{variable} {error.problem}") from None
+    for owner in owners:
+        if owner is not None and not 0 <= owner < len(resource_spec.workers):
+            raise StrategyError(
+                f"{variable} is to be owned by worker {owner}, and there is no such worker; "
+                f"the workers are {known_workers(resource_spec)}.",
+                place_of(variable, "owner"),
+            )

@@ -6,13 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from autodist.compressors import Compressor, Dense
 from autodist.proto import strategy_pb2
-from autodist.strategies.nodes import Synchronized, pieces
+from autodist.strategies.nodes import pieces
 from autodist.strategies.variables import SyncedVariable
-
-INDEX_BYTES = 8
-"""Of a row's index in a sparse gradient (int64; TensorFlow has int32 too, where it is half)."""
+from autodist.synchronizers import Sent, cut_of
 
 
 @dataclass(frozen=True)
@@ -49,13 +46,14 @@ def traffic(variable: SyncedVariable, node: strategy_pb2.VariableNode, config: s
     Sources: P. Patarasuk and X. Yuan 2009 (see AllReduce); S. Kim et al., "Parallax", EuroSys 2019.
     """  # noqa: E501 (a row of a table is one line)
     computing = _computing(config)
-    step, row = _Sent(computing), _Sent(computing)
-    for piece, part in pieces(variable, node):
+    step, row = Sent(computing), Sent(computing)
+    cut = cut_of(node)
+    for piece, synchronizer in pieces(variable, node):
         # A row lies in one shard of a cut along axis 0, and in every shard of another cut.
         share = Fraction(1)
-        if node.HasField("partition") and node.partition.axis == 0:
+        if cut is not None and cut.axis == 0:
             share = Fraction(piece.shape[0], variable.shape[0])
-        _add(piece, part, share, step, row)
+        synchronizer.add_traffic(piece, share, step, row)
     workers = worker_count(config)
     return Traffic(step.by_worker(workers), row.by_worker(workers))
 
@@ -78,51 +76,3 @@ def worker_count(config: strategy_pb2.GraphConfig) -> int:
 
 def _computing(config: strategy_pb2.GraphConfig) -> frozenset[int]:
     return frozenset(replica.worker for replica in config.replicas)
-
-
-class _Sent:
-    """A sum of bytes by worker: what each that computes sends alike, and by how much owners differ.
-
-    So adding a piece costs the same on thousands of workers as on two.
-    """
-
-    def __init__(self, computing: frozenset[int]) -> None:
-        self.computing = computing
-        self._each = Fraction(0)
-        self._owners: dict[int, Fraction] = {}
-
-    def add(self, each: Fraction | int, owner: int | None = None, owner_sends: Fraction | int = 0) -> None:
-        """Adds what each worker with replicas sends, and the owner in its place."""
-        self._each += each
-        if owner is not None:
-            differs = owner_sends - (each if owner in self.computing else 0)
-            self._owners[owner] = self._owners.get(owner, Fraction(0)) + differs
-
-    def by_worker(self, workers: int) -> tuple[int, ...]:
-        each = round(self._each)
-        sent = [each if worker in self.computing else 0 for worker in range(workers)]
-        for owner, differs in self._owners.items():
-            sent[owner] = round((self._each if owner in self.computing else 0) + differs)
-        return tuple(sent)
-
-
-def _add(piece: SyncedVariable, part: Synchronized, share: Fraction, step: _Sent, row: _Sent) -> None:
-    """Adds what each worker sends for one piece, in a step and for a row, of which `share` lie in the piece."""
-    computing = step.computing
-    if part.HasField("all_reduce"):
-        others = len(computing) - 1
-        if piece.is_sparse:
-            row.add(share * (piece.row_bytes + INDEX_BYTES) * others)
-        else:
-            compressor = Compressor.from_message(part.all_reduce.compressor)
-            step.add(compressor.bytes_sent(Dense(piece.shape, piece.element_bytes), len(computing)))
-        return
-    owner = part.parameter_server.owner
-    others = len(computing) - (owner in computing)
-    if not piece.is_sparse:
-        step.add(piece.byte_size, owner, piece.byte_size * others)
-    elif part.parameter_server.local_proxy:
-        step.add(0, owner, piece.byte_size * others)
-        row.add(share * (piece.row_bytes + INDEX_BYTES), owner)
-    else:
-        row.add(share * (piece.row_bytes + 2 * INDEX_BYTES), owner, share * piece.row_bytes * others)

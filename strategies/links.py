@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from fractions import Fraction
 
 from autodist.proto import strategy_pb2
 from autodist.strategies.cost import traffic, worker_count
-from autodist.strategies.nodes import Synchronized, pieces, whole_node
+from autodist.strategies.nodes import pieces, whole_node
 from autodist.strategies.variables import SyncedVariable
+from autodist.synchronizers import cut_of
 
 Link = tuple[int, int]
 """The worker that sends and the one that receives."""
@@ -29,14 +30,15 @@ def link_bytes(
         rows: of a sparse variable, that each worker touches in a step.
     """
     sent: dict[Link, Fraction] = {}
-    for piece, part in pieces(variable, node):
+    cut, computing = cut_of(node), sorted({replica.worker for replica in config.replicas})
+    for piece, synchronizer in pieces(variable, node):
         share = Fraction(1)
-        if node.HasField("partition") and node.partition.axis == 0:
+        if cut is not None and cut.axis == 0:
             share = Fraction(piece.shape[0], max(variable.shape[0], 1))
-        cost = traffic(piece, whole_node(piece.name, _synchronizer(part)), config)
+        cost = traffic(piece, whole_node(piece.name, synchronizer), config)
         for worker in range(worker_count(config)):
             count = cost.step[worker] + cost.row[worker] * share * rows
-            targets = list(_targets(part, worker, config))
+            targets = synchronizer.targets(worker, computing)
             for target in targets:
                 sent[worker, target] = sent.get((worker, target), Fraction(0)) + Fraction(count) / len(targets)
     return {link: round(count) for link, count in sorted(sent.items()) if count}
@@ -49,20 +51,3 @@ def sums_by_worker(links: Mapping[Link, int], workers: int) -> tuple[tuple[int, 
         sent[source] += count
         received[target] += count
     return tuple(sent), tuple(received)
-
-
-def _synchronizer(part: Synchronized) -> strategy_pb2.AllReduce | strategy_pb2.ParameterServer:
-    return part.all_reduce if part.HasField("all_reduce") else part.parameter_server
-
-
-def _targets(part: Synchronized, worker: int, config: strategy_pb2.GraphConfig) -> Iterator[int]:
-    """The workers to which one sends, equally much to each."""
-    computing = sorted({replica.worker for replica in config.replicas})
-    if part.HasField("parameter_server"):
-        owner = part.parameter_server.owner
-        yield from ([w for w in computing if w != owner] if worker == owner else [owner])
-    elif worker in computing and part.all_reduce.spec in (strategy_pb2.AllReduce.RING, strategy_pb2.AllReduce.NCCL):
-        following = computing[(computing.index(worker) + 1) % len(computing)]
-        yield from [following] if following != worker else []
-    else:
-        yield from (w for w in computing if w != worker)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 from autodist.errors import StrategyError
 from autodist.graph.placement import Cut
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.all_reduce_options import all_reduce_synchronizer
 from autodist.strategies.cut import shards_of
 from autodist.strategies.loads import GreedyLoads, PieceKey
-from autodist.strategies.nodes import cut_of, node_of, pieces, synchronized_parts
+from autodist.strategies.nodes import node_of, pieces
 from autodist.strategies.override import Override, UseAllReduce, UseParameterServer
 from autodist.strategies.ps import owner_index
-from autodist.strategies.server_options import SYNCHRONOUS
 from autodist.strategies.variables import SyncedVariable
+from autodist.synchronizers import AllReduce, ParameterServer, cut_of, synchronizers_of
 
-Synchronizer = TypeVar("Synchronizer", strategy_pb2.AllReduce, strategy_pb2.ParameterServer)
+Kind = TypeVar("Kind", AllReduce, ParameterServer)
 
 Nodes = Mapping[str, strategy_pb2.VariableNode]
 """By the variable's name."""
@@ -38,8 +37,8 @@ def all_reduced_nodes(
     Raises:
         StrategyError: when a variable cannot be cut as its override says.
     """
-    groups = [part.all_reduce.group for part in _parts(nodes) if part.HasField("all_reduce")]
-    default = all_reduce_synchronizer(group=max(groups, default=-1) + 1)
+    groups = [one.group for node in nodes.values() for one in synchronizers_of(node) if one.group is not None]
+    default = AllReduce(group=max(groups, default=-1) + 1)
     replaced = {}
     for variable in variables:
         override = chosen.get(variable.name)
@@ -47,24 +46,20 @@ def all_reduced_nodes(
             continue
         before = nodes[variable.name]
         cut = _cut(override, variable, before)
-        earlier = [part.all_reduce for part in synchronized_parts(before) if part.HasField("all_reduce")]
+        earlier = [one for one in synchronizers_of(before) if isinstance(one, AllReduce)]
         reduced = [_reduced(override.use, one) for one in _matched(cut, earlier or [default])]
         replaced[variable.name] = node_of(variable.name, cut, reduced)
     return replaced
 
 
-def _reduced(use: UseAllReduce, before: strategy_pb2.AllReduce) -> strategy_pb2.AllReduce:
-    after = strategy_pb2.AllReduce()
-    after.CopyFrom(before)
-    if use.group is not None:
-        after.group = use.group
-    if use.all_reduce_spec is not None:
-        after.ClearField("spec")
-        after.MergeFrom(strategy_pb2.AllReduce(spec=use.all_reduce_spec))
-    if use.compressor is not None:
-        after.ClearField("compressor")
-        after.MergeFrom(all_reduce_synchronizer(compressor=use.compressor))
-    return after
+def _reduced(use: UseAllReduce, before: AllReduce) -> AllReduce:
+    said = {"group": use.group, "spec": use.all_reduce_spec, "compressor": use.compressor}
+    return replace(before, **_given(said))
+
+
+def _given(said: Mapping[str, Any]) -> dict[str, Any]:
+    """What an override says, without what it leaves open."""
+    return {option: value for option, value in said.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,7 @@ class _Served:
 
     variable: SyncedVariable
     cut: Cut | None
-    servers: tuple[strategy_pb2.ParameterServer, ...]
+    servers: tuple[ParameterServer, ...]
     is_decided: bool
 
     @property
@@ -91,7 +86,7 @@ class _Served:
         """The node, with owners that were dealt out where none was decided."""
         name = self.variable.name
         servers = [
-            _owned_by(server, dealt.get((name, index), server.owner)) for index, server in enumerate(self.servers)
+            replace(server, owner=dealt.get((name, index), server.owner)) for index, server in enumerate(self.servers)
         ]
         return node_of(name, self.cut, servers)
 
@@ -127,32 +122,19 @@ def _served(
     resource_spec: ResourceSpec,
 ) -> _Served:
     cut = _cut(override, variable, before)
-    earlier = [part.parameter_server for part in synchronized_parts(before) if part.HasField("parameter_server")]
-    servers = [_server(use, one) for one in _matched(cut, earlier or [SYNCHRONOUS.parameter_server(0)])]
+    earlier = [one for one in synchronizers_of(before) if isinstance(one, ParameterServer)]
+    servers = [_server(use, one) for one in _matched(cut, earlier or [ParameterServer()])]
     owners = _owners(override, use, variable, len(servers), resource_spec)
     if owners:
-        servers = [_owned_by(server, owner) for server, owner in zip(servers, owners, strict=True)]
+        servers = [replace(server, owner=owner) for server, owner in zip(servers, owners, strict=True)]
     keeps_owners = len(earlier) == len(servers) and cut == cut_of(before)
     return _Served(variable, cut, tuple(servers), bool(owners) or keeps_owners)
 
 
-def _owned_by(server: strategy_pb2.ParameterServer, owner: int) -> strategy_pb2.ParameterServer:
-    owned = strategy_pb2.ParameterServer()
-    owned.CopyFrom(server)
-    owned.owner = owner
-    return owned
-
-
-def _server(use: UseParameterServer, before: strategy_pb2.ParameterServer) -> strategy_pb2.ParameterServer:
-    after = strategy_pb2.ParameterServer()
-    after.CopyFrom(before)
-    if use.sync is not None:
-        after.asynchronous = not use.sync
-    if use.staleness is not None:
-        after.staleness = use.staleness
-    if use.local_proxy_variable is not None:
-        after.local_proxy = use.local_proxy_variable
-    return after
+def _server(use: UseParameterServer, before: ParameterServer) -> ParameterServer:
+    asynchronous = None if use.sync is None else not use.sync
+    said = {"asynchronous": asynchronous, "staleness": use.staleness, "local_proxy": use.local_proxy_variable}
+    return replace(before, **_given(said))
 
 
 def _owners(
@@ -178,9 +160,9 @@ def _owned(
 ) -> Iterator[tuple[int, int]]:
     """Owner and bytes of each piece of a variable, where the owner is known."""
     if served is None:
-        for piece, part in pieces(variable, node):
-            if part.HasField("parameter_server"):
-                yield part.parameter_server.owner, piece.byte_size
+        for piece, one in pieces(variable, node):
+            if one.owner is not None:
+                yield one.owner, piece.byte_size
     elif served.is_decided:
         yield from zip((server.owner for server in served.servers), served.sizes, strict=True)
 
@@ -195,12 +177,7 @@ def _cut(override: Override, variable: SyncedVariable, before: strategy_pb2.Vari
         raise StrategyError(error.problem, override.place) from None
 
 
-def _matched(cut: Cut | None, earlier: Sequence[Synchronizer]) -> Sequence[Synchronizer]:
+def _matched(cut: Cut | None, earlier: Sequence[Kind]) -> Sequence[Kind]:
     """What each piece had before: its own where there are as many, else the first one's."""
     count = 1 if cut is None else len(cut.sizes)
     return earlier if len(earlier) == count else [earlier[0]] * count
-
-
-def _parts(nodes: Nodes) -> Iterator[strategy_pb2.VariableNode | strategy_pb2.Shard]:
-    for node in nodes.values():
-        yield from synchronized_parts(node)

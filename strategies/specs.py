@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autodist.proto import strategy_pb2
-from autodist.strategies.nodes import Synchronized, synchronized_parts
+from autodist.strategies.nodes import node_of
+from autodist.synchronizers import COLLECTIVES, AllReduce, all_synchronizers, cut_of, synchronizers_of
+
+AUTO, SHUFFLE = "AUTO", "SHUFFLE"
 
 
 def resolve_specs(strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
@@ -15,21 +20,15 @@ def resolve_specs(strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
     resolved = strategy_pb2.Strategy()
     resolved.CopyFrom(strategy)
     spec = effective_spec(strategy)
-    for part in _parts(resolved):
-        if part.HasField("all_reduce") and part.all_reduce.spec == strategy_pb2.AllReduce.AUTO:
-            part.all_reduce.spec = spec
+    for node in resolved.nodes:
+        said = synchronizers_of(node)
+        if any(one.way == AUTO for one in said):
+            known = [replace(one, spec=spec) if isinstance(one, AllReduce) and one.way == AUTO else one for one in said]
+            node.CopyFrom(node_of(node.variable, cut_of(node), known))
     return resolved
 
 
-def effective_spec(strategy: strategy_pb2.Strategy) -> strategy_pb2.AllReduce.Spec:
+def effective_spec(strategy: strategy_pb2.Strategy) -> str:
     """What AUTO stands for in this strategy."""
-    served = any(part.HasField("parameter_server") for part in _parts(strategy))
-    explicit = {part.all_reduce.spec for part in _parts(strategy) if part.HasField("all_reduce")}
-    explicit.discard(strategy_pb2.AllReduce.AUTO)
-    if served or len(explicit) != 1:
-        return strategy_pb2.AllReduce.SHUFFLE
-    return explicit.pop()
-
-
-def _parts(strategy: strategy_pb2.Strategy) -> list[Synchronized]:
-    return [part for node in strategy.nodes for part in synchronized_parts(node)]
+    ways = {synchronizer.way for _, synchronizer in all_synchronizers(strategy)} - {AUTO}
+    return next(iter(ways)) if len(ways) == 1 and ways <= set(COLLECTIVES) else SHUFFLE

@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from autodist.compressors import NO_COMPRESSOR, Compressor
+from autodist.graph.placement import EVERY_WORKER
 from autodist.proto import strategy_pb2
 from autodist.strategies.cost import Traffic, traffic, worker_count
-from autodist.strategies.nodes import Synchronized, pieces, synchronized_parts
+from autodist.strategies.nodes import pieces
 from autodist.strategies.specs import resolve_specs
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
+from autodist.synchronizers import cut_of, synchronizers_of
 
 NUMBERS = {"bytes", "bytes a step and worker", "bytes a step\nand worker"}
 COLUMNS = ("variable", "shape", "bytes", "gradient", "synchronizer", "where", "bytes a step and worker")
@@ -83,11 +84,10 @@ def trained_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> tup
     everywhere, owned = 0, [0] * worker_count(strategy.graph_config)
     for node in strategy.nodes:
         for piece, part in pieces(variables[node.variable], node):
-            owner = _holder(part)
-            if owner < 0 or part.parameter_server.local_proxy:
+            if part.owner is None or part.has_proxy:
                 everywhere += piece.byte_size
             else:
-                owned[owner] += piece.byte_size
+                owned[part.owner] += piece.byte_size
     return tuple(everywhere + own for own in owned)
 
 
@@ -126,41 +126,28 @@ def _row(
 def synchronizer_text(node: strategy_pb2.VariableNode) -> str:
     """How the pieces are synchronised, each way once."""
     ways: dict[str, list[int]] = {}
-    for part in synchronized_parts(node):
-        group = part.all_reduce.group if part.HasField("all_reduce") else -1
-        ways.setdefault(_way(part), []).append(group)
+    for one in synchronizers_of(node):
+        ways.setdefault(one.text, []).extend([] if one.group is None else [one.group])
     return "; ".join(way + _groups(groups) for way, groups in ways.items())
 
 
-def _way(part: Synchronized) -> str:
-    """A synchronizer in words, but for the group."""
-    if part.HasField("all_reduce"):
-        spec = strategy_pb2.AllReduce.Spec.Name(part.all_reduce.spec)
-        compressor = Compressor.from_message(part.all_reduce.compressor)
-        lossy = "" if compressor == NO_COMPRESSOR else f" {compressor.text}"
-        return f"AllReduce {spec}{lossy}"
-    server = part.parameter_server
-    words = ["PS"]
-    words += ["asynchronous"] if server.asynchronous else []
-    words += [f"staleness {server.staleness}"] if server.staleness else []
-    words += ["proxies"] if server.local_proxy else []
-    return ", ".join(words)
-
-
 def _groups(groups: Sequence[int]) -> str:
-    first, last = min(groups), max(groups)
-    if first < 0:
+    if not groups:
         return ""
+    first, last = min(groups), max(groups)
     return f", group {first}" if first == last else f", groups {first} to {last}"
 
 
 def _where(node: strategy_pb2.VariableNode, names: Sequence[str]) -> str:
     """The workers that hold the variable; of a partitioned one, how many shards each owns."""
-    by_index = Counter(_holder(part) for part in synchronized_parts(node))
-    owners = {ALL_WORKERS if index < 0 else names[index]: count for index, count in sorted(by_index.items())}
-    if not node.HasField("partition"):
+    by_index = Counter(EVERY_WORKER if one.owner is None else one.owner for one in synchronizers_of(node))
+    owners = {
+        ALL_WORKERS if index == EVERY_WORKER else names[index]: count for index, count in sorted(by_index.items())
+    }
+    cut = cut_of(node)
+    if cut is None:
         return next(iter(owners))
-    shards = f"{_count(len(node.shards), 'shard')} of axis {node.partition.axis}"
+    shards = f"{_count(len(cut.sizes), 'shard')} of axis {cut.axis}"
     if len(owners) == 1:
         return f"{shards} at {next(iter(owners))}"
     if len(owners) > MOST_NAMES:
@@ -170,14 +157,9 @@ def _where(node: strategy_pb2.VariableNode, names: Sequence[str]) -> str:
     return f"{shards}: {', '.join(f'{count} at {name}' for name, count in owners.items())}"
 
 
-def _holder(part: Synchronized) -> int:
-    """Index of the owner, -1 for all workers."""
-    return part.parameter_server.owner if part.HasField("parameter_server") else -1
-
-
 def _cost(cost: Traffic, node: strategy_pb2.VariableNode, touched: int) -> str:
     """What a worker sends in a step, and for the rows that the first batch touches, or for a row."""
-    owner = node.parameter_server.owner if node.HasField("parameter_server") else None
+    owner = None if cut_of(node) else synchronizers_of(node)[0].owner
     parts = [_spread(cost.step, owner, "")] if any(cost.step) or not any(cost.row) else []
     if any(cost.row) and touched:
         parts.append(_spread([count * touched for count in cost.row], owner, f" for {_count(touched, 'row')}"))

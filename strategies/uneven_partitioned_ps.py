@@ -9,9 +9,9 @@ from autodist.graph.placement import Cut
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import StrategyBuilder, make_strategy
-from autodist.strategies.cut import proportional_sizes
+from autodist.strategies.cut import proportional_sizes, shards_of
 from autodist.strategies.loads import GreedyLoads, worker_bandwidths
-from autodist.strategies.nodes import partitioned_node, pieces
+from autodist.strategies.nodes import partitioned_node
 from autodist.strategies.partition_options import PartitionOptions, even_cut
 from autodist.strategies.ps import parameter_server_node
 from autodist.strategies.registry import register
@@ -60,6 +60,6 @@ class UnevenPartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
         owners = sorted(loads.least_loaded(len(even.sizes)))
         cut = Cut(0, proportional_sizes(variable.shape[0], [bandwidths[owner] for owner in owners]))
         node = partitioned_node(variable.name, cut, [self.parameter_server(owner) for owner in owners])
-        for shard, part in pieces(variable, node):
-            loads.add(part.parameter_server.owner, shard.byte_size)
+        for owner, shard in zip(owners, shards_of(variable, cut), strict=True):
+            loads.add(owner, shard.byte_size)
         return node

@@ -36,6 +36,7 @@ from autodist.strategies import (
 from autodist.strategies.links import Link
 from autodist.strategies.nodes import pieces
 from autodist.strategies.table import synchronizer_text
+from autodist.synchronizers import cut_of
 
 
 def make_plans(target: Target, asked: Asked, strategies: Sequence[str]) -> tuple[Plan, ...]:
@@ -183,6 +184,7 @@ class _Step:
     def _variable(
         self, variable: SyncedVariable, node: strategy_pb2.VariableNode, sent: tuple[int, ...]
     ) -> VariablePlan:
+        cut = cut_of(node)
         return VariablePlan(
             name=variable.name,
             shape=variable.shape,
@@ -191,10 +193,10 @@ class _Step:
             gradient="sparse" if variable.is_sparse else "dense",
             rows=self._rows.get(variable.name),
             synchronizer=synchronizer_text(node),
-            axis=node.partition.axis if node.HasField("partition") else None,
+            axis=None if cut is None else cut.axis,
             shards=tuple(
                 ShardPlan(
-                    owner=self._names[part.parameter_server.owner] if part.HasField("parameter_server") else None,
+                    owner=None if part.owner is None else self._names[part.owner],
                     shape=piece.shape,
                 )
                 for piece, part in pieces(variable, node)
@@ -230,9 +232,9 @@ def held_bytes(item: GraphItem, strategy: strategy_pb2.Strategy, workers: int) -
     synced = {variable.name: variable for variable in synced_variables(item)}
     for node in strategy.nodes:
         for piece, part in pieces(synced[node.variable], node):
-            if part.HasField("parameter_server") and part.parameter_server.local_proxy:
+            if part.has_proxy:
                 for worker in {replica.worker for replica in strategy.graph_config.replicas}:
-                    held[worker] += piece.byte_size if worker != part.parameter_server.owner else 0
+                    held[worker] += piece.byte_size if worker != part.owner else 0
     return held
 
 

@@ -21,9 +21,6 @@ from autodist.kernels.communicate.reduce_by_shuffle import weight_of
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.plan import Plan
 from autodist.kernels.sums import merged, rows_together
-from autodist.proto import strategy_pb2
-
-Spec = strategy_pb2.AllReduce.Spec
 
 GROUP_KEY = 1
 """All workers, one member each: the only group there is."""
@@ -68,7 +65,7 @@ class ReduceByCollective(Kernel):
         _require_replicas_everywhere(context, plan.collective)
         _require_types_that_travel(item.joins, plan.collective)
         for join in item.joins:
-            require_no_compressor(plan, join, Spec.Name(plan.collective))
+            require_no_compressor(plan, join, plan.collective)
         results = Results(item)
         group = _Group(context, plan.collective)
         dense = [join for join in item.joins if not join.is_sparse]
@@ -93,21 +90,21 @@ def _order(work: Bucket | Join, position: Mapping[str, int]) -> tuple[int, bool,
     return join.level, is_late, join.depth, 0 if is_late else position[join.name]
 
 
-def _require_replicas_everywhere(context: Context, spec: strategy_pb2.AllReduce.Spec) -> None:
+def _require_replicas_everywhere(context: Context, spec: str) -> None:
     idle = sorted(set(range(context.workers)) - set(context.computing))
     if idle:
         raise StrategyError(
             f"worker {idle[0]} runs no replica, and a collective needs a part of every worker; take all_reduce_spec "
-            f"SHUFFLE in place of {Spec.Name(spec)}."
+            f"SHUFFLE in place of {spec}."
         )
 
 
-def _require_types_that_travel(joins: Sequence[Join], spec: strategy_pb2.AllReduce.Spec) -> None:
+def _require_types_that_travel(joins: Sequence[Join], spec: str) -> None:
     for join in joins:
         if join.dtype not in _CARRIERS:
             raise StrategyError(
                 f"{join.name} is {join.dtype.name}, which TensorFlow's collectives do not bring to other workers; take "
-                f"all_reduce_spec SHUFFLE in place of {Spec.Name(spec)}."
+                f"all_reduce_spec SHUFFLE in place of {spec}."
             )
 
 
@@ -122,13 +119,13 @@ class _Group:
     """
 
     context: Context
-    spec: strategy_pb2.AllReduce.Spec
+    spec: str
     effects: list[str] = field(default_factory=list)
     _keys: set[int] = field(default_factory=set)
 
     @property
     def is_nccl(self) -> bool:
-        return self.spec == Spec.Value("NCCL")
+        return self.spec == "NCCL"
 
     @property
     def device(self) -> str:
@@ -174,7 +171,7 @@ class _Group:
             "group_size": self.context.workers,
             "group_key": GROUP_KEY,
             "ordering_token": [],
-            "communication_hint": Spec.Name(self.spec).lower(),
+            "communication_hint": self.spec.lower(),
         }
 
     def _in_order(self, f: Fragment) -> AbstractContextManager[object]:

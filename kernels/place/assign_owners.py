@@ -15,8 +15,9 @@ from autodist.graph.stages import Stages
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.normalise.inline_branches import inline_shared_updates
 from autodist.kernels.place.counters import find_counters
-from autodist.kernels.plan import Plan, owners_of
+from autodist.kernels.plan import Plan
 from autodist.proto import strategy_pb2
+from autodist.synchronizers import cut_of, named_synchronizers
 
 _STAND_INS = 1 << 30
 """From here on a number stands for a variable that is cut, and so has no owner of its own."""
@@ -55,15 +56,21 @@ def _decided(item: GraphItem, strategy: strategy_pb2.Strategy) -> GraphItem:
     cuts, owners = dict(item.cuts), dict(item.owners)
     for node in strategy.nodes:
         if node.variable in item.by_name and node.variable not in fixed:
-            if node.HasField("partition"):
-                cuts[node.variable] = Cut(node.partition.axis, tuple(node.partition.sizes))
-            owners.update(owners_of(node))
+            cut = cut_of(node)
+            if cut is not None:
+                cuts[node.variable] = cut
+            owners.update(_owners_of(node))
     if (cuts or owners) and not fixed >= item.by_name.keys():
         _place_slots(item, {node.variable for node in strategy.nodes} | fixed, cuts, owners)
     if Plan(strategy).is_asynchronous:
-        first = next(iter(owners_of(strategy.nodes[0]).values()))
+        first = next(iter(_owners_of(strategy.nodes[0]).values()))
         owners.update({name: first for name in find_counters(item) if name not in owners})
     return replace(item, cuts=cuts, owners=owners)
+
+
+def _owners_of(node: strategy_pb2.VariableNode) -> dict[str, int]:
+    """The owner of the variable, or of each of its shards, where one worker alone holds it."""
+    return {name: said.owner for name, said in named_synchronizers(node) if said.owner is not None}
 
 
 def _place_slots(item: GraphItem, known: Set[str], cuts: dict[str, Cut], owners: dict[str, int]) -> None:

@@ -15,6 +15,7 @@ from autodist.graph.parts import Gradient, RowJoin
 from autodist.graph.propagation import PerExample, Propagation, Replicated
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.rows.merge_rows import is_added_up
+from autodist.synchronizers import cut_of
 
 _SEGMENTS = ("Sum", "Mean", "SqrtN")
 _UNIQUE = {
@@ -41,8 +42,9 @@ class ChooseRowJoins(Kernel):
         if context.is_alone or not any(g.is_sparse for g in item.gradients):
             return item
         editor, flows = GraphEditor(item.graph_def), item.flows or flows_of(item)
-        cut = frozenset(n.variable for n in context.strategy.nodes if n.HasField("partition") and not n.partition.axis)
-        chosen = [_chosen(editor, flows, item, g, cut) if g.is_sparse else g for g in item.gradients]
+        cuts = {node.variable: cut_of(node) for node in context.strategy.nodes}
+        in_rows = frozenset(variable for variable, cut in cuts.items() if cut is not None and cut.axis == 0)
+        chosen = [_chosen(editor, flows, item, g, in_rows) if g.is_sparse else g for g in item.gradients]
         return replace(item, gradients=tuple(chosen))
 
 

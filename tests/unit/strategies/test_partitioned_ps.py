@@ -48,7 +48,7 @@ def test_no_worker_owns_more_than_its_share_and_one_piece(step, cluster, lengths
     loads, sizes = Counter(), []
     for variable in synced_variables(planned):
         for piece, part in pieces(variable, nodes[variable.name]):
-            loads[part.parameter_server.owner] += piece.byte_size
+            loads[part.owner] += piece.byte_size
             sizes.append(piece.byte_size)
     assert max(loads.values()) <= sum(sizes) / workers + max(sizes)
 

@@ -50,9 +50,7 @@ def test_each_worker_keeps_its_share_of_the_slots(step, cluster, lengths, worker
     _, nodes = build(planned, cluster(workers))
     kept, largest = Counter(), 0
     for variable in synced_variables(planned):
-        parts = [
-            (piece.byte_size, part.parameter_server.owner) for piece, part in pieces(variable, nodes[variable.name])
-        ]
+        parts = [(piece.byte_size, part.owner) for piece, part in pieces(variable, nodes[variable.name])]
         kept.update({owner: size for size, owner in parts})
         largest += max(size for size, _ in parts) - variable.byte_size // workers
     assert max(kept.values()) <= sum(kept.values()) / workers + largest + workers

@@ -1,0 +1,83 @@
+"""AllReduce: the gradient is summed over all replicas; every worker holds the variable and applies the same update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+from autodist.compressors import NO_COMPRESSOR, Compressor, Dense
+from autodist.errors import StrategyError
+from autodist.nearest import listed
+from autodist.options import OptionError
+from autodist.proto import strategy_pb2
+from autodist.synchronizers.base import Synchronizer
+from autodist.synchronizers.traffic import INDEX_BYTES, Piece, Sent
+
+Spec = strategy_pb2.AllReduce.Spec
+
+COLLECTIVES = ("RING", "NCCL")
+"""TensorFlow's own, which stand by themselves and send all to the next worker."""
+
+
+@dataclass(frozen=True)
+class AllReduce(Synchronizer):
+    """The messages' AllReduce.
+
+    Attributes:
+        spec: how the sum travels between workers.
+        group: gradients of equal group are packed into buckets together.
+        compressor: what travels in place of a dense gradient.
+    """
+
+    spec: str = "AUTO"
+    group: int = 0
+    compressor: Compressor = NO_COMPRESSOR
+
+    field: ClassVar[str] = "all_reduce"
+    message: ClassVar[type] = strategy_pb2.AllReduce
+
+    @classmethod
+    def from_message(cls, message: strategy_pb2.AllReduce) -> AllReduce:
+        if message.spec not in Spec.values():
+            raise OptionError(
+                "all_reduce_spec",
+                f"is to be reduced by spec {message.spec}, which does not exist; take one of {listed(Spec.keys())}.",
+            )
+        try:
+            compressor = Compressor.from_message(message.compressor)
+        except StrategyError as error:
+            raise OptionError("compressor", f"cannot be compressed: {error.problem}") from None
+        return cls(Spec.Name(message.spec), message.group, compressor)
+
+    def to_message(self) -> strategy_pb2.AllReduce:
+        lossy = None if self.compressor == NO_COMPRESSOR else self.compressor.to_message()
+        return strategy_pb2.AllReduce(spec=self.spec, group=self.group, compressor=lossy)
+
+    def misfit(self, piece: Piece) -> str | None:
+        if self.compressor == NO_COMPRESSOR:
+            return None
+        return self.compressor.misfit(piece.name, piece.is_sparse, piece.dtype, piece.is_floating)
+
+    @property
+    def way(self) -> str:
+        return self.spec
+
+    @property
+    def text(self) -> str:
+        lossy = "" if self.compressor == NO_COMPRESSOR else f" {self.compressor.text}"
+        return f"AllReduce {self.spec}{lossy}"
+
+    def add_traffic(self, piece: Piece, share: Fraction, step: Sent, row: Sent) -> None:
+        workers = len(step.computing)
+        if piece.is_sparse:
+            row.add(share * (piece.row_bytes + INDEX_BYTES) * (workers - 1))
+        else:
+            step.add(self.compressor.bytes_sent(Dense(piece.shape, piece.element_bytes), workers))
+
+    def targets(self, worker: int, computing: Sequence[int]) -> list[int]:
+        if worker in computing and self.spec in COLLECTIVES:
+            following = computing[(computing.index(worker) + 1) % len(computing)]
+            return [following] if following != worker else []
+        return [other for other in computing if other != worker]

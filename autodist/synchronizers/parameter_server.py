@@ -1,0 +1,82 @@
+"""ParameterServer: one worker, the owner, holds the variable, sums the gradients, and applies the update once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+from autodist.graph.keeper import Keeper, Pace
+from autodist.options import OptionError
+from autodist.proto import strategy_pb2
+from autodist.synchronizers.base import Synchronizer
+from autodist.synchronizers.traffic import INDEX_BYTES, Piece, Sent
+
+
+@dataclass(frozen=True)
+class ParameterServer(Synchronizer):
+    """The messages' ParameterServer.
+
+    Attributes:
+        owner: index of the worker that owns the variable.
+        asynchronous: whether each worker's gradient is applied as it comes.
+        staleness: how many steps a worker may be ahead of the slowest.
+        local_proxy: whether every worker keeps a copy that its replicas read, refreshed once a step.
+    """
+
+    owner: int = 0
+    asynchronous: bool = False
+    staleness: int = 0
+    local_proxy: bool = False
+
+    field: ClassVar[str] = "parameter_server"
+    message: ClassVar[type] = strategy_pb2.ParameterServer
+
+    @classmethod
+    def from_message(cls, message: strategy_pb2.ParameterServer) -> ParameterServer:
+        if message.staleness < 0:
+            raise OptionError(
+                "staleness",
+                f"has staleness {message.staleness}, and a worker cannot be fewer than 0 steps ahead; take 0 or more.",
+            )
+        return cls(message.owner, message.asynchronous, message.staleness, message.local_proxy)
+
+    def to_message(self) -> strategy_pb2.ParameterServer:
+        return strategy_pb2.ParameterServer(
+            owner=self.owner, asynchronous=self.asynchronous, staleness=self.staleness, local_proxy=self.local_proxy
+        )
+
+    @property
+    def keeper(self) -> Keeper:
+        pace = Pace.ASYNCHRONOUS if self.asynchronous else Pace.STALE if self.staleness else Pace.SYNCHRONOUS
+        return Keeper(self.owner, pace, self.staleness)
+
+    @property
+    def has_proxy(self) -> bool:
+        return self.local_proxy
+
+    @property
+    def way(self) -> str:
+        return "PS"
+
+    @property
+    def text(self) -> str:
+        words = ["PS"]
+        words += ["asynchronous"] if self.asynchronous else []
+        words += [f"staleness {self.staleness}"] if self.staleness else []
+        words += ["proxies"] if self.local_proxy else []
+        return ", ".join(words)
+
+    def add_traffic(self, piece: Piece, share: Fraction, step: Sent, row: Sent) -> None:
+        others = len(step.computing) - (self.owner in step.computing)
+        if not piece.is_sparse:
+            step.add(piece.byte_size, self.owner, piece.byte_size * others)
+        elif self.local_proxy:
+            step.add(0, self.owner, piece.byte_size * others)
+            row.add(share * (piece.row_bytes + INDEX_BYTES), self.owner)
+        else:
+            row.add(share * (piece.row_bytes + 2 * INDEX_BYTES), self.owner, share * piece.row_bytes * others)
+
+    def targets(self, worker: int, computing: Sequence[int]) -> list[int]:
+        return [other for other in computing if other != self.owner] if worker == self.owner else [self.owner]

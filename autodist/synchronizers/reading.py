@@ -1,0 +1,63 @@
+"""What the nodes of a strategy say: the one place where messages are asked which synchronizer they have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from autodist.errors import StrategyError
+from autodist.graph.placement import Cut, shard_name
+from autodist.proto import strategy_pb2
+from autodist.synchronizers.all_reduce import AllReduce
+from autodist.synchronizers.base import Synchronizer
+from autodist.synchronizers.parameter_server import ParameterServer
+
+Part = strategy_pb2.VariableNode | strategy_pb2.Shard
+"""What has a synchronizer: a whole variable's node, or a shard."""
+
+KINDS: dict[str, type[Synchronizer]] = {kind.field: kind for kind in (AllReduce, ParameterServer)}
+
+
+def has_synchronizer(part: Part) -> bool:
+    """Whether a message says by what it is synchronised."""
+    return part.WhichOneof("synchronizer") is not None
+
+
+def field_of(message: type) -> str:
+    """The field of a node, or a shard, that holds a type of message."""
+    return next(field for field, kind in KINDS.items() if kind.message is message)
+
+
+def synchronizer_of(part: Part) -> Synchronizer:
+    """By what one message is synchronised.
+
+    Raises:
+        StrategyError: by nothing, or by what cannot be; the problem goes on after a variable's name.
+    """
+    field = part.WhichOneof("synchronizer")
+    if field is None:
+        what = "node" if isinstance(part, strategy_pb2.VariableNode) else "shard"
+        raise StrategyError(f"has a {what} without a synchronizer; set {' or '.join(KINDS)}.")
+    return KINDS[field].from_message(getattr(part, field))
+
+
+def cut_of(node: strategy_pb2.VariableNode) -> Cut | None:
+    """How a node's variable is cut; None if it is whole."""
+    return Cut(node.partition.axis, tuple(node.partition.sizes)) if node.HasField("partition") else None
+
+
+def synchronizers_of(node: strategy_pb2.VariableNode) -> tuple[Synchronizer, ...]:
+    """By what a node's variable is synchronised, or each of its shards in their order."""
+    return tuple(synchronizer_of(part) for part in (node.shards or (node,)))
+
+
+def named_synchronizers(node: strategy_pb2.VariableNode) -> Iterator[tuple[str, Synchronizer]]:
+    """The name of the variable with its synchronizer, or that of each of its shards."""
+    names = [shard_name(node.variable, k) for k in range(len(node.shards))] or [node.variable]
+    yield from zip(names, synchronizers_of(node), strict=True)
+
+
+def all_synchronizers(strategy: strategy_pb2.Strategy) -> Iterator[tuple[str, Synchronizer]]:
+    """All of a strategy, each with the name of its variable."""
+    for node in strategy.nodes:
+        for synchronizer in synchronizers_of(node):
+            yield node.variable, synchronizer

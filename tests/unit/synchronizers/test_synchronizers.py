@@ -1,0 +1,94 @@
+import pytest
+
+from autodist.compressors import Float16, TopK
+from autodist.errors import StrategyError
+from autodist.graph.keeper import Keeper, Pace
+from autodist.graph.placement import Cut
+from autodist.options import OptionError
+from autodist.proto import strategy_pb2
+from autodist.strategies import partitioned_node, whole_node
+from autodist.synchronizers import (
+    AllReduce,
+    ParameterServer,
+    all_synchronizers,
+    cut_of,
+    has_synchronizer,
+    named_synchronizers,
+    synchronizer_of,
+    synchronizers_of,
+)
+
+KINDS = [
+    AllReduce("RING", 3),
+    AllReduce("SHUFFLE", 0, TopK(0.1)),
+    ParameterServer(2),
+    ParameterServer(1, asynchronous=True, staleness=2, local_proxy=True),
+]
+
+
+@pytest.mark.parametrize("said", KINDS, ids=lambda said: said.text)
+def test_what_is_said_of_a_variable_is_read_as_it_was_written(said):
+    node = whole_node("v", said)
+    assert synchronizer_of(node) == said and has_synchronizer(node)
+    assert node == whole_node("v", said.to_message())
+    assert list(named_synchronizers(node)) == [("v", said)] and cut_of(node) is None
+
+
+def test_each_shard_has_its_own():
+    node = partitioned_node("v", Cut(1, (2, 3)), [KINDS[0], KINDS[2]])
+    assert synchronizers_of(node) == (KINDS[0], KINDS[2]) and cut_of(node) == Cut(1, (2, 3))
+    assert list(named_synchronizers(node)) == [("v/shard_0", KINDS[0]), ("v/shard_1", KINDS[2])]
+    strategy = strategy_pb2.Strategy(nodes=[node, whole_node("w", KINDS[1])])
+    assert list(all_synchronizers(strategy)) == [("v", KINDS[0]), ("v", KINDS[2]), ("w", KINDS[1])]
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        (strategy_pb2.VariableNode(variable="v"), "has a node without a synchronizer; set all_reduce or parameter_"),
+        (strategy_pb2.Shard(), "has a shard without a synchronizer"),
+    ],
+)
+def test_a_message_without_one_is_refused(part, said):
+    assert not has_synchronizer(part)
+    with pytest.raises(StrategyError, match=said):
+        synchronizer_of(part)
+
+
+@pytest.mark.parametrize(
+    ("message", "option", "said"),
+    [
+        (strategy_pb2.AllReduce(spec=9), "all_reduce_spec", "is to be reduced by spec 9, which does not exist"),
+        (strategy_pb2.ParameterServer(staleness=-1), "staleness", "has staleness -1, and a worker cannot be fewer"),
+        (
+            strategy_pb2.AllReduce(compressor=strategy_pb2.Compressor(kind="TOP_K", fraction=2)),
+            "compressor",
+            "cannot be compressed: the compressor TOP_K: fraction is 2.0, which is not allowed",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_option(message, option, said):
+    with pytest.raises(OptionError, match=said) as caught:
+        synchronizer_of(whole_node("v", message))
+    assert caught.value.option == option
+
+
+def test_who_keeps_a_variable():
+    assert AllReduce().keeper is None and AllReduce(compressor=Float16()).owner is None
+    assert ParameterServer(1).keeper == Keeper(1)
+    assert ParameterServer(1, staleness=3).keeper == Keeper(1, Pace.STALE, 3)
+    assert ParameterServer(1, asynchronous=True, staleness=3).keeper == Keeper(1, Pace.ASYNCHRONOUS, 3)
+    assert ParameterServer(1, local_proxy=True).has_proxy and not AllReduce().has_proxy
+
+
+@pytest.mark.parametrize(
+    ("said", "sent_to"),
+    [
+        (AllReduce("SHUFFLE"), {0: [1, 3], 1: [0, 3], 2: [0, 1, 3], 3: [0, 1]}),
+        (AllReduce("RING"), {0: [1], 1: [3], 3: [0]}),
+        (ParameterServer(1), {0: [1], 1: [0, 3], 3: [1]}),
+        (ParameterServer(2), {0: [2], 1: [2], 2: [0, 1, 3], 3: [2]}),
+    ],
+)
+def test_to_whom_a_worker_sends(said, sent_to):
+    assert {worker: said.targets(worker, [0, 1, 3]) for worker in sent_to} == sent_to
