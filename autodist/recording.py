@@ -27,7 +27,7 @@ from autodist.graph.item import GraphItem
 from autodist.kernels import KERNELS, LOCAL_KERNELS, Kernel
 from autodist.proto import strategy_pb2
 from autodist.slots import find_slots
-from autodist.strategies.nodes import synchronized_parts
+from autodist.synchronizers import all_synchronizers
 
 VARIABLE = "AUTODIST_RECORD"
 """Environment variable that says what to record, as JSON."""
@@ -107,16 +107,12 @@ class Recorder:
         Raises:
             StrategyError: it is meant to be another.
         """
-        for node in strategy.nodes:
-            for part in synchronized_parts(node):
-                server, compressor = part.parameter_server, part.all_reduce.compressor
-                free = server.asynchronous or server.staleness > 0
-                if free or compressor.kind != strategy_pb2.Compressor.NONE:
-                    how = "is updated without waiting for all workers" if free else "has a compressor, which rounds"
-                    raise StrategyError(
-                        f"{node.variable} {how}, so its training is not that of one device, and there is nothing to "
-                        "verify. Verify the strategy with `sync: true`, `staleness: 0` and no compressor."
-                    )
+        for variable, synchronizer in all_synchronizers(strategy):
+            if synchronizer.inexact is not None:
+                raise StrategyError(
+                    f"{variable} {synchronizer.inexact}, so its training is not that of one device, and there is "
+                    "nothing to verify. Verify the strategy with `sync: true`, `staleness: 0` and no compressor."
+                )
 
     def in_order(self, values: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
         """What is given to a step that trains, with the examples of each array in the order that was asked for.

@@ -61,6 +61,10 @@ class AllReduce(Synchronizer):
         return self.compressor.misfit(piece.name, piece.is_sparse, piece.dtype, piece.is_floating)
 
     @property
+    def inexact(self) -> str | None:
+        return None if self.compressor == NO_COMPRESSOR else "has a compressor, which rounds"
+
+    @property
     def way(self) -> str:
         return self.spec
 

@@ -60,6 +60,11 @@ class Synchronizer(ABC):
         """Why it is not for the gradient of a variable, with the mend; None if it is."""
         return None
 
+    @property
+    def inexact(self) -> str | None:
+        """Why the training is not that of one device, after a variable's name; None if it is."""
+        return None
+
     # -- how it is told and counted
 
     @property

@@ -57,6 +57,10 @@ class ParameterServer(Synchronizer):
         return self.local_proxy
 
     @property
+    def inexact(self) -> str | None:
+        return "is updated without waiting for all workers" if self.keeper.is_free else None
+
+    @property
     def way(self) -> str:
         return "PS"
 
