@@ -105,4 +105,5 @@ def test_a_strategy_that_means_another_training_is_refused(tmp_path: Path, node:
     inexact = strategy_pb2.Strategy(nodes=[strategy_pb2.VariableNode(variable="weight", **node)])  # type: ignore[arg-type]
     with pytest.raises(StrategyError, match=f"weight .*{told}"):
         recorder(tmp_path).require_exact(inexact)
-    recorder(tmp_path).require_exact(strategy_pb2.Strategy(nodes=[strategy_pb2.VariableNode(variable="weight")]))
+    exact = strategy_pb2.VariableNode(variable="weight", all_reduce=strategy_pb2.AllReduce())
+    recorder(tmp_path).require_exact(strategy_pb2.Strategy(nodes=[exact]))
