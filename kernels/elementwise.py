@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.fragment import Fragment
-from autodist.graph.names import is_control, node_of, tensor
-
-SpecOf = Callable[[str], tf.TensorSpec]
+from autodist.graph.names import is_control, node_of
+from autodist.graph.step_editor import StepEditor
 
 # An op that stops the step where a value is bad (CheckNumerics) is none of these: it looks at every row.
 _UNARY = (
@@ -42,19 +39,19 @@ class Operands:
     has_single_row: bool
 
 
-def operands_of(editor: GraphEditor, node: NodeDef, spec_of: SpecOf) -> Operands | None:
+def operands_of(editor: StepEditor, node: NodeDef) -> Operands | None:
     """Tells a node's operands apart; None if it is not known to be elementwise along the rows."""
     if node.op not in ELEMENTWISE:
         return None
     inputs = [i for i in node.input if not is_control(i)]
     if len(inputs) == 1:
         return Operands((0,), False)
-    shape = _shape(spec_of, node.name)
+    shape = editor.shape(node.name)
     if not shape.rank or shape[0] is None:
         return None
     rows, tables, has_single_row = shape[0], [], False
     for position, name in enumerate(inputs):
-        operand = _shape(spec_of, name)
+        operand = editor.shape(name)
         if operand.rank is None:
             return None
         if operand.rank == shape.rank:
@@ -79,25 +76,3 @@ def constant(editor: GraphEditor, name: str) -> np.ndarray | None:
     """The array that a tensor always is, if it is a constant."""
     node = editor[node_of(name)]
     return tf.make_ndarray(node.attr["value"].tensor) if node.op == "Const" else None
-
-
-def with_specs(known: SpecOf, more: Mapping[str, tf.TensorSpec]) -> SpecOf:
-    """What is known of tensors, `more` among them."""
-    return lambda name: more[name] if name in more else known(name)
-
-
-def specs_in(fragment: Fragment) -> dict[str, tf.TensorSpec]:
-    """What is known of the tensors that a fragment made."""
-    return {
-        fragment.name(made): tf.TensorSpec(made.shape, made.dtype)
-        for operation in fragment.graph.get_operations()
-        for made in operation.outputs
-        if made.dtype != tf.resource
-    }
-
-
-def _shape(spec_of: SpecOf, name: str) -> tf.TensorShape:
-    try:
-        return spec_of(tensor(name)).shape
-    except KeyError:
-        return tf.TensorShape(None)

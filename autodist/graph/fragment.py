@@ -10,33 +10,59 @@ import tensorflow as tf
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import as_input, is_control, node_of, output_index, tensor
 
+SpecOf = Callable[[str], tf.TensorSpec]
+"""Shape and dtype by the name of a tensor; KeyError where nothing is known."""
+
+
+def nothing_known(tensor: str) -> tf.TensorSpec:
+    """Raises KeyError."""
+    raise KeyError(f"nothing is known of {tensor}; say its dtype")
+
 
 class Fragment:
     """A scratch graph whose inputs are tensors of the graph that is edited.
 
     Made by `fragment`; inside its `with` block TensorFlow's API builds in the scratch graph.
 
+    Args:
+        prefix: of what is made, in the edited graph.
+        graph: to build in.
+        spec_of: what is known of the edited graph's tensors.
+
     Attributes:
         made: names of the nodes that it added to the edited graph; empty before it was left.
     """
 
-    def __init__(self, prefix: str, graph: tf.Graph) -> None:
-        self.prefix, self.graph = prefix, graph
+    def __init__(self, prefix: str, graph: tf.Graph, spec_of: SpecOf = nothing_known) -> None:
+        self.prefix, self.graph, self._spec_of = prefix, graph, spec_of
         self._inputs: dict[str, tf.Tensor] = {}
         self._bound: dict[str, str] = {}
         self._orders: dict[str, tuple[str, ...]] = {}
         self.made: tuple[str, ...] = ()
 
-    def input(self, name: str, dtype: tf.DType, shape: object = None) -> tf.Tensor:
-        """The tensor `name` of the edited graph, to compute with here."""
+    def input(self, name: str, dtype: tf.DType | None = None, shape: object = None) -> tf.Tensor:
+        """The tensor `name` of the edited graph, to compute with here.
+
+        Args:
+            name: of the tensor.
+            dtype: of its elements; None: these and the shape are as they are known.
+            shape: as far as it is to count; None: nothing of it.
+        """
         name = tensor(name)
         if name not in self._inputs:
+            if dtype is None:
+                known = self._spec_of(name)
+                dtype, shape = known.dtype, known.shape
             # Without control inputs, or TensorFlow would take what reads it for ordered already.
             with self.graph.as_default(), tf.control_dependencies(None):
                 made = tf.raw_ops.Placeholder(dtype=dtype, shape=tf.TensorShape(shape))
             self._inputs[name] = made
             self._bound[made.op.name] = name
         return self._inputs[name]
+
+    def inputs(self, names: Iterable[str]) -> list[tf.Tensor]:
+        """Tensors of the edited graph, as they are known."""
+        return [self.input(name) for name in names]
 
     def after(self, names: Iterable[str]) -> tf.Operation:
         """An operation that stands for the nodes `names` of the edited graph, for `tf.control_dependencies`."""
@@ -51,6 +77,14 @@ class Fragment:
             return self.prefix + made.name
         bound = self._bound.get(made.op.name)
         return bound if bound is not None else f"{self.prefix}{made.op.name}:{made.value_index}"
+
+    def specs(self) -> dict[str, tf.TensorSpec]:
+        """Shape and dtype of what was made here, by the names in the edited graph."""
+        return {
+            f"{self.prefix}{made.name}": tf.TensorSpec(made.shape, made.dtype)
+            for operation in self.graph.get_operations() if operation.name not in self._bound
+            for made in operation.outputs
+        }  # fmt: skip
 
     def _spliced_input(self, spelling: str) -> list[str]:
         source = node_of(spelling)
@@ -113,15 +147,20 @@ class Template:
 
 
 @contextmanager
-def fragment(editor: GraphEditor, prefix: str) -> Iterator[Fragment]:
+def fragment(editor: GraphEditor, prefix: str, spec_of: SpecOf = nothing_known) -> Iterator[Fragment]:
     """Builds with TensorFlow's API; on leaving, what was built stands in `editor` under "autodist/" + `prefix`.
+
+    Args:
+        editor: of the graph.
+        prefix: of what is made.
+        spec_of: what is known of the graph's tensors.
 
     >>> with fragment(editor, "scale") as f:                              # doctest: +SKIP
     ...     half = tf.raw_ops.Mul(x=f.input("g:0", tf.float32), y=0.5)
     >>> editor.rewire("g:0", f.name(half), consumers)                     # doctest: +SKIP
     """
     graph = tf.Graph()
-    made = Fragment(f"autodist/{prefix}/", graph)
+    made = Fragment(f"autodist/{prefix}/", graph, spec_of)
     with graph.as_default():
         yield made
     made.splice_into(editor)

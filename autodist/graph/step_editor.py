@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import tensorflow as tf
+
 from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
+from autodist.graph.fragment import Fragment, SpecOf, fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, tensor
 
@@ -29,6 +33,7 @@ class StepEditor(GraphEditor):
         self._outputs = item.outputs
         self._targets, self._served, self._landed = map(dict.fromkeys, (item.targets, item.served, item.landed))
         self._initializers = dict(item.initializers)
+        self._specs: dict[str, tf.TensorSpec] = {}
 
     @property
     def outputs(self) -> tuple[str, ...]:
@@ -57,6 +62,35 @@ class StepEditor(GraphEditor):
     def named(self, **changes: Any) -> frozenset[str]:
         """The nodes that the step names as it is now (`GraphItem.named`); `changes` as for `to_item`."""
         return self._with_roots(changes).named
+
+    # -- shapes and dtypes -----------------------------------------------------------------------------------------
+
+    def spec(self, name: str) -> tf.TensorSpec:
+        """Shape and dtype of a tensor that was captured, or noted since.
+
+        Raises:
+            KeyError: nothing is known of it.
+        """
+        name = tensor(name)
+        return self._specs[name] if name in self._specs else self._item.spec_of(name)
+
+    def shape(self, name: str) -> tf.TensorShape:
+        """A tensor's shape, as far as it is known."""
+        try:
+            return self.spec(name).shape
+        except KeyError:
+            return tf.TensorShape(None)
+
+    def note(self, specs: Mapping[str, tf.TensorSpec]) -> None:
+        """Notes shapes and dtypes of tensors that are new, by their names."""
+        self._specs.update(specs)
+
+    @contextmanager
+    def fragment(self, prefix: str) -> Iterator[Fragment]:
+        """New arithmetic (`autodist.graph.fragment`) on what is known of its inputs; what is made is noted."""
+        with fragment(self, prefix, self.spec) as made:
+            yield made
+        self.note(made.specs())
 
     # -- what follows the graph ------------------------------------------------------------------------------------
 
@@ -127,5 +161,10 @@ class StepEditor(GraphEditor):
             served=tuple(self._served),
             landed=tuple(self._landed),
             initializers=self._initializers,
+            spec_of=self._known(),
             **changes,
         )
+
+    def _known(self) -> SpecOf:
+        before, since = self._item.spec_of, dict(self._specs)
+        return (lambda name: since[name] if name in since else before(name)) if since else before

@@ -16,7 +16,8 @@ def verify(item: GraphItem) -> None:
 
     Raises:
         RewriteError: a node reads what is not there, or has other attributes than its op; an input, an output, a node
-            that is to run or a part of a join is missing; a join has another dtype than is said.
+            that is to run or a part of a join is missing; a join has another dtype than is said, a tensor
+            another dtype or shape than is noted.
     """
     with tf.Graph().as_default() as graph:
         try:
@@ -35,6 +36,22 @@ def verify(item: GraphItem) -> None:
         dtype = found[tensor(join.local[-1])].dtype
         if dtype != join.dtype:
             raise RewriteError(f"the join {join.name} is of {join.dtype.name}, and the replicas' part of {dtype.name}")
+    if item.stages is None:  # later each replica has a part of what was captured
+        for made in found.values():
+            _require_as_noted(item, made)
+
+
+def _require_as_noted(item: GraphItem, made: tf.Tensor) -> None:
+    """Passes if nothing is noted of a tensor, or what TensorFlow infers of it does not contradict that."""
+    try:
+        noted = item.spec_of(made.name)
+    except (KeyError, IndexError):
+        return
+    if noted.dtype != made.dtype or not noted.shape.is_compatible_with(made.shape):
+        raise RewriteError(
+            f"{made.name} is noted as {noted.dtype.name}{noted.shape}, and TensorFlow makes {made.dtype.name}"
+            f"{made.shape} of it"
+        )
 
 
 def _roots(item: GraphItem) -> Iterator[tuple[str, str]]:

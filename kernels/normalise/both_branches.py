@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.editor import NodeDef
 from autodist.graph.effects import QUERIES
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.propagation.bodies import Body, Library
+from autodist.graph.step_editor import StepEditor
 from autodist.graph.wiring import Wiring
 from autodist.kernels.normalise.worth import WRITES, Arithmetic, Worth
 
@@ -84,15 +85,10 @@ class BothBranches:
     Within a branch, a read gives the value that the branch has written before it.
     """
 
-    def __init__(self, editor: GraphEditor, item: GraphItem) -> None:
+    def __init__(self, editor: StepEditor, item: GraphItem) -> None:
         self._editor, self._item = editor, item
         self._library = Library(editor.library)
-        self._arithmetic = Arithmetic(editor, item.spec_of)
-
-    @property
-    def specs(self) -> Mapping[str, tf.TensorSpec]:
-        """What is known of the tensors that were made."""
-        return self._arithmetic.specs
+        self._arithmetic = Arithmetic(editor)
 
     def take(self, node: NodeDef) -> Taken:
         """Adds what stands for an `If`, which stays as it is, as do those that read it or wait for it."""
@@ -146,7 +142,7 @@ class BothBranches:
     def _body(self, function: str, given: Sequence[str]) -> Body:
         handles = [self._editor[node_of(g)] if node_of(g) in self._item.by_handle else None for g in given]
         shapes = [
-            tf.TensorShape([]) if handle else self._arithmetic.spec_of(g).shape
+            tf.TensorShape([]) if handle else self._editor.spec(g).shape
             for g, handle in zip(given, handles, strict=True)
         ]
         return self._library.body(function, shapes, handles)

@@ -18,7 +18,6 @@ from autodist.graph.placement import listed
 from autodist.graph.propagation import Kind, Mean, Propagation, Reduced, Replicated, Sum, Unknown
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.elementwise import with_specs
 from autodist.kernels.normalise.both_branches import BothBranches, Taken, find_hindrance
 from autodist.kernels.plan import Plan
 from autodist.kernels.replicate.advance_alike import reads_to_offset
@@ -134,7 +133,7 @@ def _inlined(item: GraphItem, nodes: Sequence[NodeDef]) -> GraphItem:
     branches = BothBranches(editor, item)
     for node in nodes:
         _replace(editor, item, node.name, branches.take(editor[node.name]))
-    return editor.to_item(spec_of=with_specs(item.spec_of, branches.specs))
+    return editor.to_item()
 
 
 def _replace(editor: StepEditor, item: GraphItem, name: str, taken: Taken) -> None:

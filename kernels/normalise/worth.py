@@ -8,11 +8,11 @@ from itertools import takewhile
 
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.fragment import Fragment, Template, fragment
-from autodist.graph.names import as_input, node_of, tensor
+from autodist.graph.editor import NodeDef
+from autodist.graph.fragment import Template
+from autodist.graph.names import as_input, node_of
 from autodist.graph.parts import Variable
-from autodist.kernels.elementwise import SpecOf, specs_in, with_specs
+from autodist.graph.step_editor import StepEditor
 
 _ADD = {"AssignAddVariableOp": tf.math.add, "AssignSubVariableOp": tf.math.subtract}
 
@@ -49,16 +49,10 @@ class Arithmetic:
     Names are those under "autodist/" for what is added.
 
     Args:
-        editor: of the graph.
-        spec_of: shape and dtype of its tensors.
-
-    Attributes:
-        specs: shape and dtype of the tensors that were added.
+        editor: of the step.
     """
 
-    def __init__(self, editor: GraphEditor, spec_of: SpecOf) -> None:
-        self.specs: dict[str, tf.TensorSpec] = {}
-        self.spec_of = with_specs(spec_of, self.specs)
+    def __init__(self, editor: StepEditor) -> None:
         self._editor = editor
         self._templates: dict[object, Template] = {}
         self._wholes: dict[Worth, str] = {}
@@ -84,16 +78,15 @@ class Arithmetic:
         return [self._editor.add(node)]
 
     def _write_rows(self, name: str, variable: Variable, added: Sequence[AddedRows], after: Iterable[str]) -> list[str]:
-        with fragment(self._editor, name) as f:
+        with self._editor.fragment(name) as f:
             handle, last = f.input(variable.handle, tf.resource), f.after(after)
             writes = []
             for rows in added:
                 add, _ = _ADD_ROWS[rows.op]
-                indices, updates = self._input(f, rows.indices), self._input(f, rows.updates)
+                indices, updates = f.input(rows.indices), f.input(rows.updates)
                 with tf.control_dependencies([last]):
                     last = add(resource=handle, indices=indices, updates=updates)
                 writes.append(last)
-        self.specs.update(specs_in(f))
         return [f.name(write) for write in writes]
 
     def written(self, name: str, op: str, before: Worth, inputs: Sequence[str]) -> Worth:
@@ -105,7 +98,7 @@ class Arithmetic:
         if op == "AssignVariableOp":
             return Worth(new)
         value = self.whole(name, before)
-        spec = self.spec_of(value)
+        spec = self._editor.spec(value)
         return Worth(self._single(name, op, _ADD[op], [value, new], [spec.dtype] * 2, spec))
 
     def whole(self, name: str, worth: Worth) -> str:
@@ -113,21 +106,19 @@ class Arithmetic:
         if not worth.rows:
             return worth.value
         if worth not in self._wholes:
-            with fragment(self._editor, f"{name}/whole") as f:
-                value = self._input(f, worth.value)
+            with self._editor.fragment(f"{name}/whole") as f:
+                value = f.input(worth.value)
                 for rows in worth.rows:
-                    indices, updates = self._input(f, rows.indices), self._input(f, rows.updates)
+                    indices, updates = f.input(rows.indices), f.input(rows.updates)
                     value = _ADD_ROWS[rows.op][1](value, indices[..., tf.newaxis], updates)
-            self.specs.update(specs_in(f))
-            self._wholes[worth] = f.name(value)
+                self._wholes[worth] = f.name(value)
         return self._wholes[worth]
 
     def gathered(self, name: str, worth: Worth, indices: str) -> str:
         """Some rows of what a variable is worth."""
         whole = self.whole(name, worth)
-        with fragment(self._editor, name) as f:
-            rows = tf.gather(self._input(f, whole), self._input(f, indices))
-        self.specs.update(specs_in(f))
+        with self._editor.fragment(name) as f:
+            rows = tf.gather(f.input(whole), f.input(indices))
         return f.name(rows)
 
     def either(self, name: str, predicate: str, then: Worth, other: Worth) -> Worth:
@@ -149,24 +140,23 @@ class Arithmetic:
         """One tensor or another of the same dtype."""
         if then == other:
             return then
-        shapes = self.spec_of(then).shape, self.spec_of(other).shape
+        shapes = self._editor.spec(then).shape, self._editor.spec(other).shape
         is_alike = shapes[0].is_fully_defined() and shapes[0] == shapes[1]
-        if not is_alike or self.spec_of(then).dtype == tf.variant:
+        if not is_alike or self._editor.spec(then).dtype == tf.variant:
             return self._one_of(name, predicate, then, other)
 
         def build(condition: tf.Tensor, t: tf.Tensor, e: tf.Tensor) -> tf.Tensor:
             return tf.raw_ops.SelectV2(condition=condition, t=t, e=e)
 
-        spec = self.spec_of(then)
+        spec = self._editor.spec(then)
         return self._single(name, "select", build, [predicate, then, other], [tf.bool, spec.dtype, spec.dtype], spec)
 
     def _one_of(self, name: str, predicate: str, then: str, other: str) -> str:
         """One of two tensors whose shapes may differ, or which hold what is no number: an `If` that passes it on."""
-        with fragment(self._editor, name) as f:
-            condition, values = self._input(f, predicate), [self._input(f, then), self._input(f, other)]
+        with self._editor.fragment(name) as f:
+            condition, values = f.input(predicate), [f.input(then), f.input(other)]
             chosen = tf.cond(condition, *(lambda value=value: tf.identity(value) for value in values))
             chosen = tf.identity(chosen)
-        self.specs.update(specs_in(f))
         return f.name(chosen)
 
     def copy(self, name: str, node: NodeDef, inputs: Sequence[str], specs: Sequence[tf.TensorSpec]) -> list[str]:
@@ -174,16 +164,15 @@ class Arithmetic:
         made = f"autodist/{name}"
         self._editor.add_copy(node, made, map(as_input, inputs))
         outputs = [f"{made}:{k}" for k in range(len(specs))]
-        self.specs.update(zip(outputs, specs, strict=True))
+        self._editor.note(dict(zip(outputs, specs, strict=True)))
         return outputs
 
     def _rows_if(self, name: str, predicate: str, rows: AddedRows, wanted: bool) -> AddedRows:
         """The rows where the predicate is as wanted, else zeros in their place."""
-        with fragment(self._editor, f"{name}/rows") as f:
-            updates, condition = self._input(f, rows.updates), self._input(f, predicate)
+        with self._editor.fragment(f"{name}/rows") as f:
+            updates, condition = f.input(rows.updates), f.input(predicate)
             nothing = tf.zeros([], updates.dtype)
             kept = tf.where(condition, updates, nothing) if wanted else tf.where(condition, nothing, updates)
-        self.specs.update(specs_in(f))
         return replace(rows, updates=f.name(kept))
 
     def _single(
@@ -200,9 +189,5 @@ class Arithmetic:
         if key not in self._templates:
             self._templates[key] = Template(dtypes, lambda *given: [build(*given)])
         [made] = self._templates[key].splice(self._editor, name, inputs)
-        self.specs[made] = spec
+        self._editor.note({made: spec})
         return made
-
-    def _input(self, f: Fragment, name: str) -> tf.Tensor:
-        spec = self.spec_of(tensor(name))
-        return f.input(name, spec.dtype, spec.shape)

@@ -8,12 +8,10 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, output_index
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.elementwise import specs_in, with_specs
 
 _IN_ORDER = {"ResourceScatterAdd": "ResourceScatterNdAdd", "ResourceScatterSub": "ResourceScatterNdSub"}
 
@@ -37,11 +35,10 @@ class AddRowsInOrder(Kernel):
         if context.is_alone or not scatters:
             return item
         editor = StepEditor(item)
-        specs: dict[str, tf.TensorSpec] = {}
         for name in scatters:
             if not _is_unique(editor, editor[name]):
-                specs.update(_add_in_order(editor, editor[name]))
-        return editor.to_item(spec_of=with_specs(item.spec_of, specs))
+                _add_in_order(editor, editor[name])
+        return editor.to_item()
 
 
 def _is_unique(editor: GraphEditor, node: NodeDef) -> bool:
@@ -50,9 +47,9 @@ def _is_unique(editor: GraphEditor, node: NodeDef) -> bool:
     return source.op in ("Unique", "UniqueV2") and output_index(node.input[1]) == 0
 
 
-def _add_in_order(editor: GraphEditor, node: NodeDef) -> dict[str, tf.TensorSpec]:
+def _add_in_order(editor: StepEditor, node: NodeDef) -> None:
     handle, ids, rows = node.input[:3]
-    with fragment(editor, f"add_rows_in_order/{node.name}") as f:
+    with editor.fragment(f"add_rows_in_order/{node.name}") as f:
         places = tf.expand_dims(f.input(ids, tf.as_dtype(node.attr["Tindices"].type)), -1)
     dtype, index_dtype = node.attr["dtype"].type, node.attr["Tindices"].type
     node.op = _IN_ORDER[node.op]
@@ -61,4 +58,3 @@ def _add_in_order(editor: GraphEditor, node: NodeDef) -> dict[str, tf.TensorSpec
     node.attr["T"].type, node.attr["Tindices"].type = dtype, index_dtype
     node.attr["use_locking"].b = True
     editor.set_inputs(node.name, [handle, f.name(places), rows, *node.input[3:]])
-    return specs_in(f)

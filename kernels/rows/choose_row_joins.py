@@ -13,6 +13,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.parts import Gradient, RowJoin
 from autodist.graph.propagation import PerExample, Propagation, Replicated
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.rows.merge_rows import is_added_up
 from autodist.synchronizers import cut_of
@@ -41,7 +42,7 @@ class ChooseRowJoins(Kernel):
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         if context.is_alone or not any(g.is_sparse for g in item.gradients):
             return item
-        editor, flows = GraphEditor(item.graph_def), item.flows or flows_of(item)
+        editor, flows = StepEditor(item), item.flows or flows_of(item)
         cuts = {node.variable: cut_of(node) for node in context.strategy.nodes}
         in_rows = frozenset(variable for variable, cut in cuts.items() if cut is not None and cut.axis == 0)
         chosen = [_chosen(editor, flows, item, g, in_rows) if g.is_sparse else g for g in item.gradients]
@@ -49,7 +50,7 @@ class ChooseRowJoins(Kernel):
 
 
 def _chosen(
-    editor: GraphEditor, flows: Propagation, item: GraphItem, gradient: Gradient, cut: Collection[str]
+    editor: StepEditor, flows: Propagation, item: GraphItem, gradient: Gradient, cut: Collection[str]
 ) -> Gradient:
     """The gradient with how its rows are joined; `cut` names the variables whose rows lie in several shards.
 
@@ -61,7 +62,7 @@ def _chosen(
     if set(found.values()) == {RowJoin.ALIGNED}:
         return replace(gradient, row_join=RowJoin.ALIGNED)
     differing = [name for name, how in found.items() if how is not RowJoin.IN_TURN]
-    if not differing or is_added_up(editor, item.spec_of, ids, rows):
+    if not differing or is_added_up(editor, ids, rows):
         return replace(gradient, row_join=RowJoin.IN_TURN)
     if len(found) == 1:
         return replace(gradient, row_join=RowJoin.BY_INDEX)

@@ -14,7 +14,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.propagation.bodies import Body, Library
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.elementwise import constant, with_specs
+from autodist.kernels.elementwise import constant
 from autodist.kernels.rows.signs import Sign, Signs
 from autodist.kernels.unused import remove_unused
 
@@ -41,12 +41,11 @@ class DivideRows(Kernel):
         plain = [name for name in choices if _is_search_in_vain(editor, signs, editor[name])]
         if not plain:
             return item
-        specs: dict[str, tf.TensorSpec] = {}
         library = Library(editor.library)
         for name in plain:
-            specs.update(_take_other_branch(editor, item, library, editor[name]))
+            _take_other_branch(editor, library, editor[name])
         remove_unused(editor, item.named, plain)
-        return editor.to_item(spec_of=with_specs(item.spec_of, specs))
+        return editor.to_item()
 
 
 def _is_search_in_vain(editor: GraphEditor, signs: Signs, node: NodeDef) -> bool:
@@ -70,12 +69,10 @@ def _searched(editor: GraphEditor, name: str) -> str | None:
     return tensor(node.input[0]) if is_zero else None
 
 
-def _take_other_branch(
-    editor: GraphEditor, item: GraphItem, library: Library, node: NodeDef
-) -> dict[str, tf.TensorSpec]:
+def _take_other_branch(editor: StepEditor, library: Library, node: NodeDef) -> None:
     """Puts the branch of a false condition into the graph, in the place of the condition."""
     arguments = [i for i in node.input[1:] if not is_control(i)]
-    shapes = [item.spec_of(tensor(i)).shape for i in arguments]
+    shapes = [editor.spec(i).shape for i in arguments]
     branch = node.attr["else_branch"].func.name
     body = library.body(branch, shapes, [None] * len(arguments))
     prefix = f"autodist/divide_rows/{node.name}/"
@@ -99,7 +96,7 @@ def _take_other_branch(
     for k, name in enumerate(body.outputs):
         editor.rewire(f"{node.name}:{k}", outside(name))
     editor.replace_control(node.name, [node_of(outside(name)) for name in body.outputs])
-    return {_in_branch(name, prefix): spec for name, spec in _specs(body).items()}
+    editor.note({_in_branch(name, prefix): spec for name, spec in _specs(body).items()})
 
 
 def _in_branch(name: str, prefix: str) -> str:

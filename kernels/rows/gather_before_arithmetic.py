@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.editor import NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.elementwise import is_copy_of_variable, operands_of, with_specs
+from autodist.kernels.elementwise import is_copy_of_variable, operands_of
 from autodist.kernels.rows.gather_rows import gathers_rows
 from autodist.kernels.unused import remove_unused
 
@@ -34,12 +34,12 @@ class GatherBeforeArithmetic(Kernel):
         if not gathers:
             return item
         editor = StepEditor(item)
-        rows = _Mover(editor, item)
+        rows = _Mover(editor)
         moved = [name for name in gathers if rows.move(name)]
         if not moved:
             return item
         remove_unused(editor, item.named, rows.left)
-        return editor.to_item(spec_of=with_specs(item.spec_of, rows.specs))
+        return editor.to_item()
 
 
 class _Mover:
@@ -47,16 +47,13 @@ class _Mover:
 
     Attributes:
         left: arithmetic on tables that gathers were moved before.
-        specs: shapes and dtypes of the tensors that are new.
     """
 
-    def __init__(self, editor: GraphEditor, item: GraphItem) -> None:
+    def __init__(self, editor: StepEditor) -> None:
         self.editor = editor
         self.left: list[str] = []
-        self.specs: dict[str, tf.TensorSpec] = {}
         self._root = ""
         self._leads: dict[tuple[str, bool], bool] = {}
-        self._spec_of = with_specs(item.spec_of, self.specs)
 
     def move(self, name: str) -> bool:
         """Moves one gather before the arithmetic that leads to it from a read; returns whether there is any."""
@@ -64,7 +61,7 @@ class _Mover:
         table = tensor(gather.input[0])
         if not gathers_rows(self.editor, gather, node_of(table)) or is_copy_of_variable(self.editor, table):
             return False
-        rank = self._rank_of_ids(gather)
+        rank = self.editor.shape(gather.input[1]).rank
         if rank is None:
             return False
         has_rows = rank > 0
@@ -78,16 +75,10 @@ class _Mover:
         self._take_place(gather, table, has_rows)
         return True
 
-    def _rank_of_ids(self, gather: NodeDef) -> int | None:
-        try:
-            return self._spec_of(tensor(gather.input[1])).shape.rank
-        except KeyError:
-            return None
-
     def _tables(self, name: str, has_rows: bool) -> list[str]:
         """The operands, with rows, of the arithmetic that makes a tensor; empty if it is no such arithmetic."""
         node = self.editor[node_of(name)]
-        operands = operands_of(self.editor, node, self._spec_of) if tensor(name) == tensor(node.name) else None
+        operands = operands_of(self.editor, node) if tensor(name) == tensor(node.name) else None
         if operands is None or (operands.has_single_row and not has_rows):
             return []
         return [tensor(node.input[k]) for k in operands.tables]
@@ -118,27 +109,27 @@ class _Mover:
         if name in self.editor:
             return name
         made = NodeDef(op="GatherV2", name=name, device=like.device, input=[as_input(table), *like.input[1:]])
-        spec, (ids, axis) = self._spec_of(table), (self._spec_of(tensor(i)) for i in like.input[1:3])
+        spec, (ids, axis) = self.editor.spec(table), (self.editor.spec(i) for i in like.input[1:3])
         made.attr["Tparams"].type = spec.dtype.as_datatype_enum
         made.attr["Tindices"].type = ids.dtype.as_datatype_enum
         made.attr["Taxis"].type = axis.dtype.as_datatype_enum
         made.attr["batch_dims"].i = 0
         self.editor.add(made)
-        self.specs[tensor(name)] = tf.TensorSpec(ids.shape.concatenate(spec.shape[1:]), spec.dtype)
+        self.editor.note({tensor(name): tf.TensorSpec(ids.shape.concatenate(spec.shape[1:]), spec.dtype)})
         if not is_copy_of_variable(self.editor, table) and self._leads_from_read(table, has_rows):
             self._take_place(self.editor[name], table, has_rows)
         return name
 
     def _ask_shapes_of_read(self, table: str, has_rows: bool) -> None:
         """Lets the gradient's code ask for the shape of the variable, where it asks for that of arithmetic on it."""
-        shape = self._spec_of(table).shape
-        same = [t for t in self._tables(table, has_rows) if self._spec_of(t).shape == shape]
+        shape = self.editor.spec(table).shape
+        same = [t for t in self._tables(table, has_rows) if self.editor.spec(t).shape == shape]
         if not same or not shape.is_fully_defined():
             return
         for name in sorted(self.editor.consumers(node_of(table))):
             node = self.editor[name]
             if node.op == "Shape" and node_of(node.input[0]) == node_of(table):
-                node.attr["T"].type = self._spec_of(same[0]).dtype.as_datatype_enum
+                node.attr["T"].type = self.editor.spec(same[0]).dtype.as_datatype_enum
                 self.editor.set_inputs(name, [same[0], *node.input[1:]])
         if not is_copy_of_variable(self.editor, same[0]):
             self._ask_shapes_of_read(same[0], has_rows)

@@ -15,7 +15,6 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Join, JoinKind
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.elementwise import SpecOf
 
 # Their second input is the indices.
 _ADDING = frozenset(
@@ -49,7 +48,7 @@ class MergeRows(Kernel):
         returned = frozenset(map(tensor, item.outputs))
         merged = {
             join.name: _merge(editor, join) for join in joins
-            if returned.isdisjoint(join.result) and is_added_up(editor, item.spec_of, *join.result)
+            if returned.isdisjoint(join.result) and is_added_up(editor, *join.result)
         }  # fmt: skip
         if not merged:
             return item
@@ -72,9 +71,9 @@ def _merge(editor: GraphEditor, join: Join) -> tuple[str, str]:
     return f.name(sent_ids), f.name(sent)
 
 
-def is_added_up(editor: GraphEditor, spec_of: SpecOf, indices: str, rows: str) -> bool:
+def is_added_up(editor: StepEditor, indices: str, rows: str) -> bool:
     """Whether all that reads `rows` adds them up by `indices`, scaled at most, and nothing else counts the indices."""
-    paths = _Paths(editor, spec_of)
+    paths = _Paths(editor)
     return paths.follow_rows(rows) and paths.follow_indices(indices) and paths.meet()
 
 
@@ -82,8 +81,7 @@ def is_added_up(editor: GraphEditor, spec_of: SpecOf, indices: str, rows: str) -
 class _Paths:
     """How rows and indices get to the ops that add rows up."""
 
-    editor: GraphEditor
-    spec_of: SpecOf
+    editor: StepEditor
     _rows: set[str] = field(default_factory=set)
     _indices: set[str] = field(default_factory=set)
     _added: set[str] = field(default_factory=set)
@@ -140,10 +138,4 @@ class _Paths:
             other = inputs[1]
         else:
             return False
-        return other not in self._rows and self._is_scalar(other)
-
-    def _is_scalar(self, name: str) -> bool:
-        try:
-            return self.spec_of(name).shape.rank == 0
-        except KeyError:
-            return False
+        return other not in self._rows and self.editor.shape(other).rank == 0

@@ -8,12 +8,10 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.elementwise import SpecOf, specs_in, with_specs
 from autodist.kernels.rows.zero_rows import ZeroTable, ZeroTables
 from autodist.kernels.unused import remove_unused
 
@@ -39,30 +37,29 @@ class ScatterRows(Kernel):
         if not item.wiring.of_op("UnsortedSegmentSum"):
             return item
         editor = StepEditor(item)
-        tables = ZeroTables(editor, item.spec_of)
+        tables = ZeroTables(editor)
         found = {
             node.name: table for node in editor
             if node.op in _SCATTERS and (table := tables.find(node.input[1])) is not None
         }  # fmt: skip
         if not found:
             return item
-        specs: dict[str, tf.TensorSpec] = {}
         for name, table in found.items():
             value = node_of(editor[name].input[1])
-            specs.update(_scatter(editor, item.spec_of, editor[name], table))
+            _scatter(editor, editor[name], table)
             remove_unused(editor, item.named, [value])
-        return editor.to_item(spec_of=with_specs(item.spec_of, specs))
+        return editor.to_item()
 
 
-def _scatter(editor: GraphEditor, spec_of: SpecOf, node: NodeDef, table: ZeroTable) -> dict[str, tf.TensorSpec]:
-    """Turns an addition of a table into one of rows; returns what is known of the new tensors."""
-    ids = spec_of(table.ids)
+def _scatter(editor: StepEditor, node: NodeDef, table: ZeroTable) -> None:
+    """Turns an addition of a table into one of rows."""
+    ids = editor.spec(table.ids)
     rows_of = {tensor(name): tensor(editor[name].input[0]) for name in table.sums}
-    with fragment(editor, f"scatter_rows/{node.name}") as f:
+    with editor.fragment(f"scatter_rows/{node.name}") as f:
         unique, segment = tf.unique(f.input(table.ids, ids.dtype, [None]), out_idx=tf.int32)
-        made = {name: tf.gather(_input(f, spec_of, name), unique) for name in table.whole}
+        made = {name: tf.gather(f.input(name), unique) for name in table.whole}
         made |= {
-            name: tf.math.unsorted_segment_sum(_input(f, spec_of, rows), segment, tf.size(unique))
+            name: tf.math.unsorted_segment_sum(f.input(rows), segment, tf.size(unique))
             for name, rows in rows_of.items()
         }
     taken = {name: f.name(rows) for name, rows in made.items()}
@@ -70,8 +67,7 @@ def _scatter(editor: GraphEditor, spec_of: SpecOf, node: NodeDef, table: ZeroTab
     written = tensor(node.input[1])
     added = tensor(copies[node_of(written)]) if node_of(written) in copies else taken[written]
     _become_scatter(editor, node, f.name(unique), added, ids.dtype)
-    specs = {tensor(copy): _rows_like(spec_of(tensor(name))) for name, copy in copies.items()}
-    return {**specs_in(f), **specs}
+    editor.note({tensor(copy): _rows_like(editor.spec(name)) for name, copy in copies.items()})
 
 
 def _become_scatter(editor: GraphEditor, node: NodeDef, ids: str, rows: str, index: tf.DType) -> None:
@@ -80,11 +76,6 @@ def _become_scatter(editor: GraphEditor, node: NodeDef, ids: str, rows: str, ind
     node.attr.clear()
     node.attr["dtype"].type, node.attr["Tindices"].type = dtype, index.as_datatype_enum
     editor.set_inputs(node.name, [node.input[0], ids, rows, *node.input[2:]])
-
-
-def _input(f: Fragment, spec_of: SpecOf, name: str) -> tf.Tensor:
-    spec = spec_of(name)
-    return f.input(name, spec.dtype, spec.shape)
 
 
 def _rows_like(spec: tf.TensorSpec) -> tf.TensorSpec:

@@ -7,12 +7,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.editor import NodeDef
 from autodist.graph.item import GraphItem
-from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.names import is_control, node_of
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.elementwise import SpecOf, constant
+from autodist.kernels.elementwise import constant
 from autodist.kernels.unused import remove_unused
 
 
@@ -33,7 +33,7 @@ class SumRows(Kernel):
         editor = StepEditor(item)
         tables = {
             node.name: table for node in editor
-            if node.op == "Sum" and (table := _summed_table(editor, item.spec_of, node)) is not None
+            if node.op == "Sum" and (table := _summed_table(editor, node)) is not None
         }  # fmt: skip
         if not tables:
             return item
@@ -44,12 +44,12 @@ class SumRows(Kernel):
         return editor.to_item()
 
 
-def _summed_table(editor: GraphEditor, spec_of: SpecOf, node: NodeDef) -> str | None:
+def _summed_table(editor: StepEditor, node: NodeDef) -> str | None:
     """The sum of segments whose elements a Sum adds up, all of them."""
     table = editor[node_of(node.input[0])]
     axes = constant(editor, node.input[1])
-    if table.op != "UnsortedSegmentSum" or axes is None or spec_of(tensor(table.input[1])).shape.rank != 1:
+    if table.op != "UnsortedSegmentSum" or axes is None or editor.spec(table.input[1]).shape.rank != 1:
         return None
-    rank = spec_of(tensor(table.input[0])).shape.rank
+    rank = editor.spec(table.input[0]).shape.rank
     found = {int(axis) % rank for axis in np.ravel(axes)} if rank else set()
     return table.name if rank and len(found) == rank else None

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.editor import NodeDef
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.kernels.elementwise import SpecOf, constant, operands_of
+from autodist.graph.step_editor import StepEditor
+from autodist.kernels.elementwise import constant, operands_of
 from autodist.kernels.rows.signs import Sign, Signs
 
 _NAMES = (
@@ -39,8 +40,8 @@ class ZeroTable:
 class ZeroTables:
     """Finds such tables in the graph of one editor, which must not change meanwhile."""
 
-    def __init__(self, editor: GraphEditor, spec_of: SpecOf) -> None:
-        self._editor, self._spec_of = editor, spec_of
+    def __init__(self, editor: StepEditor) -> None:
+        self._editor = editor
         self._signs = Signs(editor)
         self._zero: dict[str, tuple[str, ...]] = {}
 
@@ -69,13 +70,10 @@ class ZeroTables:
         return self._is_sum(node) or bool(self._operands_that_are_zero(node))
 
     def _is_sum(self, node: NodeDef) -> bool:
-        try:
-            return node.op == "UnsortedSegmentSum" and self._spec_of(tensor(node.input[1])).shape.rank == 1
-        except KeyError:
-            return False
+        return node.op == "UnsortedSegmentSum" and self._editor.shape(node.input[1]).rank == 1
 
     def _tables(self, node: NodeDef) -> list[str]:
-        operands = operands_of(self._editor, node, self._spec_of)
+        operands = operands_of(self._editor, node)
         if operands is None or operands.has_single_row:
             return []
         return [tensor(node.input[k]) for k in operands.tables]

@@ -10,7 +10,7 @@ import tensorflow as tf
 from autodist.graph.names import node_of
 from autodist.graph.parts import Gradient
 from autodist.kernels.place.partition.layouts import Alike, Along, Routed, RowIds
-from autodist.kernels.place.partition.routes import inputs_of, route
+from autodist.kernels.place.partition.routes import route
 from autodist.kernels.place.partition.work import CutVariable, Work
 
 
@@ -65,7 +65,7 @@ def _route_rows(work: Work, gradient: Gradient, cut: CutVariable) -> _Cut:
     ids, values = gradient.tensors
     brought = route(work, ids, cut.cut, [values])
     with work.fragment("gradient") as f:
-        own = inputs_of(work, f, brought.ids)
+        own = f.inputs(brought.ids)
         whole = tf.concat([i + start for i, start in zip(own, cut.cut.starts, strict=True)], 0)
     all_ids = f.name(whole)
     all_values = _together(work, brought.rows[0], 0)
@@ -77,7 +77,7 @@ def _route_rows(work: Work, gradient: Gradient, cut: CutVariable) -> _Cut:
 def _cut_rows(work: Work, gradient: Gradient, cut: CutVariable) -> _Cut:
     """Columns of rows: every shard has a part of each."""
     with work.fragment("gradient") as f:
-        (asked, rows) = inputs_of(work, f, gradient.tensors)
+        (asked, rows) = f.inputs(gradient.tensors)
         copies = [tf.identity(asked) for _ in cut.shards]
         split = tf.split(rows, list(cut.cut.sizes), cut.cut.axis)
         one = tf.identity(copies[0])
@@ -91,5 +91,5 @@ def _cut_rows(work: Work, gradient: Gradient, cut: CutVariable) -> _Cut:
 
 def _together(work: Work, pieces: Sequence[str], axis: int) -> str:
     with work.fragment("gradient") as f:
-        whole = tf.concat(inputs_of(work, f, pieces), axis)
+        whole = tf.concat(f.inputs(pieces), axis)
     return f.name(whole)

@@ -100,7 +100,7 @@ def partition(item: GraphItem) -> Partitioned:
     variables = _variables(work)
     work.editor.prune(work.editor.named(gradients=gradients, variables=variables))
     told = tuple(work.put_together(stages.once))
-    made = work.editor.to_item(gradients=gradients, variables=variables, spec_of=work.spec, flows=CutFlows(flows, work))
+    made = work.editor.to_item(gradients=gradients, variables=variables, flows=CutFlows(flows, work))
     return Partitioned(made, told, dict(work.written_whole))
 
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from autodist.graph.editor import NodeDef
 from autodist.graph.names import tensor
 from autodist.kernels.place.partition.layouts import Along, Routed, RowIds
-from autodist.kernels.place.partition.routes import gather_rows, inputs_of, route
+from autodist.kernels.place.partition.routes import gather_rows, route
 from autodist.kernels.place.partition.work import CutVariable, Work
 
 
@@ -27,7 +27,7 @@ def _put_together(work: Work, node: NodeDef, copies: tuple[str, ...], layout: Al
     axis = layout.cut.axis if isinstance(layout, Along) else 0
     work.know(out, layout, copies)
     work.order_after(node.name, copies)
-    work.becomes(node.name, lambda f: tf.concat(inputs_of(work, f, work.pieces(out)), axis))
+    work.becomes(node.name, lambda f: tf.concat(f.inputs(work.pieces(out)), axis))
 
 
 def _shape(work: Work, node: NodeDef, cut: CutVariable) -> bool:
@@ -39,7 +39,7 @@ def _shape(work: Work, node: NodeDef, cut: CutVariable) -> bool:
 def _is_initialized(work: Work, node: NodeDef, cut: CutVariable) -> bool:
     copies = work.clones(node, [[shard.handle] for shard in cut.shards])
     work.order_after(node.name, copies)
-    work.becomes(node.name, lambda f: tf.reduce_all(tf.stack(inputs_of(work, f, map(tensor, copies)))))
+    work.becomes(node.name, lambda f: tf.reduce_all(tf.stack(f.inputs(map(tensor, copies)))))
     return True
 
 
@@ -58,7 +58,7 @@ def _gather(work: Work, node: NodeDef, cut: CutVariable) -> bool:
     asked = route(work, ids, cut.cut)
     copies = work.clones(node, [[shard.handle, own] for shard, own in zip(cut.shards, asked.ids, strict=True)])
     for copy in copies:
-        work.specs[tensor(copy)] = tf.TensorSpec([None, *cut.variable.shape[1:]], cut.variable.dtype)
+        work.editor.note({tensor(copy): tf.TensorSpec([None, *cut.variable.shape[1:]], cut.variable.dtype)})
     work.order_after(node.name, copies)
     work.becomes(node.name, functools.partial(gather_rows, work, ids, asked, copies))
     return True

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
 from autodist.graph.fragment import Fragment
-from autodist.graph.names import tensor
 from autodist.graph.placement import Cut
 from autodist.kernels.place.partition.work import Work
 
@@ -39,15 +38,14 @@ def route(work: Work, ids: str, cut: Cut, rows: Sequence[str] = ()) -> Route:
     """
     count = len(cut.sizes)
     with work.fragment("route") as f:
-        (asked,) = inputs_of(work, f, [ids])
+        (asked,) = f.inputs([ids])
         flat = tf.reshape(asked, [-1])
         ends = tf.constant([start + size for start, size in zip(cut.starts, cut.sizes, strict=True)], flat.dtype)
         shard = tf.searchsorted(ends, flat, side="right")
         places = tf.dynamic_partition(tf.range(tf.size(flat)), shard, count)
         own = [tf.gather(flat, place) - start for place, start in zip(places, cut.starts, strict=True)]
         brought = [
-            [tf.gather(tf.reshape(row, _flat_shape(row, asked)), place) for place in places]
-            for row in inputs_of(work, f, rows)
+            [tf.gather(tf.reshape(row, _flat_shape(row, asked)), place) for place in places] for row in f.inputs(rows)
         ]
     return Route(
         tuple(map(f.name, own)), tuple(map(f.name, places)), tuple(tuple(map(f.name, parts)) for parts in brought)
@@ -60,12 +58,7 @@ def _flat_shape(rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
 
 def gather_rows(work: Work, ids: str, asked: Route, parts: Sequence[str], f: Fragment) -> tf.Tensor:
     """The rows that shards gave for a route, in the order in which they were asked for."""
-    got = inputs_of(work, f, parts)
-    whole = tf.raw_ops.DynamicStitch(indices=inputs_of(work, f, asked.places), data=got)
-    (shape,) = inputs_of(work, f, [ids])
+    got = f.inputs(parts)
+    whole = tf.raw_ops.DynamicStitch(indices=f.inputs(asked.places), data=got)
+    (shape,) = f.inputs([ids])
     return tf.reshape(whole, tf.concat([tf.shape(shape), tf.constant(got[0].shape[1:].as_list(), tf.int32)], 0))
-
-
-def inputs_of(work: Work, f: Fragment, names: Iterable[str]) -> list[tf.Tensor]:
-    """Tensors of the edited graph, to compute with."""
-    return [f.input(name, work.spec(name).dtype, work.spec(name).shape) for name in map(tensor, names)]

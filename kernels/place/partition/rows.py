@@ -8,7 +8,6 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.names import node_of
 from autodist.graph.placement import Cut
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout, Places, Routed, RowIds
-from autodist.kernels.place.partition.routes import inputs_of
 from autodist.kernels.place.partition.work import Work
 
 
@@ -89,7 +88,7 @@ def _constants(work: Work, sizes: tuple[int, ...]) -> tuple[str, ...]:
 
 def _sizes(work: Work, ids: str) -> tuple[str, ...]:
     with work.fragment("segments") as f:
-        made = [tf.size(piece) for piece in inputs_of(work, f, work.pieces(ids))]
+        made = [tf.size(piece) for piece in f.inputs(work.pieces(ids))]
     return tuple(map(f.name, made))
 
 

@@ -44,7 +44,7 @@ def _refreshed(work: Work, node: NodeDef, cut: CutVariable, taken: list[str]) ->
         work.copies.append(whole)
         add_copy(work.editor, variable, whole.handle, WHOLE)
     value = read_before(work.editor, node.name, variable, f"{whole.handle}/for/{node.name}")
-    work.specs[tensor(value)] = tf.TensorSpec(whole.shape, whole.dtype)
+    work.editor.note({tensor(value): tf.TensorSpec(whole.shape, whole.dtype)})
     asking = _asked_before(work, node, cut)
     if asking:
         _read_if_set(work, value, cut, asking)

@@ -12,7 +12,7 @@ from tensorflow.python.framework import op_def_registry
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import Effect
-from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.fragment import Fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.graph.parts import Variable
@@ -78,7 +78,6 @@ class Work:
         variables: those that are cut, by handle.
         copies: variables that hold the whole of a cut one, for what takes a handle.
         written_whole: by name, the cut ones whose whole is written, and by which op.
-        specs: shape and dtype of tensors that are new.
     """
 
     def __init__(self, item: GraphItem, editor: StepEditor, effects: Mapping[str, Effect]) -> None:
@@ -90,7 +89,6 @@ class Work:
         }
         self.copies: list[Variable] = []
         self.written_whole: dict[str, str] = {}
-        self.specs: dict[str, tf.TensorSpec] = {}
         self._constants = Constants(lambda name: editor[node_of(name)], lambda name: self.spec(tensor(name)).shape)
         self._captured = {node.name for node in item.graph_def.node}
         self._pieces: dict[str, _Pieces] = {}
@@ -106,7 +104,7 @@ class Work:
 
     def spec(self, name: str) -> tf.TensorSpec:
         """Shape and dtype of a tensor, old or new."""
-        return self.specs[name] if name in self.specs else self.item.spec_of(name)
+        return self.editor.spec(name)
 
     def rank(self, name: str) -> int | None:
         return self.spec(name).shape.rank
@@ -146,16 +144,15 @@ class Work:
                 shape = list(layout.cut.shape(shape, k))
             elif shape and not isinstance(layout, Alike):
                 shape[0] = None
-            self.specs[tensor(piece)] = tf.TensorSpec(shape, spec.dtype)
+            self.editor.note({tensor(piece): tf.TensorSpec(shape, spec.dtype)})
 
     def along(self, name: str, cut: Cut) -> tuple[str, ...]:
         """The pieces of a tensor along an axis: those that it has, or slices of the whole."""
         if self.layout(name) == Along(cut):
             return self.pieces(name)
         if (name, cut) not in self._split:
-            spec = self.spec(name)
             with self.fragment("split") as f:
-                made = tf.split(f.input(name, spec.dtype, spec.shape), list(cut.sizes), cut.axis)
+                made = tf.split(f.input(name), list(cut.sizes), cut.axis)
             self._split[name, cut] = tuple(map(f.name, made))
             self._sliced_from.update(dict.fromkeys(self._split[name, cut], name))
         return self._split[name, cut]
@@ -177,7 +174,7 @@ class Work:
         copy.input[:] = [*map(as_input, inputs), *dict.fromkeys(before)]
         self.editor.add(copy)
         for index in range(len(op_def_registry.get(node.op).output_arg)):
-            self.specs[f"{copy.name}:{index}"] = self.spec(f"{node.name}:{index}")
+            self.editor.note({f"{copy.name}:{index}": self.spec(f"{node.name}:{index}")})
         return copy.name
 
     def _control(self, spelling: str, shard: int, count: int) -> list[str]:
@@ -210,11 +207,8 @@ class Work:
     def fragment(self, what: str) -> Iterator[Fragment]:
         """New arithmetic (see `autodist.graph.fragment`), whose tensors' shapes and dtypes are noted."""
         self._fragments += 1
-        with fragment(self.editor, f"partition/{what}/{self._fragments}") as f:
+        with self.editor.fragment(f"partition/{what}/{self._fragments}") as f:
             yield f
-        for operation in f.graph.get_operations():
-            for made in operation.outputs:
-                self.specs.setdefault(f.name(made), tf.TensorSpec(made.shape, made.dtype))
 
     def order_after(self, node: str, names: Sequence[str], *, removed: bool = False, by_shard: bool = True) -> None:
         """Lets what the step before ordered after a node be ordered after others.

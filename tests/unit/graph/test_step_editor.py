@@ -8,6 +8,7 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.item import GraphItem
 from autodist.graph.step_editor import StepEditor
+from tests.unit.graph.graph_text import from_text
 
 
 @pytest.fixture
@@ -99,3 +100,24 @@ def test_the_step_that_is_changed_stays_as_it_was(step: GraphItem) -> None:
     assert editor.to_item().outputs != step.outputs
     assert step.graph_def.SerializeToString(deterministic=True) == before
     assert step.targets == ("double", "check")
+
+
+def test_what_is_known_of_tensors_is_what_was_captured_and_what_was_noted():
+    item = GraphItem(from_text("a = Placeholder()\nb = Neg(a)"), spec_of={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
+    editor = StepEditor(item)
+    with editor.fragment("more") as f:
+        taken = f.name(tf.transpose(f.input("a")))
+    editor.note({"b:0": tf.TensorSpec([2, 3])})
+    made = editor.to_item()
+    assert made.spec_of("a:0") == editor.spec("a") == tf.TensorSpec([None, 3])
+    assert made.spec_of(taken) == tf.TensorSpec([3, None])
+    assert editor.shape("b") == tf.TensorShape([2, 3])
+    assert editor.shape("c").rank is None
+    with pytest.raises(KeyError):
+        item.spec_of(taken)
+
+
+def test_an_input_of_which_nothing_is_known_needs_a_dtype():
+    editor = StepEditor(GraphItem(from_text("a = Placeholder()")))
+    with pytest.raises(KeyError, match="nothing is known of a:0"), editor.fragment("more") as f:
+        f.input("a")

@@ -8,8 +8,8 @@ import keras
 import pytest
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels import KERNELS
 from autodist.kernels.base import Context, run_pipeline
 from autodist.kernels.rows.merge_rows import MergeRows, is_added_up
@@ -89,8 +89,8 @@ ADDED = """
 
 def added_up(text, **shapes):
     known = {"rate:0": (), **{f"{name}:0": shape for name, shape in shapes.items()}}
-    editor = GraphEditor(GraphItem(from_text(text)).graph_def)
-    return is_added_up(editor, lambda name: tf.TensorSpec(known[name]), "ids:0", "rows:0")
+    item = GraphItem(from_text(text), spec_of=lambda name: tf.TensorSpec(known[name]))
+    return is_added_up(StepEditor(item), "ids:0", "rows:0")
 
 
 def test_rows_scaled_by_one_number_are_added_up():
