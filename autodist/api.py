@@ -25,7 +25,7 @@ from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
-from autodist.errors import AutoDistError, CaptureError, ResourceSpecError
+from autodist.errors import AutoDistError, CaptureError, MisusedError, ResourceSpecError
 from autodist.evaluation_step import EvaluationStep
 from autodist.function_step import DistributedFunction, Tracing
 from autodist.graph_function import GraphSessions
@@ -49,6 +49,14 @@ watch_script_end()  # now: `sys.exit(main())` looks up `sys.exit` before `main` 
 load_generated_code_from_memory()  # now: what is traced before there is an AutoDist leaves files, too
 if (_recorder := recorder()) is not None:
     _recorder.begin()  # now: the script may build layers before it makes an AutoDist
+
+
+_made: list[Run] = []
+
+
+def made() -> tuple[Run, ...]:
+    """The run of each AutoDist that the script has made in this process."""
+    return tuple(_made)
 
 
 class AutoDist:
@@ -102,6 +110,7 @@ class AutoDist:
         self._run.on_training = self._alone.stop
         self._process = os.getpid()
         atexit.register(self._end)
+        _made.append(self._run)
 
     # -- who runs --------------------------------------------------------------------------------------------------
 
@@ -290,6 +299,11 @@ def _choose(
     """Machines and strategy: what the command that runs the script asks for, else what the script says."""
     looks = look()
     asked = Asked.of_this_process() if looks is None else looks.asked
+    if asked.asks and _made and looks is None:
+        raise MisusedError(
+            "the script makes two AutoDist objects, and a command has said on which machines its AutoDist runs. Leave "
+            "one, and open its scope() again."
+        )
     spec = asked.spec(lambda: _read_spec(file, given), _count_gpus)
     chosen = asked.builder(lambda: chosen_builder(builder, spec.strategy))
     return (spec if looks is None else looks.choose(spec, chosen)), chosen

@@ -6,10 +6,13 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from autodist.errors import ResourceSpecError, StrategyError
 from autodist.resources import ResourceSpec, StrategySection, Timeouts
-from autodist.strategies import BuildsStrategy, builder_from_section, registered_names
+
+if TYPE_CHECKING:
+    from autodist.strategies import BuildsStrategy
 
 VARIABLE = "AUTODIST_ASKED"
 """Environment variable by which a command tells the script's process, as JSON."""
@@ -46,7 +49,12 @@ class Asked:
     def of_this_process() -> Asked:
         """What the command has asked of this process; nothing where it was started by none."""
         told = os.environ.get(VARIABLE)
-        return Asked() if told is None else Asked(**json.loads(told))
+        return Asked(**json.loads(told)) if told is not None else _taken_over[-1] if _taken_over else Asked()
+
+    @property
+    def asks(self) -> bool:
+        """Whether it asks for anything."""
+        return self != Asked()
 
     def environment(self) -> dict[str, str]:
         """What a process finds in its environment, to which the same is asked."""
@@ -82,6 +90,17 @@ class Asked:
         return said() if self.strategy is None else named_builder(self.strategy)
 
 
+_taken_over: list[Asked] = []
+
+
+def take_over() -> Asked:
+    """Keeps what is asked of this process for it alone: processes that the script starts are none of the command's."""
+    asked = Asked.of_this_process()
+    _taken_over.append(asked)
+    os.environ.pop(VARIABLE, None)
+    return asked
+
+
 def local_workers(workers: int, replicas: int | None, gpus: int = 0) -> ResourceSpec:
     """So many workers on this machine, on its GPUs, or else on its CPU.
 
@@ -109,6 +128,9 @@ def named_builder(name: str) -> BuildsStrategy:
     Raises:
         StrategyError, ResourceSpecError: there is none, or it cannot be used.
     """
+    # Here: strategies need TensorFlow, whose import takes seconds, and options are told before that.
+    from autodist.strategies import builder_from_section, registered_names
+
     is_file = name.endswith((".yml", ".yaml")) or os.sep in name
     if not is_file and os.path.isfile(name) and name not in registered_names():
         is_file = True

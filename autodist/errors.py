@@ -47,6 +47,10 @@ class StrategyError(AutoDistError, ValueError):
         super().__init__(f"{place}: {problem}" if place else problem)
 
 
+class MisusedError(AutoDistError):
+    """A script cannot be run by the command that runs it; the command's exit status is 2."""
+
+
 class CaptureError(AutoDistError):
     """The training step cannot be captured as it is written."""
 

@@ -274,6 +274,11 @@ class Run:
         """Whether other workers were started, and have had nothing to do but to set variables."""
         return self._peers.have_joined and not self._has_work
 
+    @property
+    def has_worked(self) -> bool:
+        """Whether a step was made, or something was reduced: more than that variables were set."""
+        return self._has_work
+
     # -- start and end ---------------------------------------------------------------------------------------------
 
     def _start(self) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from autodist.cli.diff import diff
 from autodist.cli.plan import plan
+from autodist.cli.run import run
 from autodist.cli.telling import telling_errors
 from autodist.cli.verify import verify
 from autodist.versions import VERSION
@@ -41,6 +42,8 @@ def autodist(
 
     Examples:
 
+    * `autodist run --workers 2 train.py` trains on two workers on this machine
+
     * `autodist plan --workers 2 train.py` shows what each variable would cost, and starts nothing
 
     * `autodist plan --strategy PS --strategy Parallax train.py` compares two strategies
@@ -51,6 +54,7 @@ def autodist(
     """
 
 
+app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(run))
 app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(plan))
 app.command()(telling_errors(diff))
 app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(verify))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ from autodist.cli.plans import Plan, Plans
 from autodist.cli.script import Target
 from autodist.cli.telling import UsageError, output
 from autodist.quiet import quiet_tensorflow
+from autodist.resources import ResourceSpec
 
 
 def plan(
@@ -51,7 +53,7 @@ def plan(
         _require_writable(html)
     target = Target(script, is_module, arguments or [])
     asked = Asked(None if cluster is None else str(cluster), workers, replicas)
-    plans = Plans(script=script, plans=_make(target, asked, strategies or []))
+    plans = Plans(script=script, plans=make_plans_quietly(target, asked, strategies or [])[0])
     if html is not None:
         from autodist.cli.plan_page import write_page
 
@@ -71,7 +73,10 @@ def show(plans: Plans) -> None:
         console.print(table)
 
 
-def _make(target: Target, asked: Asked, strategies: list[str]) -> tuple[Plan, ...]:
+def make_plans_quietly(
+    target: Target, asked: Asked, strategies: Sequence[str]
+) -> tuple[tuple[Plan, ...], ResourceSpec]:
+    """`make_plans`, with what the script prints on standard error."""
     target.require()  # before TensorFlow is imported, which takes seconds
     with quiet_tensorflow():
         from autodist.cli.planning import make_plans

@@ -39,8 +39,10 @@ from autodist.strategies.table import synchronizer_text
 from autodist.synchronizers import cut_of
 
 
-def make_plans(target: Target, asked: Asked, strategies: Sequence[str]) -> tuple[Plan, ...]:
-    """The plans of a script's first training step. It runs in this process, on one device, up to that step.
+def make_plans(target: Target, asked: Asked, strategies: Sequence[str]) -> tuple[tuple[Plan, ...], ResourceSpec]:
+    """The plans of a script's first training step, and the machines for which they are.
+
+    The script runs in this process, on one device, up to that step.
 
     Args:
         target: the script.
@@ -63,7 +65,7 @@ def make_plans(target: Target, asked: Asked, strategies: Sequence[str]) -> tuple
             assert look.plans is not None, "it is raised once they are made"
     if look.plans is None:
         raise UsageError(_why_none(target, look.chosen is not None))
-    return look.plans
+    return look.plans, look.spec
 
 
 class _PlannedError(BaseException):

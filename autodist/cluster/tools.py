@@ -20,7 +20,8 @@ _PROFILERS = {
     *("profile", "cProfile", "trace", "coverage", "kernprof", "line_profiler", "memory_profiler", "memray"),
     *("pyinstrument", "scalene", "viztracer"),
 }
-_TOOLS = _CONSOLES | _DEBUGGERS | _PROFILERS
+_OURS = {"autodist.cli.launched"}
+_TOOLS = _CONSOLES | _DEBUGGERS | _PROFILERS | _OURS
 
 _NOTEBOOKS = (".ipynb", ".ipy")
 

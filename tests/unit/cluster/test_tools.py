@@ -34,6 +34,12 @@ FORMS = {
         *(MODULE, "package.train", "package.train"),
         ["-Bu", "-m", "package.train", "x"],
     ),
+    "autodist run": (["-m", "autodist.cli.launched", "train.py", "x"], SCRIPT, None, "train.py", ["train.py", "x"]),
+    "autodist run, a module": (
+        ["-m", "autodist.cli.launched", "-m", "package.train", "x"],
+        *(MODULE, "package.train", MODULE),
+        ["-m", "package.train", "x"],
+    ),
     "cProfile": (
         ["-m", "cProfile", "-o", "out", "a b.py", "x"],
         *(f"{PYTHON}/cProfile.py", "cProfile", "a b.py"),

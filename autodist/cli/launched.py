@@ -1,0 +1,93 @@
+"""`python -m autodist.cli.launched [-m] SCRIPT ARGS…`: what `autodist run` becomes; runs the script as Python would.
+
+Signals, exit status, standard input and terminal are the script's own: this is the process that the user started. A
+script that trains nothing on the machines which were asked for ends with status 2.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from autodist.asked import named_builder, take_over
+from autodist.errors import AutoDistError, MisusedError
+
+BAD_INPUT = 2
+
+
+def main() -> None:
+    asked = take_over()
+    if asked.strategy is not None:
+        _require_strategy(asked.strategy)
+    is_module = sys.argv[1] == "-m"
+    name, *rest = sys.argv[1 + is_module :]
+    sys.argv = [name, *rest]
+    # In place of what Python has put there for this module.
+    sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
+    sys.excepthook = functools.partial(_without_our_frames, sys.excepthook)
+    try:
+        _run(name, is_module)
+    except MisusedError as error:
+        _refuse(str(error))
+    _require_training(name)
+
+
+def _require_strategy(name: str) -> None:
+    """Passes one that there is, before the script does anything."""
+    try:
+        named_builder(name)
+    except AutoDistError as error:
+        _refuse(str(error))
+
+
+def _run(name: str, is_module: bool) -> None:
+    try:
+        if is_module:
+            runpy.run_module(name, run_name="__main__", alter_sys=True)
+        else:
+            runpy.run_path(name, run_name="__main__")
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
+
+
+def _require_training(name: str) -> None:
+    """Passes a script that has ended well if something of it ran on the machines."""
+    api = sys.modules.get("autodist.api")
+    if api is None or not api.made():
+        _refuse(
+            f"{name} made no AutoDist and ran on one device, as without `autodist run`. Wrap its training in `ad = "
+            "AutoDist()` and `with ad.scope():`, as the README shows."
+        )
+    elif not any(one.has_worked for one in api.made()):
+        _refuse(
+            f"{name} ended before a step of its AutoDist. What it trains has to be built in `with ad.scope():`, a step "
+            "of its own needs @ad.function, and a graph ad.create_distributed_session()."
+        )
+
+
+def _refuse(problem: str) -> None:
+    sys.stderr.write(f"autodist: error: {problem}\n")
+    sys.exit(BAD_INPUT)
+
+
+def _without_our_frames(
+    otherwise: Callable[[type[BaseException], BaseException, TracebackType | None], Any],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """Shows what a script raised from the script on."""
+    ours = (__file__, "<frozen runpy>")
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ours:
+        trace = trace.tb_next
+    otherwise(kind, error.with_traceback(trace), trace)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""`autodist run`: a script on local workers, as Python would run it, and what it refuses."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from autodist.asked import VARIABLE
+from autodist.cli.app import app
+
+RUNNER = CliRunner()
+
+HEAD = """
+import os, sys
+import numpy as np
+from autodist import AutoDist
+import tensorflow as tf
+"""
+
+STEP = (
+    HEAD
+    + """
+ad = AutoDist()
+with ad.scope():
+    weight = tf.Variable(np.ones((3, 2)), name="weight")
+
+    @ad.function(batch="global")
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    loss = step(np.ones((4, 3)))
+"""
+)
+
+
+def write(folder: Path, text: str, name: str = "train.py") -> str:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def run(*words: str, folder: Path, given: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "autodist", "run", *words]
+    return subprocess.run(command, cwd=folder, input=given, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.mark.processes
+def test_a_module_runs_on_workers_with_its_arguments_input_and_exit_status(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    write(tmp_path / "package", "", "__init__.py")
+    told = f"""
+print("loss", float(loss), "of", ad.num_workers, ad.num_replicas, sys.argv[1:], {VARIABLE!r} in os.environ)
+if ad.is_chief:
+    sys.exit(int(sys.stdin.readline()))
+"""
+    write(tmp_path / "package", STEP + told)
+    words = ["--workers", "2", "--replicas", "2", "--strategy", "PS", "-m", "package.train", "--workers", "9"]
+    ended = run(*words, folder=tmp_path, given="7\n")
+    assert ended.returncode == 7, ended.stderr
+    assert "loss 9.0 of 2 4 ['--workers', '9'] False\n" in ended.stdout
+    assert "[localhost:1] loss 9.0 of 2 4 ['--workers', '9'] False" in ended.stdout
+    assert "PS: 4 replicas on 2 workers" in ended.stderr
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "text, status, told",
+    [
+        ("print('no training')", 2, "train.py made no AutoDist"),
+        (HEAD + "AutoDist()\nAutoDist()", 2, "the script makes two AutoDist objects"),
+        (HEAD + "AutoDist()\nsys.exit(0)", 2, "train.py ended before a step of its AutoDist"),
+        ("raise ValueError('of its own')", 1, 'Traceback (most recent call last):\n  File "{script}", line 1'),
+        (STEP, 0, ""),
+    ],
+)
+def test_a_script_that_trains_nothing_on_the_machines_is_refused(
+    tmp_path: Path, text: str, status: int, told: str
+) -> None:
+    script = write(tmp_path, text)
+    ended = run("--replicas", "2", script, folder=tmp_path)
+    assert ended.returncode == status, ended.stderr
+    assert told.format(script=script) in ended.stderr
+    assert ("Traceback" in ended.stderr) == (status == 1)
+
+
+@pytest.mark.processes
+def test_an_interrupted_script_ends_as_under_python(tmp_path: Path) -> None:
+    script = write(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(200)\n")
+    command = [sys.executable, "-m", "autodist", "run", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in errors and "Aborted" not in errors
+
+
+@pytest.mark.processes
+def test_a_strategy_that_is_none_is_refused_before_the_script_runs(tmp_path: Path) -> None:
+    ended = run("--strategy", "AllReduced", write(tmp_path, "print('it ran')"), folder=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("autodist: error: There is no builder named AllReduced")
+
+
+def test_a_dry_run_shows_each_process_and_the_plan_and_starts_nothing(tmp_path: Path) -> None:
+    script = write(tmp_path, STEP + "raise RuntimeError('the step was made')\n")
+    cluster = write(
+        tmp_path,
+        """
+nodes:
+  - {address: 10.99.0.1, cpus: [0], chief: true, port: 15000}
+  - {address: 10.99.0.2, cpus: [0, 1], ssh_config: lab}
+  - {address: 10.99.0.3, cpus: [], ssh_config: lab}
+ssh: {lab: {username: somebody}}
+strategy: PS
+""",
+        "cluster.yml",
+    )
+    words = ["run", "--cluster", cluster, "--dry-run", script, "--epochs", "3"]
+    result = RUNNER.invoke(app, words, env={"COLUMNS": "150"})
+    assert result.exit_code == 0, result.stderr
+    assert f"{script} --epochs 3 would run as" in result.stdout
+    rows = [line.split("│")[1:-1] for line in result.stdout.splitlines() if "10.99.0." in line]
+    assert [[cell.strip() for cell in row] for row in rows[:3]] == [
+        ["10.99.0.1", "cpu:0", "in this process", "15000"],
+        ["10.99.0.2", "cpu:0, cpu:1", "over SSH at 10.99.0.2, group lab", "a free one"],
+        ["10.99.0.3", "none: it owns variables", "over SSH at 10.99.0.3, group lab", "a free one"],
+    ]
+    assert "PS (the script's): 3 replicas on 3 workers" in result.stdout
+
+
+def test_what_cannot_be_run_is_refused_with_status_2(tmp_path: Path) -> None:
+    script = write(tmp_path, "raise SystemExit('it ran')")
+    wrong = write(tmp_path, "nodes: [{address: localhost, gpu: [0]}]", "cluster.yml")
+    for words, told in [
+        ([str(tmp_path / "missing.py")], "is not there"),
+        (["--cluster", wrong, script], "cluster.yml:1: nodes[0].gpu"),
+        (["--cluster", wrong, "--workers", "2", script], "leave out --workers"),
+        (["--no-such-option", script], "--no-such-option"),
+    ]:
+        result = RUNNER.invoke(app, ["run", *words])
+        assert (result.exit_code, result.stdout) == (2, ""), words
+        assert told in result.stderr and "it ran" not in result.stderr, result.stderr
