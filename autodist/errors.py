@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 
@@ -61,6 +62,29 @@ class CaptureMismatchError(CaptureError):
 
 class RewriteError(AutoDistError):
     """A kernel cannot rewrite the graph without changing what is trained."""
+
+
+class PartsError(RewriteError):
+    """A step cannot be split as a callback says: parts of it need each other, or one itself.
+
+    Args:
+        keys: of the parts; each gives something to the next one, and the last to the first.
+        ways: for each of them the nodes by which it does: from its own, by way of nodes of no part, to the next one's.
+
+    Attributes:
+        node: the one that goes back to the first part.
+    """
+
+    def __init__(self, keys: tuple[Hashable, ...], ways: tuple[tuple[str, ...], ...]) -> None:
+        self.keys, self.ways, self.node = keys, ways, ways[-1][-1]
+        told = ", ".join(
+            f"{key!r} gives to {after!r} ({' → '.join(way)})"
+            for key, after, way in zip(keys, (*keys[1:], keys[0]), ways, strict=True)
+        )
+        super().__init__(
+            f"The node {self.node!r} goes back to the part {keys[0]!r}, so that no part is first: {told}. "
+            f"Give {self.node!r} another key, or one key to all that lies between."
+        )
 
 
 class UnevenBatchError(AutoDistError, ValueError):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
@@ -12,6 +10,7 @@ from tensorflow.python.util import pywrap_xla_ops  # the only list of what XLA c
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import is_scatter
+from autodist.graph.op_types import RESOURCE, VARIANT, types_of_inputs, types_of_outputs
 from autodist.kernels.varying import RANDOM
 
 _OUTSIDE = (
@@ -39,8 +38,8 @@ _NEVER_WAITS = _GENERATORS | frozenset(
     {"Assert", "CheckNumerics", "Print", "PrintV2", "VarHandleOp", "VarIsInitializedOp", "VariableShape"}
 )
 
-_STRING, RESOURCE, VARIANT = (t.as_datatype_enum for t in (tf.string, tf.resource, tf.variant))
-"""XLA has no strings; a resource may be a variable's handle; a variant may be a list that never leaves a function."""
+_STRING = tf.string.as_datatype_enum
+"""XLA has none."""
 
 
 @functools.cache
@@ -116,30 +115,3 @@ def called_by(node: NodeDef) -> list[str]:
     """The functions that a node names in its attributes."""
     found = [value.func.name for value in node.attr.values() if value.HasField("func")]
     return found + [f.name for value in node.attr.values() for f in value.list.func]
-
-
-def types_of_inputs(node: NodeDef) -> Iterator[int]:
-    """The types of a node's data inputs, in their order."""
-    for argument in op_def_registry.get(node.op).input_arg:
-        yield from _types(node, argument)
-
-
-def types_of_outputs(node: NodeDef) -> Iterator[int]:
-    """The types of a node's outputs, in their order."""
-    for argument in op_def_registry.get(node.op).output_arg:
-        yield from _types(node, argument)
-
-
-def spelled_outputs(node: NodeDef) -> list[str]:
-    """How a function's nodes spell the outputs of a node among them, without its name: "output:0", …"""
-    found = []
-    for argument in op_def_registry.get(node.op).output_arg:
-        found += [f"{argument.name}:{k}" for k, _ in enumerate(_types(node, argument))]
-    return found
-
-
-def _types(node: NodeDef, argument: Any) -> list[int]:
-    if argument.type_list_attr:
-        return list(node.attr[argument.type_list_attr].list.type)
-    kind = argument.type or node.attr[argument.type_attr].type
-    return [kind] * (node.attr[argument.number_attr].i if argument.number_attr else 1)

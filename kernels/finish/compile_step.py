@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import is_in_jit_scope
 from autodist.graph.names import node_of, split_replica
+from autodist.graph.split import Part
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.compilable import Compilable
-from autodist.kernels.finish.compiled_function import compiled_function, put_call, results_of
-from autodist.kernels.finish.compiled_regions import PartOf, find_regions, is_copied, may_need_compiler, work_in
+from autodist.kernels.finish.compiled_function import compiled_function, put_call
+from autodist.kernels.finish.compiled_regions import PartOf, find_regions, may_need_compiler, work_in
 from autodist.kernels.finish.prune import Prune
 
 log = logging.getLogger("autodist")
@@ -56,8 +57,8 @@ class CompileStep(Kernel):
             return item
         item = _with_free_constants(item)
         regions = [
-            region for region in find_regions(item, context, asked)
-            if work_in(item.wiring, region) >= self.min_work or may_need_compiler(item.wiring, region)
+            part for part in find_regions(item, context, asked).values()
+            if work_in(item.wiring, part.nodes) >= self.min_work or may_need_compiler(item.wiring, part.nodes)
         ]  # fmt: skip
         _tell_what_is_left(item, context, asked)
         if not regions:
@@ -76,26 +77,17 @@ def _asked_of(item: GraphItem) -> Callable[[str], bool]:
     return (lambda _: True) if item.jit_compile else is_in_jit_scope
 
 
-def _with_calls(item: GraphItem, regions: Iterable[Sequence[str]]) -> GraphItem:
+def _with_calls(item: GraphItem, regions: Iterable[Part]) -> GraphItem:
     editor = StepEditor(item)
 
     def short(_: int, name: str) -> str:
         return name if item.stages is None else split_replica(name)[1]
 
     for k, region in enumerate(regions):
-        results = results_of(editor, region, editor.outputs)
-        nodes = [editor[name] for name in (*_copied(item, region), *region)]
-        function = compiled_function(nodes, results, short)
-        put_call(editor, f"autodist/compiled_step/{k}", region, function)
+        nodes = [editor[name] for name in (*region.copies, *region.nodes)]
+        function = compiled_function(nodes, region.gives, short)
+        put_call(editor, f"autodist/compiled_step/{k}", region.nodes, function)
     return editor.to_item()
-
-
-def _copied(item: GraphItem, region: Iterable[str]) -> list[str]:
-    """The nodes of which a region has copies, each after what it needs of the others."""
-    data = item.wiring.data
-    read = {source: None for name in region for source in data[name] if is_copied(item, source)}
-    of_these = (source for name in read for source in data[name] if is_copied(item, source))
-    return list(dict.fromkeys([*of_these, *read]))
 
 
 def _tell_what_is_left(item: GraphItem, context: Context, asked: Callable[[str], bool]) -> None:

@@ -38,12 +38,12 @@ class CompileUpdates(Kernel):
     name: ClassVar[str] = "compile-updates"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        handles = {n.name for n in item.graph_def.node if n.op == "VarHandleOp" and self._is_taken(n, item, context)}
+        handles = {n.name for n in item.wiring.of_op("VarHandleOp") if self._is_taken(n, item, context)}
         if not handles:
             return item
         editor = StepEditor(item)
         kept = {*map(node_of, (*item.outputs, *item.inputs)), *item.initializers.values()}
-        for region in find_regions(editor, handles, kept):
+        for region in find_regions(item, handles, kept):
             _compile(editor, region)
         return editor.to_item()
 

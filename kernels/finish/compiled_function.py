@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.editor import NodeDef
+from autodist.graph.names import as_input, is_control, node_of
+from autodist.graph.op_types import spelled_outputs, types_of_inputs, types_of_outputs
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.communicate.buckets import digest
-from autodist.kernels.finish.compilable import spelled_outputs, types_of_inputs, types_of_outputs
 
 _EXACT = (
     "Abs Add AddN AddV2 Const Div DivNoNan Greater GreaterEqual Identity Inv Less LessEqual LogicalAnd LogicalNot "
@@ -142,18 +142,3 @@ def _call(name: str, device: str, function: CompiledFunction, before: Iterable[s
     node.attr["Tout"].list.type[:] = [result.type for result in signature.output_arg]
     node.attr["_XlaMustCompile"].b = True
     return node
-
-
-def results_of(editor: GraphEditor, region: Sequence[str], returned: Collection[str]) -> list[str]:
-    """The tensors of the nodes `region` that others read, or that are among `returned`; each node's in their order."""
-    inside = frozenset(region)
-    found: dict[str, None] = {}
-    for member in region:
-        read = {
-            tensor(i)
-            for consumer in editor.consumers(member).difference(inside)
-            for i in editor[consumer].input
-            if not is_control(i) and node_of(i) == member
-        }
-        found.update(dict.fromkeys(sorted(read | {t for t in returned if node_of(t) == member})))
-    return list(found)

@@ -6,13 +6,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autodist.graph.item import GraphItem
-from autodist.graph.names import is_control, node_of, split_replica, tensor
+from autodist.graph.names import node_of, split_replica
+from autodist.graph.op_types import RESOURCE, VARIANT, type_of, types_of_inputs
 from autodist.graph.placement import EVERY_WORKER
-from autodist.graph.units import by_levels, is_acyclic
+from autodist.graph.split import Parts, split
 from autodist.graph.walks import reach
 from autodist.graph.wiring import Wiring
 from autodist.kernels.base import Context
-from autodist.kernels.finish.compilable import RESOURCE, VARIANT, Compilable, types_of_inputs, types_of_outputs
+from autodist.kernels.finish.compilable import Compilable
 
 Key = tuple[Hashable, ...]
 """What the nodes of one region have in common."""
@@ -44,24 +45,22 @@ class PartOf:
         return (COMPUTE, replica, level) if own in self.item.replicated else (SHARED, level)
 
 
-def is_copied(item: GraphItem, name: str) -> bool:
-    """Whether each region that reads a node has a copy of its own: a constant, or an empty list that replicas share.
+def _copied(item: GraphItem) -> frozenset[str]:
+    """What each region that reads it has a copy of: constants, and empty lists that replicas share.
 
     Not a constant that a kernel made: it may differ from replica to replica, and they are to share their functions.
     """
-    op = item.wiring.nodes[name].op
-    if op not in ("Const", "EmptyTensorList", "TensorListReserve"):
-        return False
-    part = PartOf(item)(name)
-    return part is not None and (part[0] == SHARED if op != "Const" else not item.wiring.sources[name])
+    part_of, wiring = PartOf(item), item.wiring
+    constants = (n.name for n in wiring.of_op("Const") if not wiring.sources[n.name] and part_of(n.name) is not None)
+    lists = (n.name for n in wiring.of_op("EmptyTensorList", "TensorListReserve"))
+    return frozenset([*constants, *(name for name in lists if (part_of(name) or ("",))[0] == SHARED)])
 
 
-def find_regions(item: GraphItem, context: Context, asked: Callable[[str], bool]) -> list[list[str]]:
-    """The nodes of each region, each after what it needs of the others.
+def find_regions(item: GraphItem, context: Context, asked: Callable[[str], bool]) -> Parts:
+    """The parts of a step that can be replaced by one node each, all at the same time.
 
-    Each region's nodes can be replaced by one node, all regions at the same time, without a cycle. They stand on one
-    device of this worker, are run by the same runs, and wait for the same communication: no two workers can come to
-    wait for each other, and what arrives later holds nothing back.
+    The nodes of each stand on one device of this worker, are run by the same runs, and wait for the same communication:
+    no two workers can come to wait for each other, and what arrives later holds nothing back.
 
     Args:
         item: the step, with devices.
@@ -69,39 +68,24 @@ def find_regions(item: GraphItem, context: Context, asked: Callable[[str], bool]
         asked: whether XLA is asked for what a node computes.
     """
     # Only under a whole step that asks for XLA does TensorFlow build loops, and their gradients, as XLA wants them.
-    units = _units(item, context, asked, allows_loops=item.jit_compile)
-    if item.jit_compile and _parts_of_loops_leave(item, units):
-        units = _units(item, context, asked, allows_loops=False)
-    found: dict[Key, list[str]] = {}
-    for name in item.wiring.order:
-        if name in units:
-            found.setdefault(units[name], []).append(name)
-    return list(found.values())
+    parts = _find_parts(item, context, asked, allows_loops=item.jit_compile)
+    if item.jit_compile and _parts_of_loops_leave(item.wiring, parts):
+        return _find_parts(item, context, asked, allows_loops=False)
+    return parts
 
 
-def _units(item: GraphItem, context: Context, asked: Callable[[str], bool], allows_loops: bool) -> dict[str, Key]:
-    keys = _Search(item, context, asked, PartOf(item), allows_loops).keys()
-    return keys if is_acyclic(item.wiring, keys) else by_levels(item.wiring, keys)
+def _find_parts(item: GraphItem, context: Context, asked: Callable[[str], bool], allows_loops: bool) -> Parts:
+    search = _Search(item, context, asked, PartOf(item), _copied(item), allows_loops)
+    return split(item, search.keys().get, copied=search.copied, cut_cycles=True)
 
 
-def _parts_of_loops_leave(item: GraphItem, units: Mapping[str, Key]) -> bool:
+def _parts_of_loops_leave(wiring: Wiring, parts: Parts) -> bool:
     """Whether a list of tensors, or a handle that a loop gives, comes into a region or leaves it."""
-    wiring = item.wiring
-    for name in units:
-        node = wiring.nodes[name]
-        for spelling, kind in zip(node.input, types_of_inputs(node), strict=False):
-            source = node_of(spelling)
-            comes = units.get(source) != units[name] and wiring.nodes[source].op != "VarHandleOp"
-            if kind in _OF_LOOPS and comes and not is_copied(item, source):
-                return True
-        given = {tensor(f"{name}:{k}") for k, kind in enumerate(types_of_outputs(node)) if kind in _OF_LOOPS}
-        readers = [c for c in wiring.consumers[name] if units.get(c) != units[name]] if given else []
-        if any(not is_control(i) and tensor(i) in given for reader in readers for i in wiring.nodes[reader].input):
-            return True
-    return False
-
-
-_OF_LOOPS = frozenset({RESOURCE, VARIANT})
+    passing = (name for part in parts.values() for name in (*part.takes, *part.gives))
+    return any(
+        type_of(wiring, name) in (RESOURCE, VARIANT) and wiring.nodes[node_of(name)].op != "VarHandleOp"
+        for name in passing
+    )
 
 
 @dataclass
@@ -110,6 +94,7 @@ class _Search:
     context: Context
     asked: Callable[[str], bool]
     part_of: PartOf
+    copied: frozenset[str]
     allows_loops: bool
     wiring: Wiring = field(init=False)
 
@@ -159,7 +144,7 @@ class _Search:
     def _is_free(self, name: str) -> bool:
         node = self.wiring.nodes[name]
         return (
-            not is_copied(self.item, name)
+            name not in self.copied
             and name not in self._kept
             and name not in self._perhaps_dead
             and node.device.startswith(self.context.task(self.context.worker))

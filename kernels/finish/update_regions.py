@@ -2,43 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.errors import PartsError
+from autodist.graph.editor import NodeDef
 from autodist.graph.effects import ASSIGNMENTS
-from autodist.graph.names import node_of
-from autodist.graph.walks import reach
+from autodist.graph.item import GraphItem
+from autodist.graph.split import split
+from autodist.graph.wiring import Wiring
 from autodist.kernels.finish.compiled_function import EXACT
 
 _TYPES = frozenset(dtype.as_datatype_enum for dtype in (tf.float32, tf.float64, tf.bool))
 """XLA may keep the values between two ops of a smaller type in a larger one."""
 
 
-def find_regions(editor: GraphEditor, handles: Collection[str], kept: Collection[str]) -> Iterator[list[str]]:
-    """Nodes that can be replaced by one, each after what it needs of the others.
+def find_regions(item: GraphItem, handles: Collection[str], kept: Collection[str]) -> list[list[str]]:
+    """Nodes that can be replaced by one, all regions at the same time, each after what it needs of the others.
 
-    Nothing else reads what they compute, and nothing that they need comes after one of them. No region has a node of
-    another; what is no more than a write is none.
+    Nothing else reads what they compute; the last one is a write, to which all lead. What is no more than a write is no
+    region.
 
     Args:
-        editor: the graph; a region may be replaced before the next one is asked for.
+        item: the step.
         handles: of the variables.
         kept: nodes that are in no region.
     """
-    search = _Search(editor, frozenset(handles), frozenset(kept))
-    found = {node.name: search.region_of(node.name) for node in editor if search.is_write(node)}
+    search = _Search(item.wiring, frozenset(handles), frozenset(kept))
+    writes = [node.name for node in item.wiring.of_op(*sorted(ASSIGNMENTS)) if search.is_write(node)]
+    found = {write: search.region_of(write) for write in writes}
     # The write of a slot stands in the region of the weight that is computed from it, too.
-    for write, region in sorted(found.items(), key=lambda pair: -len(pair[1])):
-        if len(region) > 1 and all(name in editor for name in region) and search.is_convex(region):
-            yield search.in_order(region, write)
+    largest = sorted((write for write in found if len(found[write]) > 1), key=lambda write: -len(found[write]))
+    while True:
+        regions: dict[str, str] = {}
+        for write in largest:
+            if regions.keys().isdisjoint(found[write]):
+                regions.update(dict.fromkeys(found[write], write))
+        try:
+            split(item, regions.get, copied=())
+        except PartsError as error:  # what leads out of one of them comes back
+            largest.remove(max(error.keys, key=largest.index))
+        else:
+            return [search.in_order(found[write], write) for write in dict.fromkeys(regions.values())]
 
 
 @dataclass(frozen=True)
 class _Search:
-    editor: GraphEditor
+    wiring: Wiring
     handles: frozenset[str]
     kept: frozenset[str]
 
@@ -53,15 +65,15 @@ class _Search:
         return region
 
     def _before(self, region: Collection[str]) -> set[str]:
-        return {node_of(i) for name in region for i in self.editor[name].input}.difference(region)
+        return {source for name in region for source in self.wiring.sources[name]}.difference(region)
 
-    def _belongs(self, name: str, region: Collection[str], write: str) -> bool:
-        node = self.editor[name]
-        if name in self.kept or node.device != self.editor[write].device:
+    def _belongs(self, name: str, region: set[str], write: str) -> bool:
+        node = self.wiring.nodes[name]
+        if name in self.kept or node.device != self.wiring.nodes[write].device:
             return False
         if self.is_write(node):
-            return self._shape(node) == self._shape(self.editor[write])
-        return self._is_elementwise(node) and self.editor.consumers(name).issubset(region)
+            return self._shape(node) == self._shape(self.wiring.nodes[write])
+        return self._is_elementwise(node) and region.issuperset(self.wiring.consumers[name])
 
     def _is_elementwise(self, node: NodeDef) -> bool:
         if node.op == "ReadVariableOp":
@@ -70,16 +82,7 @@ class _Search:
         return node.op in EXACT and _TYPES.issuperset(types)
 
     def _shape(self, write: NodeDef) -> bytes:
-        return bytes(self.editor[write.input[0]].attr["shape"].shape.SerializeToString())
-
-    def is_convex(self, region: Collection[str]) -> bool:
-        """Whether nothing outside stands between two nodes of the region."""
-
-        def onward(name: str) -> Iterable[str]:
-            return () if name in region else self.editor.consumers(name)
-
-        later = reach((c for name in region for c in self.editor.consumers(name)), onward)
-        return later.isdisjoint(self._before(region))
+        return bytes(self.wiring.nodes[write.input[0]].attr["shape"].shape.SerializeToString())
 
     def in_order(self, region: Collection[str], write: str) -> list[str]:
         """The nodes of a region, which all lead to `write`; in the same order where they do the same."""
@@ -89,8 +92,8 @@ class _Search:
         def visit(name: str) -> None:
             if name in left:
                 left.discard(name)
-                for i in self.editor[name].input:
-                    visit(node_of(i))
+                for source in self.wiring.sources[name]:
+                    visit(source)
                 ordered[name] = None
 
         visit(write)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from autodist.kernels.finish.compilable import Compilable, spelled_outputs, types_of_outputs
+from autodist.kernels.finish.compilable import Compilable
 
 
 def nodes_of(build):
@@ -67,9 +67,3 @@ def test_a_branch_is_as_its_bodies_are():
     assert not compilable.can_compile(draws["If"]) and not compilable.may_wait(draws["If"])
     calls, compilable = nodes_of(branches(lambda: tf.numpy_function(lambda: 1.0, [], tf.float32) + tf.zeros([2])))
     assert not compilable.can_compile(calls["If"]) and compilable.may_wait(calls["If"])
-
-
-def test_outputs_are_spelled_as_functions_spell_them():
-    nodes, _ = nodes_of(lambda: tf.split(tf.ones([4]), 2))
-    assert spelled_outputs(nodes["Split"]) == ["output:0", "output:1"]
-    assert list(types_of_outputs(nodes["Split"])) == [tf.float32.as_datatype_enum] * 2

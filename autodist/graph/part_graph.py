@@ -1,0 +1,79 @@
+"""Graphs of some nodes of a step, which are run by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.graph.editor import drop_lost_colocation
+from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.graph.op_types import RESOURCE, VARIANT, type_of
+from autodist.graph.wiring import Wiring
+
+PREFIX = "autodist/taken/"
+"""Before the names of the placeholders for what a part takes."""
+
+
+@dataclass(frozen=True)
+class PartGraph:
+    """A part of a step as a graph.
+
+        feeds = {graph.inputs[name]: values[name] for name in graph.inputs}
+        values.update(zip(graph.outputs, session.run(graph.outputs, feeds)))
+
+    Attributes:
+        graph_def: nodes keep their names; the functions of the whole step are there.
+        inputs: for each tensor of other nodes that the part takes, the placeholder that is fed its value, of its dtype
+            and any shape.
+        outputs: the tensors that it gives, by their names in the step.
+        targets: nodes to run besides.
+    """
+
+    graph_def: tf.compat.v1.GraphDef
+    inputs: Mapping[str, str]
+    outputs: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+def part_graph(
+    wiring: Wiring, nodes: Sequence[str], takes: Iterable[str], gives: Iterable[str], targets: Iterable[str]
+) -> PartGraph:
+    """The graph of some nodes, with placeholders for what they take. They wait for none but one another.
+
+    Raises:
+        RewriteError: it takes or gives what can be no value.
+    """
+    out = tf.compat.v1.GraphDef(versions=wiring.graph_def.versions, library=wiring.graph_def.library)
+    inputs, outputs = {}, tuple(gives)
+    for name in takes:
+        made = out.node.add(name=f"{PREFIX}{node_of(name)}/{output_index(name)}", op="Placeholder")
+        made.attr["dtype"].type = _type_of_value(wiring, name)
+        inputs[name] = tensor(made.name)
+    for name in outputs:
+        _type_of_value(wiring, name)
+    inside = frozenset(nodes)
+    for name in nodes:
+        node = out.node.add()
+        node.CopyFrom(wiring.nodes[name])
+        if not inside.issuperset(wiring.sources[name]):
+            node.input[:] = _within(node.input[:], inside, inputs)
+    drop_lost_colocation({node.name: node for node in out.node})
+    return PartGraph(out, inputs, outputs, tuple(targets))
+
+
+def _within(spelled: Iterable[str], inside: Collection[str], inputs: Mapping[str, str]) -> list[str]:
+    mapped = (i if node_of(i) in inside else None if is_control(i) else inputs[tensor(i)] for i in spelled)
+    return [i for i in mapped if i is not None]
+
+
+def _type_of_value(wiring: Wiring, name: str) -> int:
+    kind = type_of(wiring, name)
+    if kind in (RESOURCE, VARIANT):
+        raise RewriteError(
+            f"{name} passes from one part of the step to another and is a {tf.as_dtype(kind).name}, which is no value: "
+            f"give {node_of(name)!r} the key of the nodes that read it, or let each part have a copy of it."
+        )
+    return kind

@@ -1,0 +1,43 @@
+"""Types of tensors, by the op and the attributes of what makes them."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+from autodist.graph.op_types import spelled_outputs, type_of, types_of_inputs, types_of_outputs
+from autodist.graph.wiring import Wiring
+
+FLOAT, INT = tf.float32.as_datatype_enum, tf.int32.as_datatype_enum
+
+
+@pytest.fixture
+def wiring():
+    with tf.Graph().as_default() as graph:
+        tf.split(tf.ones([4]), 2, name="split")
+        tf.raw_ops.IdentityN(input=[tf.ones([2]), tf.constant(1)], name="both")
+    return Wiring(graph.as_graph_def())
+
+
+def test_outputs_are_spelled_as_functions_spell_them(wiring):
+    assert spelled_outputs(wiring.nodes["split"]) == ["output:0", "output:1"]
+
+
+def test_lists_have_a_type_for_each_and_numbers_one_for_all(wiring):
+    assert list(types_of_inputs(wiring.nodes["split"])) == [INT, FLOAT]
+    assert list(types_of_outputs(wiring.nodes["split"])) == [FLOAT, FLOAT]
+    assert list(types_of_outputs(wiring.nodes["both"])) == [FLOAT, INT]
+
+
+def test_a_tensor_is_known_by_any_spelling(wiring):
+    assert [type_of(wiring, name) for name in ("both", "both:0", "both:1")] == [FLOAT, FLOAT, INT]
+
+
+def test_an_op_may_be_a_function_of_the_graph():
+    graph_def = tf.compat.v1.GraphDef()
+    function = graph_def.library.function.add()
+    function.signature.name = "two"
+    function.signature.output_arg.add(name="x", type=INT)
+    function.signature.output_arg.add(name="y", type=FLOAT)
+    graph_def.node.add(name="call", op="two")
+    assert type_of(Wiring(graph_def), "call:1") == FLOAT
