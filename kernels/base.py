@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import tensorflow as tf
 from autodist.graph.devices import cpu_of, home_of, task_of
 from autodist.graph.item import GraphItem
 from autodist.graph.origins import origins_in
+from autodist.kernels.plan import Plan
 from autodist.proto import strategy_pb2
 
 
@@ -31,6 +33,11 @@ class Context:
     worker: int
     joins_outputs: bool = True
     fetches_alike: bool = False
+
+    @functools.cached_property
+    def plan(self) -> Plan:
+        """What the strategy says of each variable and shard."""
+        return Plan(self.strategy)
 
     @property
     def sends_fetched(self) -> bool:

@@ -1,26 +1,41 @@
-"""Plan: what a strategy says of one join."""
+"""Plan: what a strategy says, resolved once."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from functools import cached_property
 
 from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.parts import Join, JoinKind
 from autodist.proto import strategy_pb2
-from autodist.synchronizers import COLLECTIVES, AllReduce, named_synchronizers
+from autodist.synchronizers import COLLECTIVES, AllReduce, cut_of, named_synchronizers
 
 
 class Plan:
-    """Answers about a strategy, by join.
+    """Answers about a strategy, by variable or shard and by join; kernels read it and no message.
 
     Args:
         strategy: checked and without AUTO.
+
+    Attributes:
+        cuts: of the variables that are cut.
     """
 
     def __init__(self, strategy: strategy_pb2.Strategy) -> None:
-        self._said = {name: said for node in strategy.nodes for name, said in named_synchronizers(node)}
+        self._pieces = {node.variable: dict(named_synchronizers(node)) for node in strategy.nodes}
+        self._said = {name: said for pieces in self._pieces.values() for name, said in pieces.items()}
+        found = {node.variable: cut_of(node) for node in strategy.nodes}
+        self.cuts = {variable: cut for variable, cut in found.items() if cut is not None}
+
+    @property
+    def variables(self) -> Collection[str]:
+        """All that are synchronised, in the strategy's order."""
+        return self._pieces.keys()
+
+    def owners_of(self, variable: str) -> dict[str, int]:
+        """The owner of a variable, or of each of its shards, where one worker alone holds it."""
+        return {name: said.owner for name, said in self._pieces[variable].items() if said.owner is not None}
 
     @cached_property
     def collective(self) -> str | None:

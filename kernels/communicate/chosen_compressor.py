@@ -21,17 +21,3 @@ def compressor_of(plan: Plan, join: Join) -> Compressor | None:
     if problem is not None:
         raise StrategyError(problem)
     return asked if asked.saves_bytes(Dense.of(join)) else None
-
-
-def require_no_compressor(plan: Plan, join: Join, spec: str) -> None:
-    """Passes if a join that a collective reduces has no compressor.
-
-    Raises:
-        StrategyError: it has one.
-    """
-    asked = plan.compressor(join)
-    if asked != NO_COMPRESSOR:
-        raise StrategyError(
-            f"{join.variable} has the compressor {asked.kind} and all_reduce_spec {spec}, whose "
-            "sums TensorFlow makes of the gradients as they are. Take all_reduce_spec SHUFFLE for all variables."
-        )

@@ -15,7 +15,6 @@ from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.copies import add_copy
-from autodist.kernels.plan import Plan
 
 PROXY = "/proxy"
 """What the name of a proxy in the session has behind that of its variable."""
@@ -35,7 +34,7 @@ class ReadProxies(Kernel):
     name: ClassVar[str] = "read-proxies"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        plan = Plan(context.strategy)
+        plan = context.plan
         names = [name for name in item.keepers if plan.has_proxy(name)]
         stages = item.stages
         if not names or stages is None:

@@ -16,10 +16,8 @@ from autodist.graph.item import GraphItem
 from autodist.graph.parts import Join, JoinKind, Merge
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
-from autodist.kernels.communicate.chosen_compressor import require_no_compressor
 from autodist.kernels.communicate.reduce_by_shuffle import weight_of
 from autodist.kernels.communicate.results import Results
-from autodist.kernels.plan import Plan
 from autodist.kernels.sums import merged, rows_together
 
 GROUP_KEY = 1
@@ -59,13 +57,10 @@ class ReduceByCollective(Kernel):
     name: ClassVar[str] = "reduce-by-collective"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        plan = Plan(context.strategy)
+        plan = context.plan
         if plan.collective is None or not item.joins:
             return item
-        _require_replicas_everywhere(context, plan.collective)
         _require_types_that_travel(item.joins, plan.collective)
-        for join in item.joins:
-            require_no_compressor(plan, join, plan.collective)
         results = Results(item)
         group = _Group(context, plan.collective)
         dense = [join for join in item.joins if not join.is_sparse]
@@ -88,15 +83,6 @@ def _order(work: Bucket | Join, position: Mapping[str, int]) -> tuple[int, bool,
     join = work.joins[0] if isinstance(work, Bucket) else work
     is_late = join.kind not in (JoinKind.LOSS, JoinKind.WHOLE)
     return join.level, is_late, join.depth, 0 if is_late else position[join.name]
-
-
-def _require_replicas_everywhere(context: Context, spec: str) -> None:
-    idle = sorted(set(range(context.workers)) - set(context.computing))
-    if idle:
-        raise StrategyError(
-            f"worker {idle[0]} runs no replica, and a collective needs a part of every worker; take all_reduce_spec "
-            f"SHUFFLE in place of {spec}."
-        )
 
 
 def _require_types_that_travel(joins: Sequence[Join], spec: str) -> None:

@@ -44,7 +44,7 @@ class ReduceByShuffle(Kernel):
     name: ClassVar[str] = "reduce-by-shuffle"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        plan = Plan(context.strategy)
+        plan = context.plan
         mine = [join for join in item.joins if plan.travels_by_shuffle(join)]
         if not mine:
             return item

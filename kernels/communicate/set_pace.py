@@ -43,7 +43,7 @@ class SetPace(Kernel):
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         if context.workers == 1 or not item.owners or item.stages is None:
             return item
-        keepers = find_keepers(item, item.stages, context.strategy)
+        keepers = find_keepers(item, item.stages, context.plan)
         require_one_keeper_a_write(item, keepers)
         if any(keeper.is_free for keeper in keepers.values()):
             require_written_by_updates(item, item.stages, keepers)

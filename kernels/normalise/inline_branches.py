@@ -23,7 +23,6 @@ from autodist.kernels.plan import Plan
 from autodist.kernels.replicate.advance_alike import reads_to_offset
 from autodist.kernels.replicate.made_of import find_made_of
 from autodist.kernels.varying import find_varying, sources_of
-from autodist.proto import strategy_pb2
 
 
 @dataclass(frozen=True)
@@ -42,10 +41,10 @@ class InlineBranches(Kernel):
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         if context.is_alone:
             return item
-        return inline_state(inline_shared_updates(item, context.strategy))
+        return inline_state(inline_shared_updates(item, context.plan))
 
 
-def inline_shared_updates(item: GraphItem, strategy: strategy_pb2.Strategy) -> GraphItem:
+def inline_shared_updates(item: GraphItem, plan: Plan) -> GraphItem:
     """The step in which no condition holds the updates of variables that the strategy gives to different workers.
 
     Not where one of these is asynchronous: others write such a variable at the same time, so that what is written must
@@ -54,8 +53,7 @@ def inline_shared_updates(item: GraphItem, strategy: strategy_pb2.Strategy) -> G
     Raises:
         StrategyError: one does, and more than writes of variables.
     """
-    plan = Plan(strategy)
-    keepers = {node.variable: plan.keeper(node.variable) for node in strategy.nodes}
+    keepers = {variable: plan.keeper(variable) for variable in plan.variables}
     chosen = []
     for node in item.wiring.of_op("If"):
         names = _written(item, node)

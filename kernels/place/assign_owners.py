@@ -17,7 +17,6 @@ from autodist.kernels.normalise.inline_branches import inline_shared_updates
 from autodist.kernels.place.counters import find_counters
 from autodist.kernels.plan import Plan
 from autodist.proto import strategy_pb2
-from autodist.synchronizers import cut_of, named_synchronizers
 
 _STAND_INS = 1 << 30
 """From here on a number stands for a variable that is cut, and so has no owner of its own."""
@@ -34,17 +33,18 @@ class AssignOwners(Kernel):
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         if context.workers == 1:
             return replace(item, owners={}, cuts={})
-        placed = _decided(item, context.strategy)
+        placed = _decided(item, context.plan)
         return replace(placed, owners={name: w for name, w in placed.owners.items() if w != EVERY_WORKER})
 
 
 def find_placements(item: GraphItem, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
     """Where all variables of a step lie, by name."""
-    placed = _decided(inline_shared_updates(item, strategy), strategy)
+    plan = Plan(strategy)
+    placed = _decided(inline_shared_updates(item, plan), plan)
     return {variable.name: placed.placement(variable.name) for variable in item.variables}
 
 
-def _decided(item: GraphItem, strategy: strategy_pb2.Strategy) -> GraphItem:
+def _decided(item: GraphItem, plan: Plan) -> GraphItem:
     """How a step's variables are cut and who owns them; what `item` says already, from an earlier step, holds.
 
     What an update keeps beside a variable (a slot) is cut and placed like the variables that it serves: those whose
@@ -54,23 +54,17 @@ def _decided(item: GraphItem, strategy: strategy_pb2.Strategy) -> GraphItem:
     """
     fixed = item.owners.keys() | item.cuts.keys()
     cuts, owners = dict(item.cuts), dict(item.owners)
-    for node in strategy.nodes:
-        if node.variable in item.by_name and node.variable not in fixed:
-            cut = cut_of(node)
-            if cut is not None:
-                cuts[node.variable] = cut
-            owners.update(_owners_of(node))
+    for variable in plan.variables:
+        if variable in item.by_name and variable not in fixed:
+            if variable in plan.cuts:
+                cuts[variable] = plan.cuts[variable]
+            owners.update(plan.owners_of(variable))
     if (cuts or owners) and not fixed >= item.by_name.keys():
-        _place_slots(item, {node.variable for node in strategy.nodes} | fixed, cuts, owners)
-    if Plan(strategy).is_asynchronous:
-        first = next(iter(_owners_of(strategy.nodes[0]).values()))
+        _place_slots(item, {*plan.variables, *fixed}, cuts, owners)
+    if plan.is_asynchronous:
+        first = next(iter(plan.owners_of(next(iter(plan.variables))).values()))
         owners.update({name: first for name in find_counters(item) if name not in owners})
     return replace(item, cuts=cuts, owners=owners)
-
-
-def _owners_of(node: strategy_pb2.VariableNode) -> dict[str, int]:
-    """The owner of the variable, or of each of its shards, where one worker alone holds it."""
-    return {name: said.owner for name, said in named_synchronizers(node) if said.owner is not None}
 
 
 def _place_slots(item: GraphItem, known: Set[str], cuts: dict[str, Cut], owners: dict[str, int]) -> None:

@@ -14,12 +14,10 @@ from autodist.graph.placement import EVERY_WORKER, listed
 from autodist.graph.stages import Stages
 from autodist.kernels.place.assign_owners import computed_from, find_served
 from autodist.kernels.plan import Plan
-from autodist.proto import strategy_pb2
 
 
-def find_keepers(item: GraphItem, stages: Stages, strategy: strategy_pb2.Strategy) -> dict[str, Keeper]:
+def find_keepers(item: GraphItem, stages: Stages, plan: Plan) -> dict[str, Keeper]:
     """How each owned variable of a replicated step is kept: a slot like the variables that it serves."""
-    plan = Plan(strategy)
     asked = {name: plan.keeper(name) for name in item.by_name}
     owned = {name: owner for name, owner in item.owners.items() if name in item.by_name}
     free = [k for k in asked.values() if k is not None and k.is_free]

@@ -15,7 +15,6 @@ from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.read_proxies import PROXY
-from autodist.kernels.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -37,7 +36,7 @@ class SetByChief(Kernel):
     @staticmethod
     def _everywhere(item: GraphItem, context: Context, writes: dict[str, frozenset[str]]) -> GraphItem:
         editor = StepEditor(item)
-        plan = Plan(context.strategy)
+        plan = context.plan
         by_handle: dict[str, list[str]] = {}
         for name, handles in writes.items():
             for handle in handles:

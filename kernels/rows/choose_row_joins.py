@@ -16,7 +16,6 @@ from autodist.graph.propagation import PerExample, Propagation, Replicated
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.rows.merge_rows import is_added_up
-from autodist.synchronizers import cut_of
 
 _SEGMENTS = ("Sum", "Mean", "SqrtN")
 _UNIQUE = {
@@ -43,8 +42,7 @@ class ChooseRowJoins(Kernel):
         if context.is_alone or not any(g.is_sparse for g in item.gradients):
             return item
         editor, flows = StepEditor(item), item.flows or flows_of(item)
-        cuts = {node.variable: cut_of(node) for node in context.strategy.nodes}
-        in_rows = frozenset(variable for variable, cut in cuts.items() if cut is not None and cut.axis == 0)
+        in_rows = frozenset(variable for variable, cut in context.plan.cuts.items() if cut.axis == 0)
         chosen = [_chosen(editor, flows, item, g, in_rows) if g.is_sparse else g for g in item.gradients]
         return replace(item, gradients=tuple(chosen))
 

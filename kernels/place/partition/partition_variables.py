@@ -64,7 +64,7 @@ class PartitionVariables(Kernel):
         if not any(name in item.by_name for name in item.cuts):
             return item
         made = partition(item)
-        _require_synchronous(made.written_whole, Plan(context.strategy))
+        _require_synchronous(made.written_whole, context.plan)
         for line in made.told if context.worker == 0 else ():
             log.info("%s", line)
         return made.item

@@ -15,7 +15,6 @@ from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import GradientCall, JoinKind
 from autodist.graph.propagation import Elements, Examples, Scalar, Total, Weight
 from autodist.graph.walks import reach
-from autodist.kernels.plan import Plan
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.sums import ordered_sum
 
@@ -58,7 +57,7 @@ class Shares:
 
     def __init__(self, joiner: Joiner) -> None:
         self._joiner = joiner
-        self._plan = Plan(joiner.context.strategy)
+        self._plan = joiner.context.plan
         self._wholes: dict[Weight, str] = {}
 
     def of(self, call: int, weight: Weight) -> Seeds:

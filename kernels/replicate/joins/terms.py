@@ -12,7 +12,6 @@ from autodist.graph.keeper import Pace
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import JoinKind, Term
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
-from autodist.kernels.plan import Plan
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.messages import ALIKE_EVERYWHERE
 
@@ -64,7 +63,7 @@ class TermSeeds:
         Raises:
             StrategyError: those of all workers for some variables, and for others those of each worker alone.
         """
-        plan, stages = Plan(self._joiner.context.strategy), self._joiner.stages
+        plan, stages = self._joiner.context.plan, self._joiner.stages
         keepers = {g.variable: plan.keeper(g.variable) for g in stages.gradients if g.call == self._call}
         alone = [name for name, keeper in keepers.items() if keeper is not None and keeper.pace is Pace.ASYNCHRONOUS]
         together = sorted(keepers.keys() - set(alone))

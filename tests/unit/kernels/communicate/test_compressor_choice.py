@@ -9,9 +9,7 @@ import tensorflow as tf
 from autodist.compressors import Compressor, Float16, PowerSGD, TopK
 from autodist.errors import StrategyError
 from autodist.graph.parts import Join, JoinKind
-from autodist.kernels.base import Context
 from autodist.kernels.communicate.chosen_compressor import compressor_of
-from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective
 from autodist.kernels.plan import Plan
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.compressed_models import given_gradient
@@ -87,16 +85,6 @@ def test_only_gradients_are_compressed():
 def test_what_cannot_be_compressed_is_refused(asked, one, message):
     with pytest.raises(StrategyError, match=message):
         compressor_of(plan_of(asked), one)
-
-
-def test_a_collective_refuses_compressors():
-    variable = tf.Variable(np.zeros((12, 10)), name="v")
-    captured = capture(given_gradient(variable), np.zeros((3, 12, 10)))
-    strategy = plan(captured.item, 2, compressor=TOP_K)
-    strategy.nodes[0].all_reduce.spec = strategy_pb2.AllReduce.RING
-    with pytest.raises(StrategyError, match=r"v has the compressor TOP_K and all_reduce_spec RING.* Take .*SHUFFLE"):
-        rewritten(captured, strategy)
-    assert ReduceByCollective().apply(captured.item, Context(strategy, 0)) is captured.item  # nothing to reduce yet
 
 
 def mixed_step():

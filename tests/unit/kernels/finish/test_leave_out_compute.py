@@ -7,9 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.errors import StrategyError
-from autodist.kernels import Context, rewrite
-from autodist.proto import strategy_pb2
 from tests.unit.kernels.drawn_steps import Choices, make_batches, make_step
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
 
@@ -94,12 +91,3 @@ def test_what_replicas_alone_have_is_nothing_there():
     assert len(first[0]) == len(second[0]) == 2
     assert rows.shape == (0, 2)
     assert loss == first[1] == second[1]
-
-
-def test_a_collective_beside_them_is_refused():
-    _, captured, _ = steps("adam", [2])
-    strategy = plan(captured.item, 2, 1, servers=1)
-    for node in strategy.nodes:
-        node.all_reduce.spec = strategy_pb2.AllReduce.RING
-    with pytest.raises(StrategyError, match="worker 2 runs no replica.*SHUFFLE"):
-        rewrite(captured.item, Context(strategy, 0))
