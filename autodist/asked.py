@@ -128,7 +128,7 @@ def named_builder(name: str) -> BuildsStrategy:
     Raises:
         StrategyError, ResourceSpecError: there is none, or it cannot be used.
     """
-    # Here: strategies need TensorFlow, whose import takes seconds, and options are told before that.
+    # Here: a builder or compressor that is named may need TensorFlow, and options are told before that is imported.
     from autodist.strategies import builder_from_section, registered_names
 
     is_file = name.endswith((".yml", ".yaml")) or os.sep in name

@@ -22,13 +22,13 @@ BAD_INPUT = 2
 
 def main() -> None:
     asked = take_over()
-    if asked.strategy is not None:
-        _require_strategy(asked.strategy)
     is_module = sys.argv[1] == "-m"
     name, *rest = sys.argv[1 + is_module :]
     sys.argv = [name, *rest]
     # In place of what Python has put there for this module.
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
+    if asked.strategy is not None:
+        _require_strategy(asked.strategy)  # now: a builder of the user's may stand beside the script
     sys.excepthook = functools.partial(_without_our_frames, sys.excepthook)
     try:
         _run(name, is_module)

@@ -55,8 +55,9 @@ def make_plans(target: Target, asked: Asked, strategies: Sequence[str]) -> tuple
         ScriptFailedError: the script failed by itself.
     """
     target.require()
-    for name in strategies:
-        named_builder(name)  # now: the script may take long to come to its step
+    with target.as_main():  # a builder of the user's may stand beside the script
+        for name in strategies:
+            named_builder(name)  # now: the script may take long to come to its step
     look = _PlanningLook(asked, strategies)
     with looking(look):
         try:

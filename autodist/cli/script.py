@@ -57,7 +57,7 @@ class Target:
             ScriptFailedError: it raised what AutoDist does not, or ended with another status.
             AutoDistError: AutoDist's own.
         """
-        with self._as_main():
+        with self.as_main():
             try:
                 if self.is_module:
                     runpy.run_module(self.name, run_name="__main__", alter_sys=True)
@@ -72,7 +72,7 @@ class Target:
                 raise ScriptFailedError(f"the script failed: {describe(error, self.name)}") from error
 
     @contextlib.contextmanager
-    def _as_main(self) -> Iterator[None]:
+    def as_main(self) -> Iterator[None]:
         """What Python gives a script: its arguments, and its folder (or, for a module, this one) to import from."""
         before, path = sys.argv, list(sys.path)
         folder = os.getcwd() if self.is_module else os.path.dirname(os.path.abspath(self.name))

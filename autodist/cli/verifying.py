@@ -103,7 +103,8 @@ def verify_script(target: Target, asked: Asked, steps: int, folder: Path, shows_
         ScriptFailedError: it ended badly.
     """
     if asked.strategy is not None:
-        named_builder(asked.strategy)
+        with target.as_main():  # a builder of the user's may stand beside the script
+            named_builder(asked.strategy)
     runs = _Runs(target, steps, folder, shows_output)
     alone = Asked(workers=1, replicas=1)
     reference = runs.alone_in_float64()

@@ -133,6 +133,23 @@ def test_the_strategy_of_a_file_and_the_script_s_own_are_planned(tmp_path: Path)
     assert weight.axis is not None and [shard.owner for shard in weight.shards] == ["localhost:0", "localhost:1"]
 
 
+def test_a_builder_that_stands_beside_the_script_is_found(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+from autodist.strategies import PS
+
+class AtTheLast:
+    def build(self, graph_item, resource_spec):
+        return PS(owner=len(resource_spec.workers) - 1).build(graph_item, resource_spec)
+""",
+        "builder_beside_the_script.py",
+    )
+    script = write(tmp_path, STEP)
+    (found,) = plans_of("--workers", "2", "--strategy", "builder_beside_the_script.AtTheLast", script)
+    assert {shard.owner for v in found.variables for shard in v.shards} == {"localhost:1"}
+
+
 def test_a_module_is_planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "planned_package").mkdir()
     write(tmp_path / "planned_package", "", "__init__.py")
