@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -46,8 +47,14 @@ class TellTableWrites(Kernel):
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         if context.worker == 0 and any(gradient.is_sparse for gradient in item.gradients):
             for table, writes in find_table_writes(item).items():
-                log.info(_told(item.by_name[table], writes))
+                tell(_told(item.by_name[table], writes))
         return item
+
+
+@functools.cache  # one table is told of in several steps, and in those of other shapes
+def tell(text: str) -> None:
+    """Says it once in a process."""
+    log.info(text)
 
 
 def _told(table: Variable, writes: Iterable[TableWrite]) -> str:
