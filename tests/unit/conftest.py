@@ -6,15 +6,32 @@ from collections.abc import Iterator
 
 import keras
 import pytest
+from keras.src.backend.common import global_state  # holds the policy, and tells that there is none yet
+
+from autodist.capture import local_training
+
+
+@pytest.fixture(autouse=True)
+def keras_as_it_was() -> Iterator[None]:
+    """A test leaves to the next one of its process what Keras makes everything in."""
+    before, policy = keras.config.floatx(), global_state.get_global_attribute("dtype_policy")
+    yield
+    keras.config.set_floatx(before)
+    global_state.set_global_attribute("dtype_policy", policy)
+
+
+@pytest.fixture(autouse=True)
+def nobody_looks_for_training() -> Iterator[None]:
+    """An AutoDist that a test has made, and trained nothing with, says nothing of what other tests train."""
+    before = list(local_training._watching)
+    yield
+    for one in [one for one in local_training._watching if one not in before]:
+        one.stop()
 
 
 @pytest.fixture
-def keras_in_float64() -> Iterator[None]:
+def keras_in_float64(keras_as_it_was: None) -> None:
     """Keras's layers and optimizers are made in float64, from one seed."""
-    before, policy = keras.config.floatx(), keras.config.dtype_policy()
     keras.config.set_floatx("float64")
     keras.config.set_dtype_policy("float64")  # Keras fixes it where it is first asked for
     keras.utils.set_random_seed(1)
-    yield
-    keras.config.set_floatx(before)
-    keras.config.set_dtype_policy(policy)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.normalise.both_branches import BothBranches, find_hindrance
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 
@@ -111,7 +111,7 @@ def test_each_variable_is_read_and_written_once():
         tf.cond(is_even(weight), lambda: [then()][:0], lambda: [weight.assign(-weight)][:0])
 
     item = step_with(branches)
-    editor = GraphEditor(item.graph_def)
+    editor = StepEditor(item)
     [node] = item.wiring.of_op("If")
     before = set(editor.names)
     taken = BothBranches(editor, item).take(node)
