@@ -93,7 +93,9 @@ def test_a_script_that_trains_nothing_on_the_machines_is_refused(
 
 @pytest.mark.processes
 def test_an_interrupted_script_ends_as_under_python(tmp_path: Path) -> None:
-    script = write(tmp_path, "import time\nprint('ready', flush=True)\ntime.sleep(200)\n")
+    # What a shell starts in the background is born deaf to Ctrl-C.
+    hears = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    script = write(tmp_path, hears + "import time\nprint('ready', flush=True)\ntime.sleep(200)\n")
     command = [sys.executable, "-m", "autodist", "run", script]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
