@@ -15,8 +15,8 @@ SpecOf = Callable[[str], tf.TensorSpec]
 
 
 def nothing_known(tensor: str) -> tf.TensorSpec:
-    """Raises KeyError."""
-    raise KeyError(f"nothing is known of {tensor}; say its dtype")
+    """What is known of tensors that were not captured from a graph: it raises KeyError."""
+    raise KeyError(f"nothing is known of {tensor}, which was not captured from a graph")
 
 
 class Fragment:

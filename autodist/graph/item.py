@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import tensorflow as tf
 
+from autodist.graph.fragment import SpecOf, nothing_known
 from autodist.graph.keeper import Keeper
 from autodist.graph.names import node_of
 from autodist.graph.origins import Origins, no_origins
@@ -33,10 +34,6 @@ UNEVEN = "autodist: replicas have different numbers of examples; in all"
 """What stops a step, where it is not known before it runs, whose replicas all need equally many: the number follows."""
 
 _UNREAD = Wiring(tf.compat.v1.GraphDef())
-
-
-def _no_specs(tensor: str) -> tf.TensorSpec:
-    raise KeyError(f"nothing is known of {tensor}: this step was not captured from a graph")
 
 
 @dataclass(frozen=True)
@@ -92,7 +89,7 @@ class GraphItem:
     apart: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    spec_of: Callable[[str], tf.TensorSpec] = field(default=_no_specs, compare=False, repr=False)
+    spec_of: SpecOf = field(default=nothing_known, compare=False, repr=False)
     origin_of: Origins = field(default=no_origins, compare=False, repr=False)
     joins: tuple[Join, ...] = ()
     stages: Stages | None = None

@@ -48,18 +48,18 @@ def line_of(operation: tf.Operation) -> str | None:
 def origins_in(text: str, origin_of: Origins) -> Iterator[str]:
     """Tells where the nodes were made that a text names, the first few of them."""
     told: dict[str, str] = {}
-    for name in map(node_of, _WORD.findall(text)):
-        line = origin_of(name) or origin_of(name.rstrip("."))
+    for name in (node_of(word).rstrip(".") for word in _WORD.findall(text)):
+        line = origin_of(name)
         if line is not None and len(told) < _TOLD:
-            told.setdefault(line, name.rstrip("."))
+            told.setdefault(line, name)
     return (f"{name} is made in {line}" for line, name in told.items())
 
 
 def _line_of_script(trace: Iterable[Any]) -> str | None:
     """The innermost line that is no library's which builds graphs."""
-    folders = [folder for name in _LIBRARIES if name in sys.modules for folder in sys.modules[name].__path__]
+    libraries = tuple(f"{at}/" for name in _LIBRARIES if name in sys.modules for at in sys.modules[name].__path__)
     for frame in reversed(list(trace)):
-        if not any(frame.filename.startswith(f"{folder}/") for folder in folders):
+        if not frame.filename.startswith(libraries):
             return f"{_short(frame.filename)}:{frame.lineno}"
     return None
 
