@@ -20,22 +20,13 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from autodist.differences import relative_difference
+
 Weights = Mapping[str, NDArray[np.generic]]
 
 
 class DifferentVariablesError(ValueError):
     """The two files do not hold the same variables."""
-
-
-def relative_difference(first: NDArray[np.generic], second: NDArray[np.generic]) -> float:
-    """The largest |first - second| divided by the largest |first|; infinite if a value of either is not finite."""
-    a, b = first.astype(np.float64), second.astype(np.float64)
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return math.inf
-    difference, size = np.abs(a - b).max(initial=0.0), np.abs(a).max(initial=0.0)
-    if difference == 0:
-        return 0.0
-    return float(difference / size) if size else math.inf
 
 
 def largest_difference(first: Weights, second: Weights) -> tuple[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from autodist.differences import relative_difference
 from autodist.recording import OUTPUTS
 
 Values = Mapping[str, NDArray[Any]]
@@ -76,7 +76,7 @@ def compare(reference: Path, other: Path, limit: float) -> Compared:
             if name not in found or found[name].shape != value.shape:
                 left_out[name] = None
                 continue
-            difference = Difference(name, relative_difference(value, found[name]), step)
+            difference = Difference(name, _apart(value, found[name]), step)
             if name not in largest or not difference.largest <= largest[name].largest:
                 largest[name] = difference
             if first is None and not difference.largest <= limit:
@@ -98,19 +98,11 @@ def kind_of(name: str) -> str:
     return name.partition(" ")[0]
 
 
-def relative_difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
-    """The largest |expected - found| divided by the largest |expected|; infinite if one is not finite and not both are.
-
-    >>> relative_difference(np.array([1.0, 4.0]), np.array([1.0, 5.0]))
-    0.25
-    """
-    a, b = expected.astype(np.float64), found.astype(np.float64)
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return 0.0 if np.array_equal(a, b, equal_nan=True) else math.inf
-    difference, size = np.abs(a - b).max(initial=0.0), np.abs(a).max(initial=0.0)
-    if difference == 0:
+def _apart(expected: NDArray[Any], found: NDArray[Any]) -> float:
+    """Their relative difference; none where both have the same, be it infinite or no number."""
+    if np.array_equal(expected, found, equal_nan=True):
         return 0.0
-    return float(difference / size) if size else math.inf
+    return relative_difference(expected, found)
 
 
 def _both(reference: Path, other: Path) -> Iterator[tuple[int, Values, Values]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import math
 import os
 import secrets
 import signal
@@ -20,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch
+from autodist.differences import relative_difference
 from tests.cluster.runs import MARK, survivors, within
 
 ROOT = Path(__file__).parents[2]
@@ -289,17 +289,6 @@ def _end(mark: str) -> None:
 
 def same_bits(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
-
-
-def relative_difference(expected: NDArray[Any], found: NDArray[Any]) -> float:
-    """The largest |expected - found| divided by the largest |expected|."""
-    a, b = expected.astype(np.float64), found.astype(np.float64)
-    if not (np.isfinite(a).all() and np.isfinite(b).all()):
-        return math.inf
-    difference, size = np.abs(a - b).max(initial=0.0), np.abs(a).max(initial=0.0)
-    if difference == 0:
-        return 0.0
-    return float(difference / size) if size else math.inf
 
 
 def largest_difference(expected: Values, found: Values) -> tuple[float, str]:
