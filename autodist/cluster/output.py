@@ -24,8 +24,8 @@ class Output:
     """Writes whole lines, each with the name of its worker before it.
 
     A line goes to the file descriptor in one piece, past Python's buffer: a line that the chief's script is in the
-    middle of printing stays in that buffer and is not torn. A thread of its own writes, so that what else workers say
-    is heard while nobody reads what they print.
+    middle of printing stays in that buffer and is not torn (where it has one: not under PYTHONUNBUFFERED). A thread
+    of its own writes, so that what else workers say is heard while nobody reads what they print.
 
     Attributes:
         lines: how many came so far.
