@@ -1,23 +1,31 @@
 """The messages between coordinator, agent and member: one JSON object a line.
 
-A message is a frozen value; `encode` makes its line and `decode` reads it back. Times are in seconds.
+A message is a frozen value; `encode` makes its line and `decode` reads it back, by its `kind`. Times are in seconds.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import enum
-import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Base64UrlBytes, Field, PlainSerializer, TypeAdapter, ValidationError
 
 
 class ProtocolError(Exception):
     """A line that is no message."""
+
+
+# Halves of surrogate pairs, as names of files that are no UTF-8 have them in Python, are no text for JSON.
+_Text = Annotated[
+    str,
+    PlainSerializer(lambda text: text.encode("utf-8", "surrogatepass").decode("latin-1"), return_type=str),
+    AfterValidator(lambda carried: carried.encode("latin-1").decode("utf-8", "surrogatepass")),
+]
 
 
 @dataclass(frozen=True)
@@ -36,10 +44,11 @@ class Inspect(Message):
         packages: whose versions are to be told.
     """
 
-    script: str | None
-    directory: str
+    kind: Literal["Inspect"] = field(default="Inspect", kw_only=True)
+    script: _Text | None
+    directory: _Text
     port: int | None
-    packages: tuple[str, ...] = ()
+    packages: tuple[_Text, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -56,13 +65,14 @@ class Facts(Message):
         digest: of the script's content; None if there is none, or it cannot be read.
     """
 
-    python: str
-    tensorflow: str | None
+    kind: Literal["Facts"] = field(default="Facts", kw_only=True)
+    python: _Text
+    tensorflow: _Text | None
     port: int | None
-    problems: tuple[str, ...] = ()
-    autodist: str | None = None
-    packages: Mapping[str, str] = field(default_factory=dict)
-    digest: str | None = None
+    problems: tuple[_Text, ...] = ()
+    autodist: _Text | None = None
+    packages: Mapping[_Text, _Text] = field(default_factory=dict)
+    digest: _Text | None = None
 
 
 @dataclass(frozen=True)
@@ -76,9 +86,10 @@ class Start(Message):
         join: what its member is told.
     """
 
-    arguments: tuple[str, ...]
-    directory: str
-    environment: Mapping[str, str]
+    kind: Literal["Start"] = field(default="Start", kw_only=True)
+    arguments: tuple[_Text, ...]
+    directory: _Text
+    environment: Mapping[_Text, _Text]
     join: Join
 
 
@@ -94,10 +105,11 @@ class Join(Message):
         stop_timeout: between SIGTERM and SIGKILL, where the script has to end itself.
     """
 
+    kind: Literal["Join"] = field(default="Join", kw_only=True)
     index: int
-    name: str
-    addresses: tuple[str, ...]
-    payload: bytes
+    name: _Text
+    addresses: tuple[_Text, ...]
+    payload: Base64UrlBytes
     stop_timeout: float
 
 
@@ -105,10 +117,14 @@ class Join(Message):
 class Joined(Message):
     """Member to agent to coordinator: the script has made contact."""
 
+    kind: Literal["Joined"] = field(default="Joined", kw_only=True)
+
 
 @dataclass(frozen=True)
 class Done(Message):
     """Member to agent to coordinator: the script has ended well and waits for the others."""
+
+    kind: Literal["Done"] = field(default="Done", kw_only=True)
 
 
 class Doing(enum.StrEnum):
@@ -123,6 +139,8 @@ class Doing(enum.StrEnum):
 class Ask(Message):
     """Coordinator to agent to member: what does the script do? Answered by `Progress`, unless the process stands."""
 
+    kind: Literal["Ask"] = field(default="Ask", kw_only=True)
+
 
 @dataclass(frozen=True)
 class Progress(Message):
@@ -135,6 +153,7 @@ class Progress(Message):
         queued: seconds that its threads have waited for a processor so far, where there are too few for all.
     """
 
+    kind: Literal["Progress"] = field(default="Progress", kw_only=True)
     doing: Doing
     since: float
     processor: float
@@ -159,10 +178,14 @@ def _queued() -> float:
 class Release(Message):
     """Coordinator to agent to member: all are done, the process may end."""
 
+    kind: Literal["Release"] = field(default="Release", kw_only=True)
+
 
 @dataclass(frozen=True)
 class Stop(Message):
     """Coordinator to agent: end the script now."""
+
+    kind: Literal["Stop"] = field(default="Stop", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -174,6 +197,7 @@ class Line(Message):
         text: without its line end.
     """
 
+    kind: Literal["Line"] = field(default="Line", kw_only=True)
     stream: str
     text: str
 
@@ -186,12 +210,15 @@ class Exited(Message):
         status: exit status; a negative one is the number of a signal.
     """
 
+    kind: Literal["Exited"] = field(default="Exited", kw_only=True)
     status: int
 
 
 @dataclass(frozen=True)
 class Heartbeat(Message):
     """Both ways over SSH: still here."""
+
+    kind: Literal["Heartbeat"] = field(default="Heartbeat", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -202,61 +229,34 @@ class Lost(Message):
         problem: what is wrong, the reason and the mend.
     """
 
-    problem: str
+    kind: Literal["Lost"] = field(default="Lost", kw_only=True)
+    problem: _Text
 
 
-_KINDS: dict[str, type[Message]] = {
-    kind.__name__: kind
-    for kind in (
-        *(Inspect, Facts, Start, Join, Joined, Done, Ask, Progress),
-        *(Release, Stop, Line, Exited, Heartbeat, Lost),
-    )
-}
+_MESSAGE: TypeAdapter[Message] = TypeAdapter(
+    Annotated[
+        Inspect | Facts | Start | Join | Joined | Done | Ask | Progress | Release | Stop | Line | Exited
+        | Heartbeat | Lost,
+        Field(discriminator="kind"),
+    ]
+)  # fmt: skip
 
 
 def encode(message: Message) -> bytes:
     """The line that carries a message, its line end included."""
-    return json.dumps(_to_json(message), separators=(",", ":")).encode() + b"\n"
+    return _MESSAGE.dump_json(message) + b"\n"
 
 
 def decode(line: bytes) -> Message:
     """The message that a line carries.
 
+    What another version adds to a message is left out, so that versions can be compared, which stops the run with the
+    mend.
+
     Raises:
         ProtocolError: it carries none.
     """
     try:
-        content = json.loads(line)
-        return _from_json(content)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        return _MESSAGE.validate_json(line)
+    except ValidationError as error:
         raise ProtocolError(f"not a message: {line[:200]!r}") from error
-
-
-def _to_json(message: Message) -> dict[str, Any]:
-    content: dict[str, Any] = {"is": type(message).__name__}
-    for entry in fields(message):
-        value = getattr(message, entry.name)
-        if isinstance(value, Message):
-            value = _to_json(value)
-        elif isinstance(value, bytes):
-            value = {"base64": base64.b64encode(value).decode()}
-        content[entry.name] = value
-    return content
-
-
-def _from_json(content: dict[str, Any]) -> Message:
-    values = dict(content)
-    kind = _KINDS[values.pop("is")]
-    # What another version adds is left out, so that versions can be compared, which stops the run with the mend.
-    known = {entry.name for entry in fields(kind)}
-    return kind(**{name: _value(value) for name, value in values.items() if name in known})
-
-
-def _value(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(value)
-    if isinstance(value, dict) and "is" in value:
-        return _from_json(value)
-    if isinstance(value, dict) and value.keys() == {"base64"}:
-        return base64.b64decode(value["base64"])
-    return value

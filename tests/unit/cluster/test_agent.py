@@ -12,7 +12,7 @@ from autodist.versions import VERSION
 
 def test_a_message_of_another_version_is_told_with_this_one() -> None:
     outgoing = io.BytesIO()
-    Agent(io.BytesIO(b'{"is":"Teleport","where":"b"}\n'), outgoing, stop_timeout=1.0).serve()
+    Agent(io.BytesIO(b'{"kind":"Teleport","where":"b"}\n'), outgoing, stop_timeout=1.0).serve()
     (said,) = map(decode, outgoing.getvalue().splitlines())
     assert isinstance(said, Lost)
     assert said.problem.startswith(f"the agent of AutoDist {VERSION} there does not understand the chief's")
