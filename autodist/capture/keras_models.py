@@ -15,6 +15,7 @@ from autodist.capture.keras_batches import without_optionals
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep, timing_the_start
+from autodist.capture.keras_state import make_state
 from autodist.capture.other_strategies import require_no_strategy
 from autodist.messages import ALIKE_EVERYWHERE
 
@@ -134,7 +135,10 @@ class KerasModels:
         def train(iterator: Iterator[Any]) -> Any:
             distributed.coming = lengths_to_come(model)
             with _explaining_graphs(model):
-                logs = step(without_optionals(next(iterator)))
+                data = without_optionals(next(iterator))
+                if not distributed.traces:
+                    make_state(model, data)
+                logs = step(data)
                 for _ in range(model.steps_per_execution - 1):
                     try:
                         data = next(iterator)
