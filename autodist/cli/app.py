@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from autodist.cli.check import check
 from autodist.cli.diff import diff
 from autodist.cli.plan import plan
 from autodist.cli.run import run
@@ -48,6 +49,8 @@ def autodist(
 
     * `autodist plan --strategy PS --strategy Parallax train.py` compares two strategies
 
+    * `autodist check cluster.yml train.py` tells whether the machines are ready
+
     * `autodist verify train.py` tells whether two workers train as one device does
 
     * `autodist COMMAND --help` has examples of each command
@@ -55,6 +58,7 @@ def autodist(
 
 
 app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(run))
+app.command()(telling_errors(check))
 app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(plan))
 app.command()(telling_errors(diff))
 app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(verify))

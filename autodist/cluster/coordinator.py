@@ -21,10 +21,9 @@ from autodist.cluster.ports import PortHeld
 from autodist.cluster.preflight import check_all, compared_packages
 from autodist.cluster.protocol import Ask, Facts, Inspect, Join, Lost, Message, Progress, Release, Start, Stop
 from autodist.cluster.script import Script
-from autodist.cluster.ssh_settings import SSHSettings
-from autodist.cluster.transport import LocalTransport, SSHTransport, Transport
+from autodist.cluster.ways import transport_to
 from autodist.errors import WorkerFailedError
-from autodist.resources import Node, ResourceSpec
+from autodist.resources import ResourceSpec
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -242,22 +241,12 @@ class Coordinator:
     def _open_links(self) -> None:
         for node, group in itertools.groupby(self._workers[1:], key=lambda worker: worker.node):
             workers = list(group)
-            transport, options = self._transport(node)
-            channels = transport.open(len(workers), "autodist.cluster.agent", *options)
+            options = ["--stop", str(self._spec.stop_timeout)]
+            if self._spec.ssh_group(node) is not None:
+                options += ["--silence", str(self._spec.silence_timeout)]
+            channels = transport_to(self._spec, node).open(len(workers), "autodist.cluster.agent", *options)
             for worker, channel in zip(workers, channels, strict=True):
                 self._links += (Link(worker.name, channel, self._changed, self._output, self._note_ending),)
-
-    def _transport(self, node: Node) -> tuple[Transport, tuple[str, ...]]:
-        group = self._spec.ssh_group(node)
-        stop = ("--stop", str(self._spec.stop_timeout))
-        if group is None:
-            return LocalTransport(), stop
-        # A node may be the jump host on the way to another.
-        reached = {other.address: self._spec.ssh[other.ssh_config] for other in self._spec.nodes if other.ssh_config}
-        connect, silence = self._spec.connect_timeout, self._spec.silence_timeout
-        others = (SSHSettings.of_group(address, other, connect) for address, other in reached.items())
-        settings = SSHSettings.of_group(node.address, group, connect).through(others)
-        return SSHTransport(settings, silence, self._spec.reach_timeout), (*stop, "--silence", str(silence))
 
     def _inspect(self, script: Script | None) -> tuple[dict[str, Facts | Lost], Facts]:
         """What every worker's machine says, by the worker's name; and what the chief's own does."""

@@ -30,6 +30,10 @@ class PortHeld:
     def fileno(self) -> int:
         return self._holder.fileno()
 
+    def listen(self) -> None:
+        """Lets others connect, who then know that they reach it; for a check, not where a server is to follow."""
+        self._holder.listen()
+
     def release(self) -> None:
         """Lets the port go; call it right before the server binds. Again: nothing happens.
 

@@ -1,0 +1,97 @@
+"""`autodist check`: whether the machines of a cluster are ready to train; all of them, and all faults, at once."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autodist.cli.options import IsModule, Traceback
+from autodist.cli.script import Target
+from autodist.cli.telling import output
+from autodist.resources import ResourceSpec
+
+FAULTY = 1
+"""Exit status where a machine or a link has a fault."""
+
+
+def check(
+    cluster: Annotated[Path, typer.Argument(help="YAML file of the machines.", exists=True, dir_okay=False)],
+    script: Annotated[
+        str | None, typer.Argument(metavar="[SCRIPT]", help="The training script; with -m, a module.")
+    ] = None,
+    is_module: IsModule = False,
+    links: Annotated[
+        bool, typer.Option("--links/--no-links", help="Measure round trip and bandwidth between each pair.")
+    ] = True,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=3600, help="For measuring pairs; what is left then is told.")
+    ] = 60,
+    as_json: Annotated[bool, typer.Option("--json", help="Write what was found as JSON.")] = False,
+    traceback: Traceback = False,
+) -> None:
+    """Look at all machines of a cluster at once. Exit status 1: something keeps them from training.
+
+    Of each machine: whether it can be reached and logged in to, versions of Python, TensorFlow, Keras and AutoDist,
+    the script (the same content at the same path), the ports of its workers, from each machine to each, its clock,
+    cores, memory, disk and GPUs. Of each pair: round trip and bandwidth, through TensorFlow's own transport, one pair
+    at a time. What is open to whom while a run trains, with the firewall lines that close it. Nothing stays on any
+    machine.
+
+    Examples:
+
+    * `autodist check cluster.yml train.py`
+
+    * `autodist check --no-links cluster.yml -m package.train`
+
+    * `autodist check --json cluster.yml > check.json`
+    """
+    spec = ResourceSpec.from_file(cluster)
+    file = None if script is None else _file_of(Target(script, is_module, []))
+    from autodist.cli.checking.links import Measured, measure
+    from autodist.cli.checking.looking import look_at_all
+    from autodist.cli.checking.report import report_of, usable
+    from autodist.cli.checking.tables import tables_of
+
+    with _telling() as say:
+        everywhere = look_at_all(spec, file, None if script is None else os.getcwd(), say)
+        ready = usable(everywhere, file)
+        measured = Measured()
+        if links:
+            say("measuring the links between machines")
+            measured = measure(spec, ready, seconds)
+    report = report_of(spec, everywhere, file, measured)
+    if as_json:
+        sys.stdout.write(report.model_dump_json(indent=2) + "\n")
+    else:
+        console = output()
+        for part in tables_of(report):
+            console.print(part, soft_wrap=isinstance(part, str))
+    if report.has_faults:
+        raise typer.Exit(FAULTY)
+
+
+def _file_of(target: Target) -> str | None:
+    """The script's file; None of an installed module, which packages bring to the machines."""
+    target.require()
+    if not target.is_module:
+        return os.path.abspath(target.name)
+    with target.as_main():
+        found = importlib.util.find_spec(target.name)
+    origin = None if found is None else found.origin
+    return origin if origin and origin.startswith(os.getcwd() + os.sep) else None
+
+
+@contextmanager
+def _telling() -> Iterator[Callable[[str], None]]:
+    """On a terminal, shows what is being done."""
+    import rich.console
+
+    with rich.console.Console(stderr=True).status("autodist: looking …") as status:
+        yield lambda what: status.update(f"autodist: {what} …")

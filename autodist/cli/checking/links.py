@@ -1,0 +1,171 @@
+"""How fast machines reach one another: which pairs are measured, and what came of it.
+
+The measuring is a small run of its own (`measure_links`), which starts, ends and is ended as any run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+import pydantic
+
+from autodist.cli.checking.looking import Found
+from autodist.resources import ResourceSpec
+
+ENVIRONMENT: Mapping[str, str] = {"TF_CPP_MIN_LOG_LEVEL": "3"}
+"""Of the processes that measure."""
+
+_END_LIMIT, _SLACK = 3.0, 60.0
+
+_MOST_SAID = 2000
+
+
+class Order(pydantic.BaseModel):
+    """What is to be measured.
+
+    Attributes:
+        spec: the machines, as `ResourceSpec.to_payload` has them.
+        pairs: names of workers.
+        seconds: after which no further pair is measured.
+    """
+
+    spec: str
+    pairs: tuple[tuple[str, str], ...]
+    seconds: float
+
+
+class Link(pydantic.BaseModel):
+    """Between two workers.
+
+    Attributes:
+        one: name of one of them.
+        other: name of the other.
+        round_trip: seconds that a byte takes forth and back through TensorFlow's transport; None: see `problem`.
+        there: bytes a second from the one to the other.
+        back: the other way.
+        problem: why it could not be measured.
+    """
+
+    one: str = ""
+    other: str = ""
+    round_trip: float | None = None
+    there: float | None = None
+    back: float | None = None
+    problem: str = ""
+
+    def named(self, one: str, other: str) -> Link:
+        return self.model_copy(update={"one": one, "other": other})
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What came of it.
+
+    Attributes:
+        links: that were measured.
+        left_out: in words, what was not, and why.
+    """
+
+    links: tuple[Link, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def pairs_of(workers: Sequence[str]) -> list[tuple[str, str]]:
+    """Each pair once: first the chief's, then neighbours, then those that lie farther apart.
+
+    >>> pairs_of(["a", "b", "c", "d"])
+    [('a', 'b'), ('a', 'c'), ('a', 'd'), ('b', 'c'), ('c', 'd'), ('b', 'd')]
+    """
+    numbered = itertools.combinations(range(len(workers)), 2)
+    return [(workers[i], workers[j]) for i, j in sorted(numbered, key=lambda pair: (pair[0] > 0, pair[1] - pair[0]))]
+
+
+def measure(spec: ResourceSpec, usable: Sequence[Found], seconds: float) -> Measured:
+    """Measures the links between machines, a pair at a time; of one machine alone, between two of its workers.
+
+    Args:
+        spec: all machines.
+        usable: those that have no fault, the chief's first.
+        seconds: after which no further pair is measured.
+    """
+    small = _one_worker_each(spec, usable)
+    pairs = pairs_of([worker.name for worker in small.workers])
+    if not pairs:
+        return Measured()
+    order = Order(spec=small.to_payload(), pairs=tuple(pairs), seconds=seconds)
+    links, problem = _run(order, small.start_timeout + small.reach_timeout + seconds + _SLACK)
+    left = [pair for pair in pairs if pair not in [(link.one, link.other) for link in links]]
+    return Measured(tuple(links), tuple(_why_left_out(left, pairs, seconds, problem)))
+
+
+def _one_worker_each(spec: ResourceSpec, usable: Sequence[Found]) -> ResourceSpec:
+    """A worker on each machine, or two on a machine that is alone and has several."""
+    workers = 2 if len(usable) == 1 and usable[0].node.workers > 1 else 1
+    changed = {"workers": workers, "cpus": list(range(workers)), "gpus": []}
+    content = spec.to_dict()
+    content.pop("strategy", None)
+    content["nodes"] = [one.node.model_dump(mode="json") | changed for one in usable]
+    return ResourceSpec.from_dict(content)
+
+
+def _why_left_out(
+    left: Sequence[tuple[str, str]], pairs: Sequence[tuple[str, str]], seconds: float, problem: str | None
+) -> Iterator[str]:
+    if not left:
+        return
+    which = ", ".join(f"{one} and {other}" for one, other in left[:5]) + (" and others" if len(left) > 5 else "")
+    reason = problem or f"{seconds:g} s were over; `--seconds` gives more"
+    yield f"{len(left)} of {len(pairs)} pairs were not measured ({which}): {reason}"
+
+
+def _run(order: Order, limit: float) -> tuple[list[Link], str | None]:
+    """What is measured, and why it ended early, if it did."""
+    command = [sys.executable, "-P", "-m", "autodist.cli.checking.measure_links"]
+    links = []
+    with tempfile.TemporaryFile() as said, _started(command, said) as process:
+        assert process.stdin and process.stdout, "both are pipes"
+        is_late = threading.Event()
+
+        def stop() -> None:
+            is_late.set()
+            process.kill()
+
+        timer = threading.Timer(limit, stop)
+        timer.start()
+        try:
+            with contextlib.suppress(BrokenPipeError), process.stdin:
+                process.stdin.write(order.model_dump_json().encode())
+            for line in process.stdout:
+                with contextlib.suppress(pydantic.ValidationError):  # what a worker prints
+                    links.append(Link.model_validate_json(line))
+            status = process.wait()
+        finally:
+            timer.cancel()
+        said.seek(0)
+        complaints = said.read().decode(errors="replace").strip()[-_MOST_SAID:]
+    if is_late.is_set():
+        return links, f"measuring did not end within {limit:g} s"
+    return links, None if status == 0 else complaints or f"measuring ended with status {status}"
+
+
+@contextlib.contextmanager
+def _started(command: Sequence[str], said: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a command, and ends it, if it still runs: Ctrl-C has reached it, too, and its workers end with it."""
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=said, env=os.environ | ENVIRONMENT)
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_LIMIT)
+        process.kill()
+        process.wait()

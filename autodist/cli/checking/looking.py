@@ -1,0 +1,146 @@
+"""Looks at all machines of a cluster at once."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autodist.cli.checking.conversation import Conversation
+from autodist.cli.checking.messages import Look, Machine, Reach
+from autodist.cluster.addresses import host_and_port
+from autodist.cluster.ways import transport_to
+from autodist.errors import ClusterError
+from autodist.resources import Node, ResourceSpec, Worker
+
+PACKAGES = ("keras",)
+"""Beside TensorFlow and AutoDist: what every machine has to have in one version."""
+
+CONNECT_LIMIT = 5.0
+"""Seconds for connecting from one machine to another."""
+
+_LOOK_LIMIT, _TICK_LIMIT = 120.0, 10.0
+_TICKS = 8
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A machine's clock against the chief's. In seconds.
+
+    Attributes:
+        offset: how far it is ahead.
+        uncertainty: the offset may be so much more or less.
+    """
+
+    offset: float
+    uncertainty: float
+
+    @staticmethod
+    def of(asked: float, told: float, heard: float) -> Clock:
+        """By NTP's formula: the machine is taken to have answered halfway between question and answer.
+
+        >>> Clock.of(asked=10.0, told=12.5, heard=11.0)
+        Clock(offset=2.0, uncertainty=0.5)
+        """
+        return Clock(told - (asked + heard) / 2, abs(heard - asked) / 2)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found of one machine.
+
+    Attributes:
+        node: in the YAML.
+        workers: that run there.
+        machine: what it has to say; None: it was not reached.
+        problem: why it was not reached, or stopped answering.
+        clock: None: not known.
+        unreachable: by address of another machine's worker, or of its own, why it cannot be connected to from here.
+    """
+
+    node: Node
+    workers: tuple[Worker, ...]
+    machine: Machine | None = None
+    problem: str | None = None
+    clock: Clock | None = None
+    unreachable: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.node.address
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Of its workers' ports, those that could be kept."""
+        ports = () if self.machine is None else self.machine.ports
+        return tuple(host_and_port(self.node.address, port) for port in ports if port is not None)
+
+
+def look_at_all(
+    spec: ResourceSpec, script: str | None, directory: str | None, say: Callable[[str], None] = lambda what: None
+) -> list[Found]:
+    """Looks at all machines, all at once. What keeps one from answering keeps no other.
+
+    Args:
+        spec: the machines.
+        script: path of the script, the same everywhere, if it is known.
+        directory: where it runs.
+        say: told what is being done.
+    """
+    looks = [_Look(spec, node, script, directory) for node in _in_order(spec)]
+    pool = concurrent.futures.ThreadPoolExecutor(max_workers=len(looks))
+    with pool, contextlib.ExitStack() as conversations:
+        say(f"reaching {len(looks)} machines")
+        for look in looks:
+            look.open(conversations)
+        found = list(pool.map(_Look.run, looks))
+        addresses = tuple(address for one in found for address in one.addresses)
+        say("trying the ports from each machine to each")
+        return list(pool.map(lambda look, one: look.reach(one, addresses), looks, found))
+
+
+class _Look:
+    """At one machine."""
+
+    def __init__(self, spec: ResourceSpec, node: Node, script: str | None, directory: str | None) -> None:
+        self._spec, self._node = spec, node
+        self._workers = tuple(worker for worker in spec.workers if worker.node == node)
+        ports = tuple(worker.port for worker in self._workers)
+        self._question = Look(
+            script=script, directory=directory, ports=ports, packages=PACKAGES, counts_gpus=bool(node.gpus)
+        )
+        self._conversation: Conversation | None = None
+
+    def open(self, closing: contextlib.ExitStack) -> None:
+        limit = str(int(self._spec.reach_timeout + 2 * _LOOK_LIMIT))
+        (channel,) = transport_to(self._spec, self._node).open(1, "autodist.cli.checking.probe", limit)
+        self._conversation = closing.enter_context(Conversation(channel))
+
+    def run(self) -> Found:
+        assert self._conversation is not None, "it was opened"
+        found = Found(self._node, self._workers)
+        try:
+            self._conversation.tick(self._spec.reach_timeout)
+            machine = self._conversation.look(self._question, _LOOK_LIMIT)
+            clocks = [Clock.of(*self._conversation.tick(_TICK_LIMIT)) for _ in range(_TICKS)]
+        except ClusterError as error:
+            return replace(found, problem=str(error))
+        return replace(found, machine=machine, clock=min(clocks, key=lambda clock: clock.uncertainty))
+
+    def reach(self, found: Found, addresses: Sequence[str]) -> Found:
+        """Tries, from this machine, all ports that are kept, its own too."""
+        assert self._conversation is not None, "it was opened"
+        if found.machine is None:
+            return found
+        limit = CONNECT_LIMIT * (2 + len(addresses) / 64)
+        try:
+            reached = self._conversation.reach(Reach(addresses=tuple(addresses), limit=CONNECT_LIMIT), limit + 10)
+        except ClusterError as error:
+            return replace(found, problem=str(error))
+        return replace(found, unreachable=reached.problems)
+
+
+def _in_order(spec: ResourceSpec) -> list[Node]:
+    """The chief's machine first."""
+    return list(dict.fromkeys(worker.node for worker in spec.workers))

@@ -1,0 +1,175 @@
+"""`python -m autodist.cli.checking.measure_links`: how fast machines reach one another, through TensorFlow's transport.
+
+On the chief it reads the order from standard input, starts itself on the other workers as any script, and writes a line
+for each pair as soon as it is measured.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.cli.checking.links import ENVIRONMENT, Link, Order
+from autodist.cluster.coordinator import Coordinator
+from autodist.cluster.member import Member
+from autodist.cluster.script import Script
+from autodist.cluster.servers import JOB, start_server, wait_until_listening
+from autodist.errors import AutoDistError
+from autodist.resources import ResourceSpec
+
+SIZES = tuple(1 << power for power in (20, 23, 26))
+"""Bytes of a transfer: the larger ones only where the smaller one took little time."""
+
+_ENOUGH = 0.1
+"""Seconds of a transfer that tell the bandwidth well."""
+
+_RUN_LIMIT = 20_000
+"""Milliseconds of one transfer."""
+
+_FEW_TURNS, _MANY_TURNS = 2, 22
+"""How often a number goes forth and back: the difference of two runs is free of what else a run takes."""
+
+_RUNS = 3
+"""The fastest of so many counts: the others were held up by something."""
+
+
+def main() -> int:
+    logging.getLogger("autodist").setLevel(logging.ERROR)  # that servers listen everywhere is told by the check
+    member = Member.from_environment()
+    if member is None:
+        return _measure_all(Order.model_validate_json(sys.stdin.buffer.read()))
+    start_server(member.addresses, member.index, member.held)
+    member.wait_for_end()
+    return 0
+
+
+def _measure_all(order: Order) -> int:
+    spec = ResourceSpec.from_payload(order.spec)
+    script = Script(("-P", "-m", "autodist.cli.checking.measure_links"), "/", None, None, tuple(ENVIRONMENT.items()))
+    coordinator = Coordinator(spec, lambda failure: None, script)
+    try:
+        addresses = coordinator.prepare()
+        coordinator.start(b"")
+        server = start_server(addresses, 0, coordinator.held)
+        wait_until_listening(addresses, spec.start_timeout, coordinator.check)
+        names = [worker.name for worker in spec.workers]
+        deadline = time.monotonic() + order.seconds
+        for one, other in order.pairs:
+            if time.monotonic() > deadline:
+                break
+            coordinator.check()
+            link = _measure(server.target, names.index(one), names.index(other))
+            _write(link.named(one, other).model_dump_json())
+        coordinator.finish()
+    except AutoDistError as error:
+        coordinator.abort("measuring failed")
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except BaseException:
+        coordinator.abort("measuring was interrupted")
+        raise
+    return 0
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _measure(target: str, one: int, other: int) -> Link:
+    """The link between two workers, both ways, from a session on the chief."""
+    with tf.Graph().as_default():
+        turns = [_forth_and_back(one, other, count) for count in (_FEW_TURNS, _MANY_TURNS)]
+        there = [_transfer(one, other, size) for size in (1, *SIZES)]
+        back = [_transfer(other, one, size) for size in (1, *SIZES)]
+        try:
+            with tf.compat.v1.Session(target, config=_config(one, other)) as session:
+                few, many = (_seconds(session, turn) for turn in turns)
+                round_trip = max(many - few, 0.0) / (_MANY_TURNS - _FEW_TURNS)
+                return Link(round_trip=round_trip, there=_bandwidth(session, there), back=_bandwidth(session, back))
+        except tf.errors.OpError as error:
+            return Link(problem=f"TensorFlow could not send there: {error.message.splitlines()[0]}")
+
+
+def _config(one: int, other: int) -> tf.compat.v1.ConfigProto:
+    """A session with two workers and its own, which sends what it is told to send."""
+    config = tf.compat.v1.ConfigProto(device_filters=[f"/job:{JOB}/task:{task}" for task in {0, one, other}])
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    config.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
+    return config
+
+
+def _device(task: int) -> str:
+    return f"/job:{JOB}/task:{task}/device:CPU:0"
+
+
+@dataclass(frozen=True)
+class _Sending:
+    """What is sent, and timed.
+
+    Attributes:
+        prepare: makes the bytes.
+        run: sends them.
+    """
+
+    prepare: tf.Operation
+    run: tf.Operation
+
+
+def _forth_and_back(one: int, other: int, count: int) -> _Sending:
+    """A byte that goes from one worker to the other and back, so many times."""
+    prepare, value = _bytes(one, 1)
+    for task in (other, one) * count:
+        with tf.device(_device(task)):
+            value = tf.identity(value)
+    return _Sending(prepare, value.op)
+
+
+def _transfer(source: int, target: int, size: int) -> _Sending:
+    """So many bytes that go from one worker to another."""
+    prepare, value = _bytes(source, size)
+    with tf.device(_device(target)):
+        return _Sending(prepare, tf.identity(value).op)
+
+
+def _bytes(task: int, size: int) -> tuple[tf.Operation, tf.Tensor]:
+    """Bytes that a worker has in memory, which a variable gives without a copy; and what makes them."""
+    with tf.device(_device(task)), tf.compat.v1.variable_scope(f"w{task}", reuse=tf.compat.v1.AUTO_REUSE):
+        zeros = tf.compat.v1.zeros_initializer()
+        variable = tf.compat.v1.get_variable(f"b{size}", [size], tf.uint8, zeros, trainable=False, use_resource=True)
+        return variable.initializer, variable.read_value()
+
+
+def _bandwidth(session: tf.compat.v1.Session, transfers: list[_Sending]) -> float:
+    """Bytes a second, by the largest transfer that is worth its time."""
+    least = _seconds(session, transfers[0])
+    rate = 0.0
+    for size, transfer in zip(SIZES, transfers[1:], strict=True):
+        taken = _seconds(session, transfer)
+        rate = size / max(taken - least, 1e-6)
+        if taken > _ENOUGH:
+            break
+    return rate
+
+
+def _seconds(session: tf.compat.v1.Session, sending: _Sending) -> float:
+    """The shortest time that a run takes; the first one, which sets up, is left out."""
+    options = tf.compat.v1.RunOptions(timeout_in_ms=_RUN_LIMIT)
+    for first in (sending.prepare, sending.run):
+        session.run(first, options=options)
+    best = float("inf")
+    for _ in range(_RUNS):
+        began = time.perf_counter()
+        session.run(sending.run, options=options)
+        best = min(best, time.perf_counter() - began)
+        if best > _ENOUGH:
+            break
+    return best
+
+
+if __name__ == "__main__":
+    sys.exit(main())

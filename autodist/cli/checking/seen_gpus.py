@@ -1,0 +1,26 @@
+"""`python -m autodist.cli.checking.seen_gpus`: writes how many GPUs TensorFlow sees here, and why it is not more."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+
+from autodist.cli.checking.messages import SeenGPUs
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # nobody wants to know without the probe
+    import tensorflow as tf
+
+    from autodist.runtime.gpus import GPUSupport
+
+    count = len(tf.config.list_physical_devices("GPU"))
+    seen = SeenGPUs(count=count, reason=GPUSupport.of_this_process().why_too_few(count))
+    sys.stdout.write(f"\n{seen.model_dump_json()}\n")
+
+
+if __name__ == "__main__":
+    main()

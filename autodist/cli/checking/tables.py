@@ -1,0 +1,161 @@
+"""The report as tables and words for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.table import Table
+from rich.text import Text
+
+from autodist.cli.checking.exposure import ANY_FREE_PORT
+from autodist.cli.checking.links import Link
+from autodist.cli.checking.messages import Hardware
+from autodist.cli.checking.report import MachineReport, Report
+from autodist.cluster.preflight import table as aligned
+from autodist.strategies.table import readable_bytes
+
+_NOT_KNOWN = "–"
+
+
+def tables_of(report: Report) -> Iterator[Table | str]:
+    """Machines, links, what is open to whom, and what is wrong, in this order: the last is read first."""
+    yield _machines(report)
+    if report.links:
+        yield _links(report.links)
+    yield from report.left_out
+    if report.exposure:
+        yield from _exposure(report)
+    for head, rows in (
+        ("Worth knowing:", [(machine.address, note) for machine in report.machines for note in machine.notes]),
+        ("Faults:", list(_faults(report))),
+    ):
+        if rows:
+            yield f"{head}\n{aligned(rows)}"
+    if not report.has_faults:
+        yield f"No fault: {_count(len(report.machines), 'machine')}, ready to train."
+
+
+def _faults(report: Report) -> Iterator[tuple[str, str]]:
+    for machine in report.machines:
+        yield from ((machine.address, fault) for fault in machine.faults)
+    for link in report.links:
+        if link.problem:
+            yield f"{link.one} to {link.other}", link.problem
+
+
+def _machines(report: Report) -> Table:
+    table = _table("machines", ["machine", "versions", "script, ports, clock", "has"])
+    for machine in report.machines:
+        table.add_row(*map(Text, [_head(machine), *_cells(machine)]))
+    return table
+
+
+def _head(machine: MachineReport) -> str:
+    state = _count(len(machine.faults), "fault") if machine.faults else "ok"
+    reached = f"reached, host key {machine.host_key}, logged in" if machine.host_key else "reached"
+    lines = [machine.address + (" (chief)" if machine.is_chief else ""), machine.way]
+    return "\n".join([*lines, reached if machine.is_reached else "not reached", state])
+
+
+def _cells(machine: MachineReport) -> list[str]:
+    if not machine.is_reached:
+        return [_NOT_KNOWN] * 3
+    packages = {"Python": machine.python, "TensorFlow": machine.tensorflow, "Keras": machine.keras}
+    versions = {**packages, "AutoDist": machine.autodist}
+    return [
+        "\n".join(f"{name} {version or 'missing'}" for name, version in versions.items()),
+        "\n".join([_script(machine), _ports(machine), _clock(machine)]),
+        "" if machine.hardware is None else "\n".join(_hardware(machine.hardware)),
+    ]
+
+
+def _script(machine: MachineReport) -> str:
+    return "no script given" if machine.script is None else f"script: {machine.script}"
+
+
+def _ports(machine: MachineReport) -> str:
+    ports = [str(port) for port in machine.ports if port is not None]
+    missing = len(machine.ports) - len(ports)
+    return f"free: {', '.join(ports) or 'none'}" + (f", taken: {missing}" if missing else "")
+
+
+def _clock(machine: MachineReport) -> str:
+    """How far its clock is from the chief's.
+
+    >>> _clock(MachineReport(address="a", is_chief=False, way="", is_reached=True, clock_ahead=-0.5,
+    ...                      clock_uncertainty=0.0021))
+    'clock -500 ms ± 2.1 ms'
+    """
+    if machine.clock_ahead is None or machine.clock_uncertainty is None:
+        return ""
+    if machine.is_chief:
+        return "clock: the reference"
+    ahead, off = machine.clock_ahead, machine.clock_uncertainty
+    return f"clock {'+' if ahead >= 0 else '-'}{readable_seconds(abs(ahead))} ± {readable_seconds(off)}"
+
+
+def _hardware(hardware: Hardware) -> Iterator[str]:
+    yield _count(hardware.cores, "core")
+    yield f"memory {readable_bytes(hardware.memory_free)} of {readable_bytes(hardware.memory)} free"
+    yield f"disk {readable_bytes(hardware.disk_free)} of {readable_bytes(hardware.disk)} free"
+    kinds = dict.fromkeys(hardware.gpus)
+    yield from (
+        (f"{hardware.gpus.count(gpu)} × {gpu.name}, {readable_bytes(gpu.memory)}" for gpu in kinds)
+        if kinds
+        else ["no GPU"]
+    )
+
+
+def _links(links: tuple[Link, ...]) -> Table:
+    table = _table("links, through TensorFlow's transport", ["between", "and", "round trip", "there", "back"])
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for link in links:
+        cells = [link.one, link.other, *(_NOT_KNOWN,) * 3]
+        if link.round_trip is not None:
+            cells[2:] = [readable_seconds(link.round_trip), _rate(link.there), _rate(link.back)]
+        table.add_row(*map(Text, cells))
+    return table
+
+
+def _rate(bytes_a_second: float | None) -> str:
+    return _NOT_KNOWN if bytes_a_second is None else f"{bytes_a_second * 8 / 1e9:.3g} Gbit/s"
+
+
+def _exposure(report: Report) -> Iterator[str]:
+    """What is open, and the lines that close it."""
+    yield (
+        "While a run trains, TensorFlow's servers listen on every interface, without a password: who connects can run "
+        "code as you. Whether a firewall stands in front is not seen from here."
+    )
+    rows = []
+    for exposure in report.exposure:
+        rows += [(exposure.machine, exposure.words()), *((exposure.machine, f"  {c}") for c in exposure.commands)]
+    yield aligned(rows)
+    if any(exposure.ports == ANY_FREE_PORT for exposure in report.exposure):
+        yield "Give each node a `port`, and only that port (and those that follow, of further workers) needs closing."
+
+
+def readable_seconds(seconds: float) -> str:
+    """A time with two or three digits that count.
+
+    >>> readable_seconds(0.00012), readable_seconds(0.5), readable_seconds(3.25), readable_seconds(86400.2)
+    ('120 µs', '500 ms', '3.25 s', '86400 s')
+    """
+    if seconds >= 1000:
+        return f"{seconds:.0f} s"
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} µs"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"
+
+
+def _table(title: str, heads: list[str]) -> Table:
+    table = Table(title=Text(title), title_justify="left", show_lines=True)
+    for head in heads:
+        table.add_column(Text(head), overflow="fold")
+    return table

@@ -1,0 +1,111 @@
+"""Machines that are threads, for what `autodist check` asks of machines."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import IO
+
+from autodist.cli.checking.looking import Clock, Found
+from autodist.cli.checking.messages import Hardware, Interface, Machine, SeenGPUs, line_of, question_in
+from autodist.cli.checking.probe import Probe
+from autodist.cluster.protocol import Facts
+from autodist.resources import ResourceSpec
+
+FACTS = Facts("3.11.7", "2.21.0", 15000, (), "0.1.0", {"keras": "3.15.1"}, "0a1b")
+HARDWARE = Hardware(
+    cores=8, memory=16 << 30, memory_free=8 << 30, disk=100 << 30, disk_free=50 << 30,
+    interfaces=(Interface(name="eth0", address="10.0.0.1/24"),),
+)  # fmt: skip
+CLOCK = Clock(0.0, 0.001)
+THREE = ResourceSpec.from_dict(
+    {"nodes": [{"address": f"10.0.0.{k}", "chief": k == 1, "port": 15000} for k in (1, 2, 3)]}
+)
+
+
+def found(
+    index: int = 0,
+    spec: ResourceSpec = THREE,
+    seen_gpus: SeenGPUs | None = None,
+    hardware: Hardware = HARDWARE,
+    clock: Clock = CLOCK,
+    unreachable: Mapping[str, str] | None = None,
+    **facts: object,
+) -> Found:
+    """A machine without a fault, but for what is said."""
+    node = spec.nodes[index]
+    workers = tuple(worker for worker in spec.workers if worker.node == node)
+    ports = tuple(15000 + position for position, _ in enumerate(workers))
+    machine = Machine(facts=replace(FACTS, **facts), ports=ports, hardware=hardware, seen_gpus=seen_gpus)  # type: ignore[arg-type]
+    return Found(node, workers, machine, None, clock, unreachable or {})
+
+
+def lost(index: int, problem: str) -> Found:
+    """A machine that was not reached."""
+    node = THREE.nodes[index]
+    return Found(node, tuple(worker for worker in THREE.workers if worker.node == node), problem=problem)
+
+
+Answering = Callable[[Probe, bytes], bytes | None]
+"""Gives the line for a line; None: nothing more comes."""
+
+
+def probing(probe: Probe, line: bytes) -> bytes:
+    """What a probe on this machine answers."""
+    question = question_in(line)
+    assert question is not None
+    return line_of(probe.answer(question))
+
+
+@dataclass
+class FakeChannel:
+    """To a machine that is a thread."""
+
+    stdin: IO[bytes]
+    stdout: IO[bytes]
+    stderr: IO[bytes]
+    is_closed: bool = False
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        return 0
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+@dataclass
+class FakeTransport:
+    """Starts a thread in place of a probe.
+
+    Attributes:
+        answering: what it says.
+        greeting: what it says before.
+        complaint: what it says on standard error.
+    """
+
+    answering: Answering = probing
+    greeting: bytes = b""
+    complaint: bytes = b""
+
+    def open(self, count: int, module: str, *arguments: str) -> tuple[FakeChannel, ...]:
+        asking, asked = os.pipe()
+        answered, answers = os.pipe()
+        complaining, complaints = os.pipe()
+        os.write(complaints, self.complaint)
+        os.close(complaints)
+        threading.Thread(target=self._serve, args=(asking, answers), daemon=True).start()
+        self.channel = FakeChannel(os.fdopen(asked, "wb"), os.fdopen(answered, "rb"), os.fdopen(complaining, "rb"))
+        return (self.channel,)
+
+    def _serve(self, asking: int, answers: int) -> None:
+        with os.fdopen(asking, "rb") as questions, os.fdopen(answers, "wb", buffering=0) as answering:
+            answering.write(self.greeting)
+            with contextlib.closing(Probe()) as probe:
+                for line in questions:
+                    answer = self.answering(probe, line)
+                    if answer is None:
+                        return
+                    answering.write(answer)

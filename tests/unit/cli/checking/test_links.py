@@ -1,0 +1,78 @@
+"""Which pairs are measured, and what is told of those that are not."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+
+from autodist.cli.checking import links
+from autodist.cli.checking.links import Link, Order, measure, pairs_of
+from autodist.resources import ResourceSpec
+from tests.unit.cli.checking.fakes import THREE, found
+
+
+def measured_as(monkeypatch: pytest.MonkeyPatch, count: int, problem: str | None = None) -> list[Order]:
+    """The orders that are given from now on, of each of which `count` pairs are measured."""
+    orders: list[Order] = []
+
+    def run(order: Order, limit: float) -> tuple[list[Link], str | None]:
+        orders.append(order)
+        return [Link(round_trip=1e-4, there=1e9, back=1e9).named(*pair) for pair in order.pairs[:count]], problem
+
+    monkeypatch.setattr(links, "_run", run)
+    return orders
+
+
+def test_each_pair_is_measured_once_between_workers_on_the_machines_own_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = measured_as(monkeypatch, 3)
+    measured = measure(THREE, [found(0), found(1), found(2)], 60)
+    assert [(link.one, link.other) for link in measured.links] == [
+        ("10.0.0.1", "10.0.0.2"), ("10.0.0.1", "10.0.0.3"), ("10.0.0.2", "10.0.0.3"),
+    ]  # fmt: skip
+    assert measured.left_out == ()
+    assert [node.port for node in ResourceSpec.from_payload(orders[0].spec).nodes] == [15000] * 3
+
+
+def test_machines_with_a_fault_take_no_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    (order,) = _orders(monkeypatch, [0, 2])
+    assert order.pairs == (("10.0.0.1", "10.0.0.3"),)
+
+
+def _orders(monkeypatch: pytest.MonkeyPatch, machines: list[int]) -> list[Order]:
+    orders = measured_as(monkeypatch, 3)
+    measure(THREE, [found(index) for index in machines], 60)
+    return orders
+
+
+def test_one_machine_is_measured_between_two_of_its_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    orders = measured_as(monkeypatch, 1)
+    spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "gpus": [0, 1, 2], "workers": 3}]})
+    assert measure(spec, [found(0, spec)], 60).left_out == ()
+    assert orders[0].pairs == (("localhost:0", "localhost:1"),)
+
+
+def test_nothing_is_started_where_there_is_no_pair(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _orders(monkeypatch, [0]) == []
+
+
+def test_what_was_left_out_is_told_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured_as(monkeypatch, 1)
+    (told,) = measure(THREE, [found(0), found(1), found(2)], 60).left_out
+    assert told == (
+        "2 of 3 pairs were not measured (10.0.0.1 and 10.0.0.3, 10.0.0.2 and 10.0.0.3): 60 s were over; `--seconds` "
+        "gives more"
+    )
+    measured_as(monkeypatch, 2, "10.0.0.3 was ended by SIGKILL")
+    (told,) = measure(THREE, [found(0), found(1), found(2)], 60).left_out
+    assert told.endswith("(10.0.0.2 and 10.0.0.3): 10.0.0.3 was ended by SIGKILL")
+
+
+def test_the_chiefs_pairs_come_first_however_many_there_are() -> None:
+    pairs = pairs_of([str(number) for number in range(10)])
+    assert len(pairs) == len(set(pairs)) == 45
+    assert {one for one, _ in pairs[:9]} == {"0"}
+
+
+def test_examples_hold() -> None:
+    assert doctest.testmod(links).failed == 0
