@@ -86,6 +86,7 @@ class AutoDist:
             require_script()
         log_to_the_terminal(self._run.index == 0)
         self._run.check_devices()
+        self._run.start_others()
         share_cores(self._run.spec.workers, self._run.index)
         keras_steps_are_global = self._run.spec.batch != "per_worker"
         fits = Fits(self._run.index == 0, self._run.share) if self._run.workers > 1 else None
@@ -118,12 +119,14 @@ class AutoDist:
     def is_chief(self) -> bool:
         """Whether this is the process that the user started."""
         self._run.is_told_apart = True
+        self._run.check_others()
         return self._run.index == 0
 
     @property
     def worker_index(self) -> int:
         """Index of this worker; the chief's is 0."""
         self._run.is_told_apart = True
+        self._run.check_others()
         return self._run.index
 
     @property
@@ -140,6 +143,7 @@ class AutoDist:
     @property
     def _told_spec(self) -> ResourceSpec:
         """The machines for which the script is written: where a command looks at it, it runs on one device of them."""
+        self._run.check_others()
         looks = look()
         return self._run.spec if looks is None else looks.spec
 
@@ -163,6 +167,7 @@ class AutoDist:
             CaptureError: a strategy of `tf.distribute` is in use around it, or within it; or `batch_axis` is no
                 mapping.
         """
+        self._run.check_others()
         if not tf.executing_eagerly():
             tf.compat.v1.enable_resource_variables()
         seed_what_has_no_seed(self._run.seed)
@@ -190,6 +195,7 @@ class AutoDist:
                 has no such batch axis.
             StrategyError: the strategy asks for what cannot be done.
         """
+        self._run.check_others()
         if self._notes is None or self._sums is None:
             raise CaptureError(
                 "create_distributed_session is called outside the scope; build the graph within `with ad.scope():`."
@@ -230,6 +236,7 @@ class AutoDist:
         """
         if batch not in (None, "per_worker", "global"):
             raise ValueError(f"batch is {batch!r}; it may be 'global' or 'per_worker'.")
+        self._run.check_others()
         is_global = (batch or self._run.spec.batch) == "global"
 
         tracing = Tracing(bool(jit_compile), input_signature, reduce_retracing, autograph)
@@ -247,6 +254,7 @@ class AutoDist:
         Args:
             dataset: of global batches, the same on every worker (the run's seed reaches shuffles that have none).
         """
+        self._run.check_others()
         self._alone.divides_data = True
         replicas = [r.worker.index for r in self._run.spec.replicas]
         return DistributedDataset(dataset, replicas, self._run.index, self._run.first_batches.tell_of_data_set)
@@ -287,6 +295,8 @@ class AutoDist:
         except AutoDistError as error:
             log.error("%s", error)
             watch_script_end().end_by(signal.SIGTERM)
+        except SystemExit:
+            return  # told to end (SIGTERM), by which the process ends
         except KeyboardInterrupt:
             watch_script_end().end_by(signal.SIGINT)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.member import Member
 from autodist.cluster.protocol import Doing, Progress
 from autodist.cluster.servers import start_server, wait_until_listening
@@ -18,6 +17,7 @@ from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runtime.caller import Caller
 from autodist.start_up import StartUp
+from autodist.starting import Starting, some_of
 
 log = logging.getLogger("autodist")
 
@@ -37,9 +37,6 @@ _GONE = (
 # Of these, what it raises as a rule where another worker is gone, and hardly ever for a reason of the script's.
 _ECHOES = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
-MOST_NAMES = 4
-"""Of workers that are waited for, beside a spinner."""
-
 _joined: list[Peers] = []
 """What this process has joined."""
 
@@ -52,7 +49,8 @@ class Peers:
     Args:
         spec: the machines.
         member: this process's part, None on the chief.
-        payload: makes what the chief tells those that it starts.
+        payload: what the chief tells those that it starts.
+        seed: of the run.
         start_up: is told how far that is.
 
     Attributes:
@@ -60,11 +58,12 @@ class Peers:
         is_told: whether the script has seen that failure raised.
     """
 
-    def __init__(
-        self, spec: ResourceSpec, member: Member | None, payload: Callable[[], bytes], start_up: StartUp
-    ) -> None:
+    def __init__(self, spec: ResourceSpec, member: Member | None, payload: bytes, seed: int, start_up: StartUp) -> None:
         self._spec, self._member, self._payload, self._start_up = spec, member, payload, start_up
-        self._coordinator: Coordinator | None = None
+        self._seed = seed
+        self._starting: Starting | None = None
+        if member is not None:
+            member.let_chief_fail_first(spec.cause_timeout)
         self._caller: Caller | None = None
         self._ended_at: float | None = None
         self.failure: WorkerFailedError | None = None
@@ -80,6 +79,36 @@ class Peers:
     def is_idle(self) -> bool:
         """Whether nothing is under way that waits for another worker."""
         return self._caller is None or self._caller.is_idle
+
+    def begin(self) -> None:
+        """On the chief, begins to start the others, if there are any; the script goes on meanwhile."""
+        if self._member is None and len(self._spec.workers) > 1 and not _joined and self._starting is None:
+            under_way = Starting.under_way(self._spec)
+            self._starting = under_way or Starting(self._spec, self._seed, self._payload, self._start_up)
+            self._starting.on_failure = self._on_failure
+
+    def check(self) -> None:
+        """Raises, in the chief's script, what has failed beside it before a step was made.
+
+        Raises:
+            ClusterError: the others could not be started.
+            WorkerFailedError: one of them has ended badly.
+        """
+        if self._caller is None and self._starting is not None:
+            self._starting.check()
+            if self.failure is not None:
+                raise self._as_told_last(self.failure)
+
+    def say(self, text: str) -> None:
+        """On the chief, tells the others what they `hear`, before all have joined."""
+        self.begin()
+        if self._starting is not None:
+            self._starting.coordinator.say(text)
+
+    def hear(self) -> str:
+        """On another worker, waits for what the chief says."""
+        assert self._member is not None, "the chief says it"
+        return self._member.hear()
 
     def join(self, config: tf.compat.v1.ConfigProto) -> str:
         """Brings all workers together; returns the target for this one's session.
@@ -104,27 +133,31 @@ class Peers:
         return self._server.target
 
     def _start_others(self, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
-        self._coordinator = Coordinator(self._spec, self._on_failure)
-        far = [node.address for node in self._spec.nodes if self._spec.ssh_group(node) is not None]
-        with self._start_up.doing(f"reaching {len(far)} machines" if far else "making workers on this machine"):
-            addresses = self._coordinator.prepare()
-        if far:
-            self._start_up.has_done("reached %s", ", ".join(far))
-        self._coordinator.start(self._payload())
-        names = [worker.name for worker in self._spec.workers[1:]]
-        others = ", ".join(names) if len(names) <= MOST_NAMES else f"{len(names)} workers"
+        self.begin()
+        assert self._starting is not None, "there are others"
+        self._starting.has_joined = True
+        coordinator, others = self._starting.coordinator, some_of([worker.name for worker in self._spec.workers[1:]])
+        with self._start_up.doing(f"starting {others}"):
+            self._starting.wait()
+        coordinator.wait_in_first_step()
         with self._start_up.doing(f"waiting for {others} to trace the step and join"):
-            server = start_server(addresses, 0, self._coordinator.held, config)
-            wait_until_listening(addresses, self._spec.start_timeout, self._coordinator.check)
+            server = start_server(coordinator.addresses, 0, coordinator.held, config)
+            # From now on, whenever they were started: the script may take its time to come to its first step.
+            try:
+                wait_until_listening(coordinator.addresses, self._spec.start_timeout, coordinator.require_on_their_way)
+            except WorkerFailedError as failure:
+                raise self._as_told_last(failure) from None
         self._start_up.has_done("all %d workers have joined", len(self._spec.workers))
         limits = Limits(self._spec.stall_timeout, self._spec.answer_timeout, self._spec.deadlock_timeout)
-        StallWatch(self._coordinator, self._spec.workers[0].name, self._progress, limits)
+        StallWatch(coordinator, self._spec.workers[0].name, self._progress, limits)
         return server
 
     def _follow(self, member: Member, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
         member.progress = self._progress
         server = start_server(member.addresses, member.index, member.held, config)
-        wait_until_listening(member.addresses, self._spec.start_timeout)
+        member.wait_for_chief()
+        # Longer than the chief waits, who says which worker is late.
+        wait_until_listening(member.addresses, self._spec.start_timeout + self._spec.cause_timeout)
         return server
 
     def _progress(self) -> Progress:
@@ -168,28 +201,40 @@ class Peers:
         if self._member is not None and isinstance(error, _ECHOES):
             # The chief knows which one, says so, and ends this worker, which has nothing to add.
             self._member.wait_to_be_ended(self._spec.cause_timeout)
-        if self._coordinator is None or not isinstance(error, _GONE):
+        if self._starting is None or not isinstance(error, _GONE):
             return None
-        return self.failure or self._coordinator.first_cause(self._spec.cause_timeout)
+        return self.failure or self._starting.coordinator.first_cause(self._spec.cause_timeout)
 
     def _as_told_last(self, failure: WorkerFailedError) -> WorkerFailedError:
         """For raising, without what it went through: its message is to be the last thing that the user reads."""
         self.is_told = True
-        if self._coordinator is not None:
-            self._lines_before = self._coordinator.lines
+        if self._starting is not None:
+            self._lines_before = self._starting.coordinator.lines
         return failure.with_traceback(None)
 
     def abort(self, reason: str) -> None:
-        """On the chief, ends the others at once."""
-        if self._coordinator is not None:
-            self._coordinator.abort(reason)
-            if self.failure is not None and self._coordinator.lines > self._lines_before:
-                log.error("%s", self.failure)  # once more, below what other workers have printed since
+        """On the chief, ends the others at once; on another, what has ended its script is told, if it is the first."""
+        if self._member is not None and not self.have_joined:
+            self._member.hold()
+        if self._starting is None or (self._starting.has_joined and not self.have_joined):
+            return  # another AutoDist's
+        self._starting.abort(reason)
+        is_last_word = self.have_joined or self.is_told
+        if self.failure is not None and is_last_word and self._starting.coordinator.lines > self._lines_before:
+            log.error("%s", self.failure)  # once more, below what other workers have printed since
 
     def finish(self) -> None:
-        """Waits, on the chief, until the others have ended, and on these until the chief has."""
+        """Waits, on the chief, until the others have ended, and on these until the chief has.
+
+        Raises:
+            ClusterError: the others could not be started, which the script has not seen.
+            WorkerFailedError: one has ended badly.
+        """
         self._ended_at = time.monotonic()
         if self._member is not None:
             self._member.wait_for_end()
-        elif self._coordinator is not None:
-            self._coordinator.finish()
+        elif self._starting is not None and self.have_joined:
+            self._starting.coordinator.finish()
+        elif self._starting is not None and not self._starting.has_joined:
+            self._starting.abort("the script has ended without a step", is_failure=False)
+            self._starting.check()

@@ -43,6 +43,7 @@ from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Tracked, VariableTracker
 from autodist.start_up import StartUp
+from autodist.starting import Starting
 from autodist.strategies import BuildsStrategy, ask_builder, check_strategy, graph_config, resolve_specs
 from autodist.told_strategy import tell_strategy
 from autodist.written_values import WrittenValues
@@ -61,7 +62,6 @@ class Run:
         builder: decides the strategy; None on the others, which the chief tells.
         member: this process's part, None on the chief.
         seed: drawn by the chief for the whole run.
-        said: what the chief has shared before it started the others, and they have not asked for yet.
 
     Attributes:
         on_training: called where a step that trains is made ready to run on all replicas.
@@ -74,7 +74,6 @@ class Run:
     builder: BuildsStrategy | None
     member: Member | None
     seed: int
-    said: list[str] = field(default_factory=list)
     strategy: strategy_pb2.Strategy | None = None
     _host: Host | None = None
     _calls: CommonCalls | None = None
@@ -87,7 +86,7 @@ class Run:
         self.index = self.member.index if self.member else 0
         self.workers = len(self.spec.workers)
         self.start_up = StartUp(is_chief=self.index == 0)
-        self._peers = Peers(self.spec, self.member, self._payload, self.start_up)
+        self._peers = Peers(self.spec, self.member, self._payload(), self.seed, self.start_up)
         self._end = watch_script_end()
         self.tracker = VariableTracker(self.pull)
         self._updates = Updates(self._on_failed_update)
@@ -118,14 +117,29 @@ class Run:
         """
         member = Member.from_environment()
         if member is None:
-            return cls(*choose(), None, SEED if recorder() else secrets.randbelow(2**31))
+            spec, builder = choose()
+            earlier = Starting.under_way(spec) if len(spec.workers) > 1 else None
+            drawn = SEED if recorder() else secrets.randbelow(2**31)
+            return cls(spec, builder, None, drawn if earlier is None else earlier.seed)
         told = json.loads(member.payload)
-        return cls(ResourceSpec.from_payload(told["spec"]), None, member, told["seed"], told["said"])
+        return cls(ResourceSpec.from_payload(told["spec"]), None, member, told["seed"])
 
     def _payload(self) -> bytes:
         """What the chief tells the others that it starts."""
-        told = {"spec": self.spec.for_workers().to_payload(), "seed": self.seed, "said": self.said}
-        return json.dumps(told).encode()
+        return json.dumps({"spec": self.spec.for_workers().to_payload(), "seed": self.seed}).encode()
+
+    def start_others(self) -> None:
+        """On the chief, begins to start the other workers, which import, read data and trace while its script does."""
+        self._peers.begin()
+
+    def check_others(self) -> None:
+        """Raises, in the chief's script, what has kept the others from coming to their first step.
+
+        Raises:
+            ClusterError: they could not be started.
+            WorkerFailedError: one of them has ended badly.
+        """
+        self._peers.check()
 
     def check_devices(self) -> None:
         """Passes if the GPUs that the machines are said to have are there.
@@ -156,18 +170,19 @@ class Run:
         rehearses: bool = True,
         shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> tuple[strategy_pb2.Strategy, Renaming]:
-        """The chief's strategy for a step, and under which names the chief has it; the first plan starts the others.
+        """The chief's strategy for a step, and under which names the chief has it; the first plan waits for the others.
 
         Args:
             item: the step.
             names: under which the session knows each variable.
-            rehearses: whether the item is what will run, so that the chief may rewrite it before it starts the others.
+            rehearses: whether the item is what will run, so that the chief may rewrite it before the others join.
             shapes: of the step's inputs, in this worker's part of the first batch, where it is known.
 
         Raises:
-            StrategyError: the strategy asks for what cannot be done; before any process is started.
+            StrategyError: the strategy asks for what cannot be done; before any worker trains.
             CaptureMismatchError: this worker captured another step than the chief.
         """
+        self.check_others()
         looks = look()
         if looks is not None and item.gradients:
             looks.comes_to_step(item, names, shapes or {}, rehearses)
@@ -239,7 +254,7 @@ class Run:
         return rewritten if self.workers == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
 
     def _rehearse(self, item: GraphItem, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
-        """Rewrites the first step before any process is started, so that what a kernel refuses is told by then."""
+        """Rewrites the first step while the others may still trace, so that what a kernel refuses is told by then."""
         self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names))
 
     def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
@@ -348,6 +363,7 @@ class Run:
         self._has_work = True
         with self._turn:
             if self._host is None:
+                self.check_others()
                 self._start()
             self.passes()
             parts = self.guard(self._messages.gather, mine)
@@ -355,13 +371,12 @@ class Run:
 
     def share(self, said: str) -> str:
         """What the chief says, on every worker; all of them call it alike, also before there are others."""
-        if self._host is None and self.index == 0:
-            self.said.append(said)
-            return said
-        if self.index > 0 and self.said:
-            return self.said.pop(0)
         if self._host is None:
-            self._start()
+            self.check_others()
+            if self.index > 0:
+                return self._peers.hear()
+            self._peers.say(said)
+            return said
         with self.missed_step.noted():
             self.passes()
             return self.guard(self._messages.exchange, said.encode()).decode()
@@ -372,9 +387,9 @@ class Run:
             self.guard(self._calls.answer)
 
     def makes_together(self, describe: Callable[[], tuple[str, str]], is_certain: bool) -> bool:
-        """Whether all workers make a call that each can also make for itself; the first may start the other workers.
+        """Whether all workers make a call that each can also make for itself; the first may wait for them to join.
 
-        Before there are others nobody can be asked. Then it is all workers' if the script cannot know which it is on,
+        Before they have joined nobody can be asked. Then it is all workers' if the script cannot know which it is on,
         and else nobody else's: one that runs on the chief alone would wait for others, which have no part in it.
 
         Args:
@@ -386,6 +401,7 @@ class Run:
         if self.missed_step:  # by Ctrl-C, say: the others wait in it, and come to nothing that follows
             return False
         if self._host is None:
+            self.check_others()
             if self.is_told_apart:
                 self._tell_of_evaluation_alone()
                 return False
@@ -458,6 +474,8 @@ class Run:
         """
         if self.index != 0:
             return  # its chief tells
+        if self._end.is_bad and not self._peers.have_joined:
+            return  # the script's own error is the first cause; others have come to the same, maybe
         if self._peers.failure is not None and not self._peers.is_told:
             raise self._peers.failure
         for error in self._end.uncaught:

@@ -30,7 +30,7 @@ def prepare(
     shapes: Mapping[str, Sequence[int]] | None = None,
     tables: Iterable[Table] = (),
 ) -> RunningStep:
-    """Plans, rewrites and imports a captured step; the first one starts the other workers.
+    """Plans, rewrites and imports a captured step; the first one waits for the other workers.
 
     Args:
         run: in which it is to run.
@@ -40,7 +40,7 @@ def prepare(
         tables: that it reads.
 
     Raises:
-        StrategyError: the strategy asks for what cannot be done; before any process is started.
+        StrategyError: the strategy asks for what cannot be done; before any worker trains.
         CaptureMismatchError: this worker captured another step than the chief.
     """
     tracked = {v.name: run.tracker.track(sources[v.name], v.name) for v in item.variables}

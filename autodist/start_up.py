@@ -42,7 +42,7 @@ class StartUp:
     @contextmanager
     def doing(self, what: str) -> Iterator[None]:
         """Shows `what` beside a spinner while the context is open, until the first step has been made."""
-        self._began = self._began or time.monotonic()
+        self.begins()
         if self._is_over or not self._has_terminal or not is_shown_on_the_terminal(logging.INFO):
             yield
             return
@@ -63,15 +63,23 @@ class StartUp:
                 self._live = None
 
     def has_done(self, what: str, *args: object) -> None:
-        """Tells on the chief what is done by now; what comes after the first step is told to those who debug."""
-        if self._is_chief:
-            log.log(logging.DEBUG if self._is_over else logging.INFO, what, *args)
+        """Tells on the chief what is done by now, and when that was; what comes later is told to those who debug."""
+        if self._is_over and self._is_chief:
+            log.debug(what, *args)
+        elif self._is_chief:
+            log.info(f"%5.1f s: {what}", time.monotonic() - self.begins(), *args)
 
     def ends(self) -> None:
         """The first step has been made; called again, nothing happens."""
         if not self._is_over and self._began is not None:
-            self.has_done("the first step is made; the run took %.1f s to start", time.monotonic() - self._began)
+            self.has_done("the first step is made")
             self._is_over = True
+
+    def begins(self) -> float:
+        """When the first was done that is told; seconds are told from there on."""
+        if self._began is None:
+            self._began = time.monotonic()
+        return self._began
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

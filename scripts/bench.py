@@ -1,6 +1,6 @@
 """Measures the speed and size of AutoDist against TensorFlow's own strategies, and against the script alone.
 
-    python scripts/bench.py                                 # everything; some ten minutes on two cores
+    python scripts/bench.py                                 # everything; some fifteen minutes on two cores
     python scripts/bench.py --only mirrored --model mlp
 
 Both sides of a ratio run at the same time and take turns, so that whatever else the machine does falls on both: the
@@ -24,6 +24,7 @@ from dataclasses import dataclass
 import rich.console
 import rich.table
 from bench.comparisons import GOAL, Result, compare, comparisons
+from bench.first_step import compare_first_step
 from bench.jobs import JobError, Length
 from bench.memory import MODELS as MEMORY_MODELS
 from bench.memory import compare_memory
@@ -35,6 +36,7 @@ GROUPS = {
     "ps": "ParameterServerStrategy, 2 workers",
     "evaluate": "one device with a worker's cores, 2 workers",
     "alone": "the script alone, 1 replica",
+    "first-step": "one device, from the start of the script",
     "rewrite": "rewriting",
     "memory": "the script alone, peak memory",
 }
@@ -84,6 +86,8 @@ def _measurements(told: argparse.Namespace) -> Iterator[Measurement]:
     for one in comparisons():
         if _is_asked(told, one.group, one.ours.model):
             yield Measurement(f"{one.ours} and {one.peer}", lambda one=one: [compare(one, length)])
+    if _is_asked(told, "first-step", "resnet50"):
+        yield Measurement("resnet50: first step", lambda: [compare_first_step(told.repeat)])
     if _is_asked(told, "rewrite", "resnet50"):
         yield Measurement("resnet50: rewriting", lambda: compare_rewriting(told.repeat))
     for model in MEMORY_MODELS:

@@ -29,8 +29,10 @@ from autodist.cluster.protocol import (
     Message,
     ProtocolError,
     Release,
+    Said,
     Start,
     Stop,
+    Waiting,
     decode,
     encode,
 )
@@ -122,7 +124,7 @@ class Agent:
                 self.send(facts)
             case Start():
                 self._start(message)
-            case Release() | Ask() if self._script is not None:
+            case Release() | Ask() | Said() | Waiting() if self._script is not None:
                 self._script.tell(message)
             case Stop():
                 return False

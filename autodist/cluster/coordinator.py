@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from autodist.cluster.addresses import check_reach, host_and_port
@@ -19,10 +19,24 @@ from autodist.cluster.output import Output
 from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch, wait_for
 from autodist.cluster.ports import PortHeld
 from autodist.cluster.preflight import check_all, compared_packages
-from autodist.cluster.protocol import Ask, Facts, Inspect, Join, Lost, Message, Progress, Release, Start, Stop
+from autodist.cluster.protocol import (
+    Ask,
+    Facts,
+    Inspect,
+    Join,
+    Lost,
+    Message,
+    Progress,
+    Release,
+    Said,
+    Start,
+    Stop,
+    Waiting,
+)
 from autodist.cluster.script import Script
+from autodist.cluster.stalls import SAME_STEPS
 from autodist.cluster.ways import transport_to
-from autodist.errors import WorkerFailedError
+from autodist.errors import ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 
 _log = logging.getLogger("autodist.cluster")
@@ -58,8 +72,9 @@ class _Phase(enum.Enum):
 class Coordinator:
     """The chief's hand on all other workers: `prepare`, `start`, then `finish` or `abort`.
 
-    However this process ends, the other workers end with it: their agents see that the channel has closed. Nothing is
-    started before `prepare`, and with a single worker nothing at all.
+    The first two may run in a thread of their own, beside the chief's script; `abort` ends them, too. However this
+    process ends, the other workers end with it: their agents see that the channel has closed. Nothing is started before
+    `prepare`, and with a single worker nothing at all.
 
     Args:
         spec: the machines.
@@ -67,13 +82,18 @@ class Coordinator:
             script runs; the others are being stopped by then. The chief may be inside TensorFlow, waiting for a worker
             that is gone: the callback's part is to get it out (close its session).
         script: what the workers run; by default what this process runs.
+        environment: that programs are started in on this machine; None: that of this process at the time.
     """
 
     def __init__(
-        self, spec: ResourceSpec, on_failure: Callable[[WorkerFailedError], None], script: Script | None = None
+        self,
+        spec: ResourceSpec,
+        on_failure: Callable[[WorkerFailedError], None],
+        script: Script | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._workers, self._spec = spec.workers, spec
-        self._on_failure, self._script = on_failure, script
+        self._on_failure, self._script, self._environment = on_failure, script, environment
         self._process = os.getpid()
         self._output = Output()
         # Guards everything below, and the fields of the links.
@@ -84,6 +104,13 @@ class Coordinator:
         self._cause: WorkerFailedError | None = None
         self._held: PortHeld | None = None
         self._addresses: tuple[str, ...] = ()
+        self._speaking = threading.Lock()  # what members are told comes in order, and after `Start`
+        self._said: list[Message] = []
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What `prepare` has returned."""
+        return self._addresses
 
     @property
     def held(self) -> PortHeld:
@@ -103,13 +130,15 @@ class Coordinator:
             "host:port" of every worker's server, by the worker's index.
 
         Raises:
-            ClusterError: with every fault of every machine: not reachable, versions that differ, no script, no port.
+            ClusterError: with every fault of every machine: not reachable, versions that differ, no script, no port;
+                or the run was ended meanwhile.
         """
         try:
             check_reach([worker.node.address for worker in self._workers])
             script = self._script_to_run()
             self._open_links()
             answers, own = self._inspect(script)
+            self._require_not_stopped()
             file, digest = (script.file, script.digest) if script else (None, None)
             check_all(answers, replace(own, digest=digest), file)
         except BaseException:
@@ -130,17 +159,46 @@ class Coordinator:
         """
         script = self._script_to_run()
         environment = dict(script.environment) if script else {}
-        for worker, link in zip(self._workers[1:], self._links, strict=True):
-            assert script is not None
-            join = Join(worker.index, worker.name, self._addresses, payload, self._spec.stop_timeout)
-            link.send(Start(script.arguments, script.directory, environment, join))
+        with self._speaking:
+            for worker, link in zip(self._workers[1:], self._links, strict=True):
+                assert script is not None
+                join = Join(worker.index, worker.name, self._addresses, payload, self._spec.stop_timeout)
+                link.send(Start(script.arguments, script.directory, environment, join))
+            self._tell_all(*self._said)
+            self._run()
+        if self._links:
+            threading.Thread(target=self._supervise, name="autodist-supervisor", daemon=True).start()
+
+    def _run(self) -> None:
         with self._changed:
+            self._require_not_stopped()
             self._phase = _Phase.RUNNING
             # What ended while nothing ran yet counts from now on.
             self._endings.extend(link.ending for link in self._links if link.ending)
-        if self._links:
-            _log.info("started %s", ", ".join(link.name for link in self._links))
-            threading.Thread(target=self._supervise, name="autodist-supervisor", daemon=True).start()
+
+    def say(self, text: str) -> None:
+        """Tells every worker something that `Member.hear` gives, in order; also before `start`."""
+        self._tell_members(Said(text))
+
+    def wait_in_first_step(self) -> None:
+        """The chief's script has come to its first step, and waits for the others from now on."""
+        self._tell_members(Waiting())
+
+    def require_on_their_way(self) -> None:
+        """Passes while every worker's script may still come to its first step; called while the chief waits there.
+
+        Raises:
+            WorkerFailedError: one has ended.
+        """
+        with self._changed:
+            for link in self._links:
+                if link.done and self._is_running:
+                    reason = (
+                        f"has ended its script before its first step, in which {self._workers[0].name} waits for it"
+                    )
+                    self._endings.append(Ending(link.name, f"{reason}. {SAME_STEPS}", link.last_lines))
+                    self._changed.notify_all()
+        self.check()
 
     def finish(self) -> None:
         """The chief's script has ended well: waits until all workers are done, then lets all of them end.
@@ -167,16 +225,18 @@ class Coordinator:
             raise cause
         self._release()
 
-    def abort(self, reason: str) -> None:
+    def abort(self, reason: str, is_failure: bool = True) -> None:
         """Stops all workers now; returns within 10 s, when they are gone. Again, or after `finish`: nothing happens.
 
         Args:
             reason: for the log.
+            is_failure: whether there is anything wrong.
         """
         if self._is_over():
             return
         # Where a worker has failed, the others are being stopped already, and the last word is the failure's.
-        _log.log(logging.DEBUG if self._cause else logging.INFO, "stopping all workers: %s", reason)
+        is_told = is_failure and self._cause is None
+        _log.log(logging.INFO if is_told else logging.DEBUG, "stopping all workers: %s", reason)
         self._stop_all()
 
     def first_cause(self, timeout: float) -> WorkerFailedError | None:
@@ -244,9 +304,19 @@ class Coordinator:
             options = ["--stop", str(self._spec.stop_timeout)]
             if self._spec.ssh_group(node) is not None:
                 options += ["--silence", str(self._spec.silence_timeout)]
-            channels = transport_to(self._spec, node).open(len(workers), "autodist.cluster.agent", *options)
-            for worker, channel in zip(workers, channels, strict=True):
-                self._links += (Link(worker.name, channel, self._changed, self._output, self._note_ending),)
+            transport = transport_to(self._spec, node, self._environment)
+            channels = transport.open(len(workers), "autodist.cluster.agent", *options)
+            with self._changed:
+                for worker, channel in zip(workers, channels, strict=True):
+                    self._links += (Link(worker.name, channel, self._changed, self._output, self._note_ending),)
+                is_stopped = self._phase is _Phase.STOPPED
+            if is_stopped:
+                self._close()
+            self._require_not_stopped()
+
+    def _require_not_stopped(self) -> None:
+        if self._phase is _Phase.STOPPED:
+            raise ClusterError("the run was ended before its workers were started")
 
     def _inspect(self, script: Script | None) -> tuple[dict[str, Facts | Lost], Facts]:
         """What every worker's machine says, by the worker's name; and what the chief's own does."""
@@ -257,12 +327,15 @@ class Coordinator:
         own, self._held = find_facts(asks[0])
         with self._changed:
             limit = self._spec.reach_timeout
-            wait_for(self._changed, lambda: all(link.answer for link in self._links), limit)
+            wait_for(self._changed, lambda: self._is_answered() or self._phase is _Phase.STOPPED, limit)
             late = Lost(
                 f"no answer within {limit:g} s; see whether the machine is up and not overloaded, or raise "
                 "`reach_timeout`"
             )
             return {self._workers[0].name: own} | {link.name: link.answer or late for link in self._links}, own
+
+    def _is_answered(self) -> bool:
+        return all(link.answer for link in self._links)
 
     def _note_ending(self, link: Link) -> None:
         assert link.ending is not None
@@ -336,9 +409,17 @@ class Coordinator:
             wait_for(self._changed, lambda: not late(), limit)
             return late()
 
-    def _tell_all(self, message: Message) -> None:
+    def _tell_all(self, *messages: Message) -> None:
         for link in self._links:
-            link.send(message)
+            for message in messages:
+                link.send(message)
+
+    def _tell_members(self, message: Message) -> None:
+        with self._speaking:
+            if self._phase is _Phase.PREPARING:
+                self._said.append(message)
+            else:
+                self._tell_all(message)
 
     def _stop_all(self) -> None:
         """Stops all workers, and returns when they are gone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import subprocess
 import sys
@@ -70,15 +71,15 @@ class LaunchedScript:
         os.close(report_fd)
         held.release()
         self._pumps = [self._run(self._pump, stream) for stream in ("stdout", "stderr")]
-        self._run(self._converse, start)
+        self._to_tell: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self.tell(start.join)
+        self._run(self._tell_all)
+        self._run(self._converse)
         self._watch = self._run(self._wait)
 
     def tell(self, message: Message) -> None:
-        """Passes a message on to the script's member."""
-        try:
-            self._control.sendall(encode(message))
-        except OSError:
-            return  # the script has just ended, which is reported by itself
+        """Passes a message on to the script's member, which reads none before it is made."""
+        self._to_tell.put(message)
 
     def end(self) -> None:
         """Ends the script, if it has not ended; returns when it has, and has been reported if anybody listens."""
@@ -98,9 +99,15 @@ class LaunchedScript:
             self._send(Line(stream, line.decode(errors="replace").rstrip("\r\n")))
             self._passed += 1
 
-    def _converse(self, start: Start) -> None:
+    def _tell_all(self) -> None:
         try:
-            self._control.sendall(encode(start.join))
+            while True:
+                self._control.sendall(encode(self._to_tell.get()))
+        except OSError:
+            return  # the script has ended, which is reported by itself
+
+    def _converse(self) -> None:
+        try:
             for line in self._control.makefile("rb"):
                 self._send(decode(line))
         except OSError:

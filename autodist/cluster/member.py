@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
+import queue
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable
+from types import TracebackType
 
+from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch
 from autodist.cluster.ports import PortHeld
 from autodist.cluster.protocol import (
     Ask,
@@ -20,6 +24,8 @@ from autodist.cluster.protocol import (
     Message,
     Progress,
     Release,
+    Said,
+    Waiting,
     decode,
     encode,
 )
@@ -61,6 +67,9 @@ class Member:
         self._waiting = threading.Event()
         self._sending = threading.Lock()
         self._ended = threading.Event()
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._chief_waits = threading.Event()
+        self._holds_for = 0.0
         began = time.monotonic()
         self.progress: Callable[[], Progress] = lambda: Progress.of_this_process(Doing.ELSE, began)
         self._send(Joined())
@@ -74,6 +83,42 @@ class Member:
             ClusterError: the process was started by a worker's script, and would take part a second time.
         """
         return _member()
+
+    def hear(self) -> str:
+        """What the chief says next, with `Coordinator.say`; waits for it."""
+        return self._said.get()
+
+    def wait_for_chief(self) -> None:
+        """Returns once the chief's script has come to its first step; it may take its time."""
+        self._chief_waits.wait()
+
+    def let_chief_fail_first(self, limit: float) -> None:
+        """What ends this worker's script badly before the chief has come to its first step, that has as a rule as well.
+
+        From now on it is told here, and to the chief, only when that has not happened within some seconds: the chief,
+        which stops this worker then, tells it, once and first.
+
+        Args:
+            limit: seconds.
+        """
+        self._holds_for, is_set = limit, self._holds_for > 0
+        if is_set:
+            return
+        hook = sys.excepthook
+
+        def tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+            self.hold()
+            hook(kind, error, trace)
+
+        sys.excepthook = tell
+
+    def hold(self) -> None:
+        """Waits as `let_chief_fail_first` says; this worker may be stopped meanwhile."""
+        stopwatch = Stopwatch()
+        while os.getpid() == self._process and not self._ended.is_set() and stopwatch.read() < self._holds_for:
+            if self._chief_waits.wait(min(LOOK_INTERVAL, self._holds_for)):
+                return
+        self._holds_for = 0.0
 
     def wait_for_end(self) -> None:
         """Reports that this worker's script ended well and returns when all have; call it when the script ends.
@@ -110,6 +155,10 @@ class Member:
                 match decode(line):
                     case Ask():
                         self._send(self.progress())
+                    case Said(text):
+                        self._said.put(text)
+                    case Waiting():
+                        self._chief_waits.set()
                     case Release():
                         released = True
                         break

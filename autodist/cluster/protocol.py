@@ -175,6 +175,25 @@ def _queued() -> float:
 
 
 @dataclass(frozen=True)
+class Said(Message):
+    """Coordinator to agent to member: what the chief says before its servers have met; read in order.
+
+    Attributes:
+        text: that.
+    """
+
+    kind: Literal["Said"] = field(default="Said", kw_only=True)
+    text: _Text
+
+
+@dataclass(frozen=True)
+class Waiting(Message):
+    """Coordinator to agent to member: the chief's script has come to its first step, and waits there for the others."""
+
+    kind: Literal["Waiting"] = field(default="Waiting", kw_only=True)
+
+
+@dataclass(frozen=True)
 class Release(Message):
     """Coordinator to agent to member: all are done, the process may end."""
 
@@ -235,8 +254,8 @@ class Lost(Message):
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(
     Annotated[
-        Inspect | Facts | Start | Join | Joined | Done | Ask | Progress | Release | Stop | Line | Exited
-        | Heartbeat | Lost,
+        Inspect | Facts | Start | Join | Joined | Done | Ask | Progress | Said | Waiting | Release | Stop | Line
+        | Exited | Heartbeat | Lost,
         Field(discriminator="kind"),
     ]
 )  # fmt: skip

@@ -7,6 +7,8 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Mapping
 from typing import IO, Any, Protocol
 
 from autodist.cluster.ssh_settings import SSHSettings
@@ -54,13 +56,18 @@ def _leave_to_parent() -> None:
         for stream in (channel.stdin, channel.stdout, channel.stderr):
             os.close(stream.fileno())
     _open_channels.clear()
+    _opening.release()
 
 
 _open_channels: set[Channel] = set()
-os.register_at_fork(after_in_child=_leave_to_parent)
+_opening = threading.Lock()
+"""Held while channels are opened, beside the script: it must not fork between a pipe and its being known here."""
+os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_leave_to_parent)
 
 
-def _start(module: str, *arguments: str, **streams: Any) -> subprocess.Popen[bytes]:
+def _start(
+    module: str, *arguments: str, environment: Mapping[str, str] | None, **streams: Any
+) -> subprocess.Popen[bytes]:
     """Runs a module here, as `Transport.open` says.
 
     By a shell, since debuggers go after what starts Python; where the script was started, which PYTHONPATH may go by.
@@ -70,6 +77,7 @@ def _start(module: str, *arguments: str, **streams: Any) -> subprocess.Popen[byt
         ["/bin/sh", "-c", 'exec "$0" "$@"', sys.executable, "-P", "-m", module, *arguments],
         cwd=directory if directory and os.path.isdir(directory) else None,
         start_new_session=True,
+        env=environment,
         **streams,
     )
 
@@ -87,16 +95,24 @@ class Transport(Protocol):
 
 
 class LocalTransport:
-    """Starts commands on this machine, with this process's interpreter and environment."""
+    """Starts commands on this machine, with this process's interpreter.
+
+    Args:
+        environment: of the commands; None: this process's.
+    """
+
+    def __init__(self, environment: Mapping[str, str] | None = None) -> None:
+        self._environment = environment
 
     def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
         return tuple(self._open_one(module, *arguments) for _ in range(count))
 
     def _open_one(self, module: str, *arguments: str) -> Channel:
         pipe = subprocess.PIPE
-        process = _start(module, *arguments, stdin=pipe, stdout=pipe, stderr=pipe)
-        assert process.stdin and process.stdout and process.stderr, "all are pipes"
-        return Channel(process, process.stdin, process.stdout, process.stderr)
+        with _opening:
+            process = _start(module, *arguments, environment=self._environment, stdin=pipe, stdout=pipe, stderr=pipe)
+            assert process.stdin and process.stdout and process.stderr, "all are pipes"
+            return Channel(process, process.stdin, process.stdout, process.stderr)
 
 
 class SSHTransport:
@@ -110,17 +126,29 @@ class SSHTransport:
         settings: how the machine is reached.
         silence_timeout: seconds without a word after which it counts as lost.
         reach_timeout: seconds until the first word.
+        environment: of the relay, which has the SSH agent's address, say; None: this process's.
     """
 
-    def __init__(self, settings: SSHSettings, silence_timeout: float, reach_timeout: float) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: SSHSettings,
+        silence_timeout: float,
+        reach_timeout: float,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self._settings, self._environment = settings, environment
         self._limits = {"silence_timeout": silence_timeout, "reach_timeout": reach_timeout}
 
     def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
+        with _opening:
+            return self._open(count, module, *arguments)
+
+    def _open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
         ways = [tuple(os.pipe() for _ in ("stdin", "stdout", "stderr")) for _ in range(count)]
         theirs = [(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in ways]
         relay = _start(
             "autodist.cluster.relay",
+            environment=self._environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=theirs[0][2],  # what the relay itself has to say

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.cluster.transport import LocalTransport, SSHTransport, Transport
 from autodist.resources import Node, ResourceSpec
 
 
-def transport_to(spec: ResourceSpec, node: Node) -> Transport:
-    """How commands are started on a node: here, or over SSH as its group says."""
+def transport_to(spec: ResourceSpec, node: Node, environment: Mapping[str, str] | None = None) -> Transport:
+    """How commands are started on a node: here, or over SSH as its group says.
+
+    Args:
+        spec: the machines.
+        node: one of them.
+        environment: of what runs on this machine; None: this process's.
+    """
     settings = ssh_settings(spec, node)
     if settings is None:
-        return LocalTransport()
-    return SSHTransport(settings, spec.silence_timeout, spec.reach_timeout)
+        return LocalTransport(environment)
+    return SSHTransport(settings, spec.silence_timeout, spec.reach_timeout, environment)
 
 
 def ssh_settings(spec: ResourceSpec, node: Node) -> SSHSettings | None:

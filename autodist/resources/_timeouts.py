@@ -27,7 +27,7 @@ class Timeouts(Model):
         connect_timeout: for each step of an SSH connection: reaching the port, the server's greeting, logging in.
             A server that admits no more logins is tried again for twice as long.
         reach_timeout: until every machine has been reached and has said what it is.
-        start_timeout: until every worker's script has come to its first step.
+        start_timeout: in the chief's first step, until every other worker's script has come to it.
         silence_timeout: without a word from the other end of an SSH connection before it counts as lost. TCP sends what
             was lost again after ever longer pauses: a link that was cut is silent for up to twice as long as it was
             cut. So by default ten seconds and more without a network do no harm.
@@ -36,7 +36,8 @@ class Timeouts(Model):
         answer_timeout: that a worker's process may take to say what it does, while the chief waits for it.
         deadlock_timeout: from which on workers that are all within steps, and compute nothing, count as waiting for one
             another. A step may wait for something else than workers, a disk far away, say.
-        cause_timeout: to learn why another worker went away, once TensorFlow has seen that it did.
+        cause_timeout: to learn why another worker went away, once TensorFlow has seen that it did; and for which a
+            worker whose script fails before the chief's first step lets the chief fail of the same first.
         stop_timeout: between asking a script to end (SIGTERM) and ending it (SIGKILL), where a run failed.
         end_timeout: for the process of a script that has ended well: exit handlers, threads, TensorFlow itself.
     """

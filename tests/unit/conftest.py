@@ -9,6 +9,7 @@ import pytest
 from keras.src.backend.common import global_state  # holds the policy, and tells that there is none yet
 
 from autodist.capture import local_training
+from autodist.peers import Peers
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +28,12 @@ def nobody_looks_for_training() -> Iterator[None]:
     yield
     for one in [one for one in local_training._watching if one not in before]:
         one.stop()
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An AutoDist of several workers starts none: they would run these tests."""
+    monkeypatch.setattr(Peers, "begin", lambda self: None)
 
 
 @pytest.fixture

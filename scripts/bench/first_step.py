@@ -1,0 +1,75 @@
+"""How long a script of several workers takes to its first step, against the same script on one device."""
+
+from __future__ import annotations
+
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+from bench.comparisons import Result
+from bench.jobs import ANSWER, SCRIPTS, JobError, environment
+
+WORKERS = 2
+LIMIT = 600.0
+FLOOR = 1.3
+"""Of one device's time, from the start of the process on."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """One script, from its start to the end of its first step.
+
+    Attributes:
+        seconds: by the clock.
+        processor: seconds of all processes of the run, to its end, which comes right after the step.
+    """
+
+    seconds: float
+    processor: float
+
+
+def compare_first_step(repeat: int) -> Result:
+    """Both scripts in turns, one after the other: what the machine does besides falls on both.
+
+    Args:
+        repeat: turns of each.
+
+    Raises:
+        JobError: one of them did not run.
+    """
+    turns = [(_start(0), _start(WORKERS)) for _ in range(repeat)]
+    alone, ours = zip(*turns, strict=True)
+    by_turn = [b.seconds / a.seconds for a, b in turns]
+    times = [statistics.median(one.seconds for one in each) for each in (ours, alone)]
+    processor = [statistics.median(one.processor for one in each) for each in (ours, alone)]
+    note = (
+        f"turns {min(by_turn):.2f} to {max(by_turn):.2f}; processor time of all processes {processor[0]:.1f} s, "
+        f"{processor[1]:.1f} s"
+    )
+    return Result(
+        "first-step", "resnet50, fit, first step", f"{times[0]:.1f} s", f"{times[1]:.1f} s", statistics.median(by_turn),
+        FLOOR, note,
+    )  # fmt: skip
+
+
+def _start(workers: int) -> Started:
+    command = [sys.executable, "-m", "bench.first_fit", str(workers)]
+    # Each process may use all cores, as a user's may.
+    told = environment(1)
+    del told["OMP_NUM_THREADS"]
+    before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
+    try:
+        done = subprocess.run(
+            command, env=told, cwd=SCRIPTS, capture_output=True, timeout=LIMIT, check=True, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise JobError(f"resnet50: the first step on {workers or 'no'} workers took more than {LIMIT:.0f} s") from None
+    except subprocess.CalledProcessError as error:
+        raise JobError(f"resnet50: the first step failed\n{error.stderr[-2000:].decode(errors='replace')}") from error
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    (ended,) = (json.loads(line.removeprefix(ANSWER)) for line in done.stdout.splitlines() if line.startswith(ANSWER))
+    return Started(ended - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
