@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from autodist.errors import AutoDistError, StrategyError
 from autodist.graph.item import GraphItem
+from autodist.graph.ops import Trait, draws_numbers, having
 from autodist.kernels import KERNELS, LOCAL_KERNELS, Kernel
 from autodist.proto import strategy_pb2
 from autodist.slots import find_slots
@@ -40,9 +41,6 @@ SEED = 1
 
 VARIABLES, SLOTS, STATE, OUTPUTS = "variable", "slot", "state", "output"
 """What a value is, as it stands before its name."""
-
-_DRAWS = ("Random", "StatelessRandom", "StatefulUniform", "StatefulStandardNormal", "Multinomial", "Dropout")
-_NORMALISES = ("FusedBatchNorm",)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,8 +159,8 @@ class Recorder:
         ops = sorted({node.op for node in item.graph_def.node})
         notes = {
             "is_in_float64": is_in_float64(item),
-            "draws": [op for op in ops if op.startswith(_DRAWS)],
-            "normalises": [op for op in ops if op.startswith(_NORMALISES)],
+            "draws": [op for op in ops if draws_numbers(op) or op in having(Trait.SEEDED | Trait.GENERATOR)],
+            "normalises": [op for op in ops if op.startswith("FusedBatchNorm")],
             "is_permuted": self._is_permuted,
         }
         (self._folder / NOTES).write_text(json.dumps(notes), encoding="utf-8")

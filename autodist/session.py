@@ -29,6 +29,7 @@ from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem, place_variables
+from autodist.graph.ops import Trait, having
 from autodist.graph.placement import Placement
 from autodist.graph.propagation import PerExample, Replicated
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel, find_placements, only_sets
@@ -54,8 +55,6 @@ log = logging.getLogger("autodist")
 
 _COUNT = itertools.count()
 """Sessions of this process; all workers make theirs in the same order."""
-
-_PULLS = ("IteratorGetNext", "QueueDequeue")
 
 
 @dataclass(frozen=True)
@@ -423,7 +422,7 @@ class DistributedSession(SessionInterface):
         )[0]  # fmt: skip
 
     def _require_fed_data(self, item: GraphItem) -> None:
-        pulling = [node.name for node in item.graph_def.node if node.op.startswith(_PULLS)]
+        pulling = [node.name for node in item.graph_def.node if node.op in having(Trait.ITERATOR_GET | Trait.QUEUE_GET)]
         if pulling and len(self._run.spec.replicas) > 1:
             raise CaptureError(
                 f"the graph takes its data from a queue or from an iterator's optional elements ({pulling[0]}), whose "

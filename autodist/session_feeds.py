@@ -16,13 +16,14 @@ from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.ops import Trait, having
 from autodist.graph.walks import reach
 from autodist.kernels import only_sets
 from autodist.resources import ResourceSpec
 from autodist.runtime.batches import count_examples, require_examples, rows_of, share_of
 from autodist.runtime.first_batches import Meant
 
-_PASSING = ("Identity", "Cast", "EnsureShape", "Reshape", "NoOp")
+_PASSING = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS) | {"NoOp"}
 
 Arrays = Mapping[tf.Tensor, np.ndarray]
 

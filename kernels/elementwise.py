@@ -1,4 +1,4 @@
-"""Elementwise arithmetic on tables: which ops are, and which of their operands have a row for each of the table's."""
+"""Elementwise arithmetic on tables: which operands of a node have a row for each of the table's."""
 
 from __future__ import annotations
 
@@ -9,20 +9,8 @@ import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.names import is_control, node_of
+from autodist.graph.ops import Trait, having
 from autodist.graph.step_editor import StepEditor
-
-# An op that stops the step where a value is bad (CheckNumerics) is none of these: it looks at every row.
-_UNARY = (
-    "Abs Acos Acosh Asin Asinh Atan Atanh Cast Ceil Cos Cosh Digamma Elu Erf Erfc Exp Expm1 Floor Identity Inv "
-    "IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Neg PreventGradient Reciprocal Relu Relu6 Rint Round "
-    "Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square StopGradient Tan Tanh"
-)
-_MORE_OPERANDS = (
-    "Add AddV2 Atan2 Div DivNoNan Equal FloorDiv FloorMod Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr "
-    "Maximum Minimum Mul MulNoNan NotEqual Pow RealDiv SelectV2 SquaredDifference Sub Xdivy Xlog1py Xlogy"
-)
-ELEMENTWISE = frozenset(f"{_UNARY} {_MORE_OPERANDS}".split())
-"""Ops whose one output has, at each place, a function of what their operands have there, operands being broadcast."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +29,7 @@ class Operands:
 
 def operands_of(editor: StepEditor, node: NodeDef) -> Operands | None:
     """Tells a node's operands apart; None if it is not known to be elementwise along the rows."""
-    if node.op not in ELEMENTWISE:
+    if node.op not in having(Trait.ELEMENTWISE):
         return None
     inputs = [i for i in node.input if not is_control(i)]
     if len(inputs) == 1:

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Set
 
 from autodist.graph.editor import GraphEditor
-from autodist.kernels.elementwise import ELEMENTWISE
-
-_PURE = ELEMENTWISE | {
-    *("AddN", "All", "Any", "Const", "DivNoNan", "GatherV2", "Mean", "Pack", "PlaceholderWithDefault", "Shape"),
-    *("StatelessIf", "StridedSlice", "Sum", "UnsortedSegmentSum"),
-}
+from autodist.graph.op_types import is_stateless
 
 
 def remove_unused(editor: GraphEditor, named: Set[str], names: Iterable[str]) -> None:
@@ -19,4 +14,4 @@ def remove_unused(editor: GraphEditor, named: Set[str], names: Iterable[str]) ->
     Left in the graph they would keep alive, until it is pruned, the reads that they take from, and for what waits for
     these reads even beyond that.
     """
-    editor.remove_unread(names, lambda node: node.name in named or node.op not in _PURE)
+    editor.remove_unread(names, lambda node: node.name in named or not is_stateless(node.op))

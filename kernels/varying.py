@@ -9,20 +9,9 @@ from collections.abc import Collection, Iterable
 
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.ops import Trait, having
 from autodist.graph.stages import Stages
 from autodist.graph.wiring import Wiring
-
-# Stateful ops that draw numbers from the seeds in their attributes.
-RANDOM = frozenset(
-    {
-        "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal", "ParameterizedTruncatedNormal",
-        "Multinomial", "RandomGamma", "RandomPoisson", "RandomPoissonV2", "RandomShuffle", "RandomShuffleQueue",
-        "UniformCandidateSampler", "LogUniformCandidateSampler", "LearnedUnigramCandidateSampler",
-        "AllCandidateSampler", "FixedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler",
-    }
-)  # fmt: skip
-
-_LOOPS = ("Enter", "RefEnter")
 
 
 def sources_of(item: GraphItem, seeds: Iterable[str], draws: Iterable[str]) -> list[str]:
@@ -68,11 +57,11 @@ def after_loops(wiring: Wiring, names: Iterable[str]) -> list[str]:
 
     What leaves a loop stands for all that is in it.
     """
-    if not wiring.of_op(*_LOOPS):
+    if not wiring.having(Trait.ENTER):
         return list(names)
     frames = _frames(wiring)
     leaving: dict[str, list[str]] = {}
-    for node in wiring.of_op("Exit", "RefExit"):
+    for node in wiring.having(Trait.EXIT):
         frame = frames.get(node.name, "")
         if any(frames.get(consumer) != frame for consumer in wiring.consumers[node.name]):
             leaving.setdefault(frame, []).append(node.name)
@@ -82,11 +71,11 @@ def after_loops(wiring: Wiring, names: Iterable[str]) -> list[str]:
 
 def _reached(wiring: Wiring, sources: set[str], outside: Collection[str]) -> set[str]:
     found = set(sources)
-    drawn = {node.name for node in wiring.of_op(*RANDOM)}
+    drawn = {node.name for node in wiring.having(Trait.SEEDED)}
     for name in wiring.order:
         if (name in drawn or not found.isdisjoint(wiring.data[name])) and name not in outside:
             found.add(name)
-    if wiring.of_op(*_LOOPS):
+    if wiring.having(Trait.ENTER):
         found |= _whole_loops(wiring, found, outside)
     return found
 
@@ -106,10 +95,10 @@ def _frames(wiring: Wiring) -> dict[str, str]:
         stack: tuple[str, ...] = ()
         for source in wiring.sources[name]:
             stack = max(stack, inside.get(source, ()), key=len)
-        if node.op in _LOOPS:
+        if node.op in having(Trait.ENTER):
             stack = (*stack, node.attr["frame_name"].s.decode())
-        inside[name] = stack[:-1] if node.op in ("Exit", "RefExit") else stack
+        inside[name] = stack[:-1] if node.op in having(Trait.EXIT) else stack
     found = {name: stack[0] for name, stack in inside.items() if stack}
-    exits = {n.name: node_of(n.input[0]) for n in wiring.of_op("Exit", "RefExit")}
+    exits = {n.name: node_of(n.input[0]) for n in wiring.having(Trait.EXIT)}
     found.update({name: found[source] for name, source in exits.items() if source in found})
     return found

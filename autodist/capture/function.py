@@ -32,6 +32,7 @@ from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.origins import line_of
 
 
@@ -113,7 +114,7 @@ def _capture(
 
     inputs = [t.name for t in graph.inputs[: len(graph.inputs) - len(graph.captures)]]
     outputs = [_through_identities(editor, t.name) for t in concrete.outputs]
-    targets = sorted(op.name for op in graph.control_outputs if op.type not in ("ReadVariableOp", "ResourceGather"))
+    targets = sorted(op.name for op in graph.control_outputs if op.type not in having(Trait.READ))
     named = [node_of(t) for c in calls for t in _noted_tensors(c)]
     editor.prune([*map(node_of, outputs), *targets, *map(node_of, inputs), *named, *(v.handle for v in variables)])
     handles_of_overwritten = frozenset(filter(None, map(handle_of, overwritten)))

@@ -17,9 +17,8 @@ from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
-
-_REFERENCES = ("VariableV2", "Variable", "TemporaryVariable")
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ def find_variables(graph: tf.Graph) -> list[FoundVariable[VariableLike]]:
     listed: dict[str, VariableLike] = dict(_listed(graph))
     found = []
     for op in graph.get_operations():
-        if op.type in _REFERENCES:
+        if op.type in having(Trait.REFERENCE):
             raise CaptureError(
                 f"{op.name} is a reference variable, which cannot be shared between replicas. Call "
                 "tf.compat.v1.enable_resource_variables() before it is made, or make it within the scope."

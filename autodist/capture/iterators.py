@@ -13,12 +13,12 @@ from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
+from autodist.graph.ops import Trait, having
 
-GETS = ("IteratorGetNext", "IteratorGetNextSync")
+GETS = having(Trait.ITERATOR_GET)
 MAKES = "MakeIterator"
 
 _ONE_SHOT = "OneShotIterator"
-_KEPT = ("Iterator", "IteratorV2", _ONE_SHOT)
 
 _MEND = (
     "Feed them: read each batch in Python (ad.distribute_dataset gives this worker's part) and pass it in feed_dict."
@@ -74,7 +74,7 @@ def only_makes_iterators(item: GraphItem) -> bool:
 
 def concerns_iterators_alone(item: GraphItem) -> bool:
     """Whether a run makes or names iterators and touches no variable."""
-    return not item.variables and bool(item.wiring.of_op(*_KEPT))
+    return not item.variables and bool(item.wiring.having(Trait.ITERATOR))
 
 
 def share_iterators(item: GraphItem, session: str) -> GraphItem:
@@ -85,7 +85,7 @@ def share_iterators(item: GraphItem, session: str) -> GraphItem:
     Args:
         session: a name that no other session has.
     """
-    kept = [node.name for node in item.wiring.of_op(*_KEPT)]
+    kept = [node.name for node in item.wiring.having(Trait.ITERATOR)]
     if not kept:
         return item
     editor = GraphEditor(item.graph_def, item.wiring)

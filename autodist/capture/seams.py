@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from autodist.graph.ops import Trait, having, linear_operands
+
 SEED_NAME = "autodist_loss_weight"
 VALUE_NAME = "autodist_loss_value"
 
@@ -156,12 +158,15 @@ def _is_small(tensor: tf.Tensor) -> bool:
 
 def _is_condition(tensor: tf.Tensor) -> bool:
     """Whether a truth value is a comparison of floats, which is as good as these are."""
-    return tensor.dtype == tf.bool and tensor.op.type in f"{_COMPARISONS} {_LOGIC}".split()
+    return tensor.dtype == tf.bool and tensor.op.type in having(Trait.COMPARISON | Trait.LOGIC)
 
 
 def _scales(op: tf.Operation, operand: tf.Tensor) -> bool:
     """Whether an op makes of one operand, and constants, what is joined over the replicas as that operand is."""
-    return op.type in _SCALING and (op.type not in _DIVISIONS or op.inputs[0] is operand)
+    if op.type in having(Trait.CASTS):
+        return True
+    at, apart = linear_operands(op.type, len(op.inputs)) or ((), False)
+    return (apart or len(at) == 1) and any(op.inputs[k] is operand for k in at)
 
 
 Again = Callable[[tf.Operation, Sequence[tf.Tensor]], tf.Tensor]
@@ -188,13 +193,11 @@ def _all(op_type: str, name: str, attributes: Sequence[str] = ()) -> Again:
 
 
 _UNARY = "Abs Exp Expm1 Log Log1p Neg Reciprocal Inv Rsqrt Sigmoid Sqrt Square Tanh"
-_BINARY = "Add AddV2 Sub Mul MulNoNan RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference"
-_COMPARISONS = "Equal NotEqual Greater GreaterEqual Less LessEqual"
-_LOGIC = "LogicalAnd LogicalOr"
+_BINARY = "Add AddV2 Sub Mul MulNoNan RealDiv Div DivNoNan Maximum Minimum Pow SquaredDifference LogicalAnd LogicalOr"
 
 _AGAIN: Mapping[str, Again] = {
     **{name: _named(name, "x") for name in _UNARY.split()},
-    **{name: _named(name, "x", "y") for name in f"{_BINARY} {_COMPARISONS} {_LOGIC}".split()},
+    **{name: _named(name, "x", "y") for name in (*_BINARY.split(), *having(Trait.COMPARISON))},
     "LogicalNot": _named("LogicalNot", "x"),
     "Identity": _named("Identity", "input"),
     "Relu": _named("Relu", "features"),
@@ -211,7 +214,3 @@ _AGAIN: Mapping[str, Again] = {
 
 _DATA_INPUTS: Mapping[str, int] = {"Reshape": 1, "Sum": 1, "Mean": 1}
 """How many inputs are operands, where others say a shape or axes."""
-
-_DIVISIONS = frozenset({"RealDiv", "Div", "DivNoNan"})
-
-_SCALING = frozenset({"Neg", "Identity", "Cast", "Reshape", "Sum", "Mean", "Mul", *_DIVISIONS})

@@ -8,7 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "VarIsInitializedOp"})
+from autodist.graph.ops import Trait, having
+
+_READS = having(Trait.READ | Trait.QUERY)
 
 _answers: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int, frozenset[str]], bool]] = weakref.WeakKeyDictionary()
 

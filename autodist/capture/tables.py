@@ -17,16 +17,12 @@ from autodist.capture.sharing import share
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
+from autodist.graph.ops import Trait, having
 
-KINDS = ("HashTableV2", "MutableHashTableV2", "MutableHashTableOfTensorsV2", "MutableDenseHashTableV2")
+KINDS = having(Trait.TABLE)
 """The ops of a graph that stand for a table."""
 
-_WRITES = frozenset(
-    {
-        "LookupTableInsertV2", "LookupTableRemoveV2", "LookupTableImportV2", "InitializeTableV2",
-        "InitializeTableFromTextFileV2", "InitializeTableFromDatasetV2",
-    }
-)  # fmt: skip
+_WRITES = having(Trait.TABLE_WRITE)
 
 _FOLLOWED = (lookup_ops.StaticHashTable, lookup_ops.MutableHashTable)
 """The tables whose content is known; those of vocabularies have one of them inside."""
@@ -166,7 +162,7 @@ def share_tables(item: GraphItem, session: str) -> GraphItem:
     Args:
         session: a name that no other session has.
     """
-    kept = [node.name for node in item.wiring.of_op(*KINDS)]
+    kept = [node.name for node in item.wiring.having(Trait.TABLE)]
     if not kept:
         return item
     editor = GraphEditor(item.graph_def, item.wiring)

@@ -11,8 +11,9 @@ import tensorflow as tf
 
 from autodist.graph.gradient_rows import with_shapes
 from autodist.graph.item import GraphItem
+from autodist.graph.ops import Trait, having
 
-_GIVEN = ("Placeholder", "PlaceholderWithDefault", "IteratorGetNext")
+_GIVEN = having(Trait.FED | Trait.ITERATOR_GET)
 
 
 def count_flops(item: GraphItem, shapes: Mapping[str, Sequence[int]]) -> int | None:

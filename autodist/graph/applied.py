@@ -10,10 +10,11 @@ import tensorflow as tf
 from autodist.graph.find_stages import find_stages
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Gradient, Variable
 from autodist.graph.stages import Stages
 
-_PASSING = frozenset({"Identity", "Cast", "EnsureShape", "Reshape"})
+_PASSING = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.wiring import Wiring
 
-_ENTRANCES = ("Switch", "RefSwitch", "Enter", "RefEnter")
-_MERGES, _BACK, _EXITS = ({op, f"Ref{op}"} for op in ("Merge", "NextIteration", "Exit"))
+_ENTRANCES = having(Trait.SWITCH | Trait.ENTER)
+_MERGES, _BACK, _EXITS = map(having, (Trait.MERGE, Trait.BACK, Trait.EXIT))
 
 
 def find_inside(wiring: Wiring) -> list[str]:
     """The nodes that have no value in each run, or many: those in branches and loops, what leads out left aside."""
-    if not wiring.of_op(*_ENTRANCES):
+    if not wiring.having(Trait.SWITCH | Trait.ENTER):
         return []
     depths: dict[str, int] = {}
     for name in wiring.order:

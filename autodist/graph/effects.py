@@ -8,26 +8,17 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from autodist.graph.names import is_control, node_of
+from autodist.graph.ops import Trait, having
 
-READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "_ReadVariablesOp"})
+READS = having(Trait.READ)
+QUERIES = having(Trait.QUERY)
 
-ASSIGNMENTS = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
-"""What gives a variable, or adds to it, a value of its own shape."""
-
-# They ask for a variable's static facts and order nothing.
-QUERIES = frozenset({"VariableShape", "VarIsInitializedOp"})
-
-# The handle is passed on as it is.
-PASSES = frozenset({"Identity", "Enter", "Switch", "RefSwitch"})
+PASSES = having(Trait.SAME | Trait.ENTER | Trait.SWITCH)
+"""They pass a handle on as it is."""
 
 
 def _passes_handle(node: tf.compat.v1.NodeDef) -> bool:
     return node.op in PASSES and node.attr["T"].type == tf.resource.as_datatype_enum
-
-
-def is_scatter(op: str) -> bool:
-    """Whether an op writes some rows of a variable, given by its second input, and leaves the rest."""
-    return op.startswith(("ResourceScatter", "ResourceSparseApply"))
 
 
 @dataclass(frozen=True)
@@ -109,7 +100,7 @@ class Effects:
     def _called(node: tf.compat.v1.NodeDef) -> list[tuple[str, int]] | None:
         """The functions that a node calls, each with how many inputs come before its arguments."""
         found = []
-        shift = 1 if node.op in ("If", "StatelessIf", "Case", "StatelessCase") else 0
+        shift = 1 if node.op in having(Trait.BRANCH) else 0
         for value in node.attr.values():
             if value.HasField("func"):
                 found.append((value.func.name, shift))

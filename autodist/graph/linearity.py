@@ -9,15 +9,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from autodist.graph.linear_ops import SHAPES, ZEROS, linear_operands
 from autodist.graph.names import is_control, tensor
+from autodist.graph.ops import Trait, having, linear_operands
 from autodist.graph.propagation.bodies import Body, Library
 from autodist.graph.wiring import Wiring
 
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
-_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
-_LOOPS = ("While", "StatelessWhile")
-_BACK = ("NextIteration", "RefNextIteration")
 _SMALL = 64
 """Constants with more elements are not searched for something else than zeros, unless one value stands for all."""
 
@@ -94,7 +90,7 @@ class _Walk:
             without: nodes that are not looked at.
             called: the node of the outermost graph that calls this one; None in that graph itself.
         """
-        back = {f"{node.name}:0": Grade.ZERO for node in wiring.of_op(*_BACK)}
+        back = {f"{node.name}:0": Grade.ZERO for node in wiring.having(Trait.BACK)}
         self._quiet += bool(back)
         while True:
             grades = self._pass(wiring, {**given, **back}, without, called)
@@ -143,21 +139,21 @@ class _Walk:
     def _grades_of(self, node: tf.compat.v1.NodeDef, taken: Sequence[Grade], called: str) -> list[Grade]:
         """The grades of a node's outputs; the last holds for all behind it that are asked for."""
         count = _outputs_of(node)
-        if node.op in SHAPES:
+        if node.op in having(Trait.BY_SHAPES):
             return [Grade.FREE] * count
-        if node.op in ZEROS or (node.op in ("Const", "Fill") and _is_zero(node, taken)):
+        if node.op in having(Trait.ZEROS) or _is_zero(node, taken):
             return [Grade.ZERO] * count
         if node.op == "IdentityN":
             return list(taken)
         if node.op == "Cast":
             made = tf.as_dtype(node.attr["DstT"].type)
             return [taken[0] if made.is_floating or made.is_complex else _unknown(taken)] * count
-        if node.op in _LOOPS:
+        if node.op in having(Trait.LOOP):
             return self._loop(node, taken, called)
-        if node.op in _BRANCHES:
+        if node.op in having(Trait.BRANCH):
             names = _branches_of(node)
             return self._branches(names, taken, called)
-        if node.op in _CALLS:
+        if node.op in having(Trait.CALL):
             return self._call(node.attr["f"].func.name, taken, called)
         if self.library.has(node.op):
             return self._call(node.op, taken, called)
@@ -244,6 +240,8 @@ def _branches_of(node: tf.compat.v1.NodeDef) -> list[str]:
 def _is_zero(node: tf.compat.v1.NodeDef, taken: Sequence[Grade]) -> bool:
     if node.op == "Fill":
         return taken[1] is Grade.ZERO
+    if node.op != "Const":
+        return False
     value = node.attr["value"].tensor
     if not tf.as_dtype(value.dtype).is_floating and not tf.as_dtype(value.dtype).is_complex:
         return False
@@ -260,8 +258,8 @@ def _is_half(node: tf.compat.v1.NodeDef) -> bool:
 
 def _outputs_of(node: tf.compat.v1.NodeDef) -> int:
     """How many outputs a node may have; more than there are does no harm."""
-    if node.op in ("Unpack", "Split", "SplitV"):
-        return int(node.attr["num" if node.op == "Unpack" else "num_split"].i)
-    if node.op == "DynamicPartition":
-        return int(node.attr["num_partitions"].i)
-    return 8
+    return next((int(node.attr[name].i) for name in _NUMBERS if name in node.attr), 8)
+
+
+_NUMBERS = ("num", "num_split", "num_partitions")
+"""Attributes that say how many outputs a node has."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import GradientCall, Term
 from autodist.graph.propagation import (
     Elements,
@@ -123,4 +124,4 @@ class _Search:
         return op == "VarHandleOp" or self.item.spec_of(name).dtype.is_floating
 
 
-_ENDS = ("StopGradient", "VarHandleOp", "Placeholder", "Const", "Greater", "GreaterEqual", "Less", "LessEqual", "Equal")
+_ENDS = having(Trait.SOURCE | Trait.COMPARISON) | {"StopGradient"}

@@ -17,6 +17,12 @@ RESOURCE, VARIANT = (t.as_datatype_enum for t in (tf.resource, tf.variant))
 """A resource may be a variable's handle; a variant may be a list of tensors."""
 
 
+def is_stateless(op: str) -> bool:
+    """Whether an op is known, and TensorFlow says that it has no state: that its outputs are all that it does."""
+    definition = op_def_registry.get(op)
+    return definition is not None and not definition.is_stateful
+
+
 def types_of_inputs(node: NodeDef) -> Iterator[int]:
     """The types of a node's data inputs, in their order."""
     for argument in op_def_registry.get(node.op).input_arg:

@@ -6,10 +6,8 @@ from collections.abc import Collection, Set
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import is_control, node_of
+from autodist.graph.ops import Trait, having
 from autodist.graph.wiring import Wiring
-
-_ALWAYS_DONE = frozenset({"Const", "Placeholder", "VarHandleOp"})
-"""Nothing needs to wait for them."""
 
 
 def wait_past(editor: GraphEditor, kept: Set[str]) -> None:
@@ -44,7 +42,7 @@ def nearest_before(editor: GraphEditor, name: str, kept: Set[str]) -> frozenset[
             seen.add(source)
             if source not in kept:
                 front.append(source)
-            elif editor[source].op not in _ALWAYS_DONE:
+            elif editor[source].op not in having(Trait.SOURCE):
                 found.add(source)
     return frozenset(found)
 

@@ -13,11 +13,11 @@ import tensorflow as tf
 
 from autodist.graph.effects import Effect, Effects
 from autodist.graph.names import is_control, node_of
+from autodist.graph.ops import Trait, having
 
 T = TypeVar("T")
 
-_MERGES = frozenset({"Merge", "RefMerge"})
-_BACK = frozenset({"NextIteration", "RefNextIteration"})
+_MERGES = having(Trait.MERGE)
 
 
 def copy_without(graph_def: tf.compat.v1.GraphDef, gone: Iterable[int]) -> tf.compat.v1.GraphDef:
@@ -59,6 +59,10 @@ class Wiring:
         """The nodes of some ops, op by op, each op's in the order of the graph."""
         return [node for op in ops for node in self._by_op.get(op, ())]
 
+    def having(self, traits: Trait) -> list[tf.compat.v1.NodeDef]:
+        """The nodes of the ops that have one of some traits, in the order of `of_op`."""
+        return self.of_op(*sorted(having(traits)))
+
     @property
     def sources(self) -> Mapping[str, list[str]]:
         """For each node the nodes that its inputs come from, control inputs included, as often as they are named."""
@@ -86,7 +90,9 @@ class Wiring:
             ValueError: if the graph has a cycle that is not a v1 loop's.
         """
         waiting = {name: len(set(sources)) for name, sources in self.sources.items()}
-        back = {n.name: [c for c in self.consumers[n.name] if self.nodes[c].op in _MERGES] for n in self.of_op(*_BACK)}
+        back = {
+            n.name: [c for c in self.consumers[n.name] if self.nodes[c].op in _MERGES] for n in self.having(Trait.BACK)
+        }
         for merges in back.values():
             for merge in merges:
                 waiting[merge] -= 1

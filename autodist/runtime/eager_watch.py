@@ -20,7 +20,9 @@ from tensorflow.python import pywrap_tfe  # where all eager execution begins
 from tensorflow.python.eager import context  # holds the definitions of functions
 from tensorflow.python.framework import auto_control_deps_utils as control  # TensorFlow's list of ops that only read
 
-_LOOKS = ("VarIsInitializedOp", "DisableCopyOnRead")
+from autodist.graph.ops import Trait, having
+
+_LOOKS = having(Trait.QUERY) | {"DisableCopyOnRead"}
 """Operations that leave the value as it is, beside those that TensorFlow lists."""
 
 _OVERWRITE = "AssignVariableOp"

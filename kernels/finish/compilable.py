@@ -5,38 +5,17 @@ from __future__ import annotations
 import functools
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 from tensorflow.python.util import pywrap_xla_ops  # the only list of what XLA can compile
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.effects import is_scatter
-from autodist.graph.op_types import RESOURCE, VARIANT, types_of_inputs, types_of_outputs
-from autodist.kernels.varying import RANDOM
+from autodist.graph.op_types import RESOURCE, VARIANT, is_stateless, types_of_inputs, types_of_outputs
+from autodist.graph.ops import Trait, having, writes_rows
 
-_OUTSIDE = (
-    # What a run of AutoDist feeds or fetches, and what says something or stops the step: XLA would leave it out.
-    "PlaceholderWithDefault Assert CheckNumerics "
-    # Shapes that depend on data.
-    "DynamicPartition ListDiff NonMaxSuppressionV3 NonMaxSuppressionV4 Unique UniqueV2 Where "
-    # Rows of a variable: a compiled function would take and give back the whole.
-    "ResourceGather ResourceStridedSliceAssign VarIsInitializedOp "
-    # Communication.
-    "CollectiveAssignGroupV2 CollectiveReduceV2 XlaAllReduce XlaRecv XlaReduceScatter XlaSend"
-)
+_DRAWS = Trait.SEEDED | Trait.GENERATOR
+"""XLA would not go by the state, or the seeds: a seed would no longer tell what is drawn."""
 
-_GENERATORS = frozenset(
-    {
-        "RngReadAndSkip", "RngSkip", "StatefulStandardNormalV2", "StatefulTruncatedNormal", "StatefulUniform",
-        "StatefulUniformFullInt", "StatefulUniformInt",
-    }
-) | RANDOM  # fmt: skip
-"""Ops that draw from a state, or from seeds, that XLA would not go by: a seed would no longer tell what is drawn."""
-
-_CALLS = frozenset({"Case", "If", "PartitionedCall", "StatelessCase", "StatelessIf", "StatelessWhile", "While"})
-
-_NEVER_WAITS = _GENERATORS | frozenset(
-    {"Assert", "CheckNumerics", "Print", "PrintV2", "VarHandleOp", "VarIsInitializedOp", "VariableShape"}
-)
+_CALLS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
+_NEVER_WAITS = having(_DRAWS | Trait.TELLS | Trait.LOOKS | Trait.QUERY) | {"VarHandleOp"}
 
 _STRING = tf.string.as_datatype_enum
 """XLA has none."""
@@ -46,10 +25,9 @@ _STRING = tf.string.as_datatype_enum
 def _known() -> frozenset[str]:
     """Ops that XLA can compile on CPUs and GPUs and that may stand in a function of ours."""
     every = frozenset(pywrap_xla_ops.get_cpu_kernel_names()) & frozenset(pywrap_xla_ops.get_gpu_kernel_names())
-    rows = {op for op in every if is_scatter(op)}
+    rows = {op for op in every if writes_rows(op)}
     lists = {op for op in every if op.startswith(("Stack", "TensorArray", "_"))}
-    calls = {"StatefulPartitionedCall", "SymbolicGradient"}
-    return every - rows - lists - calls - _GENERATORS - frozenset(_OUTSIDE.split())
+    return every - rows - lists - having(_DRAWS | Trait.NOT_IN_XLA)
 
 
 class Compilable:
@@ -94,8 +72,7 @@ class Compilable:
         bodies = called_by(node)
         if bodies:
             return any(map(self._body_may_wait, bodies))
-        known = op_def_registry.get(node.op)
-        return known is None or known.is_stateful
+        return not is_stateless(node.op)
 
     def _body_may_wait(self, name: str) -> bool:
         if name not in self._waits:
@@ -108,7 +85,7 @@ def _passes_on(node: NodeDef) -> bool:
 
 
 def _touches_a_variable(op: str) -> bool:
-    return op.endswith("VariableOp") or op.startswith(("ResourceApply", "ResourceGather")) or is_scatter(op)
+    return op.endswith("VariableOp") or op.startswith(("ResourceApply", "ResourceGather")) or writes_rows(op)
 
 
 def called_by(node: NodeDef) -> list[str]:

@@ -11,6 +11,7 @@ from typing import ClassVar
 from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import is_in_jit_scope
 from autodist.graph.names import node_of, split_replica
+from autodist.graph.ops import Trait, having
 from autodist.graph.split import Part
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
@@ -22,7 +23,7 @@ from autodist.kernels.finish.prune import Prune
 
 log = logging.getLogger("autodist")
 
-_NEEDS_NO_COMPILER = frozenset({"Placeholder", "PlaceholderWithDefault", "VarHandleOp", "VarIsInitializedOp"})
+_NEEDS_NO_COMPILER = having(Trait.SOURCE | Trait.FED | Trait.QUERY)
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,6 @@ from autodist.graph.op_types import spelled_outputs, types_of_inputs, types_of_o
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.communicate.buckets import digest
 
-_EXACT = (
-    "Abs Add AddN AddV2 Const Div DivNoNan Greater GreaterEqual Identity Inv Less LessEqual LogicalAnd LogicalNot "
-    "LogicalOr Maximum Minimum Mul MulNoNan Neg RealDiv Reciprocal Select SelectV2 Sign Sqrt Square SquaredDifference "
-    "Sub"
-)
-EXACT = frozenset(_EXACT.split())
-"""Elementwise ops whose results are exact, or rounded to the nearest number, whoever computes them.
-
-XLA's powers and exponentials differ from TensorFlow's in their last bit, which Adam's `1 - beta_2 ** t` makes a
-thousand times as large.
-"""
-
 
 @dataclass(frozen=True)
 class CompiledFunction:

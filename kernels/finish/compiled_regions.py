@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, split_replica
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of, types_of_inputs
+from autodist.graph.ops import Trait, having
 from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.split import Parts, split
 from autodist.graph.walks import reach
@@ -52,7 +53,7 @@ def _copied(item: GraphItem) -> frozenset[str]:
     """
     part_of, wiring = PartOf(item), item.wiring
     constants = (n.name for n in wiring.of_op("Const") if not wiring.sources[n.name] and part_of(n.name) is not None)
-    lists = (n.name for n in wiring.of_op("EmptyTensorList", "TensorListReserve"))
+    lists = (n.name for n in wiring.having(Trait.ZEROS) if n.op in having(Trait.LIST))
     return frozenset([*constants, *(name for name in lists if (part_of(name) or ("",))[0] == SHARED)])
 
 
@@ -102,7 +103,7 @@ class _Search:
         self.wiring = self.item.wiring
         self._compilable = Compilable(self.item.graph_def, self.allows_loops)
         self._returned = {*map(node_of, self.item.outputs), *self.item.targets}
-        branches = (n.name for n in self.wiring.of_op("Switch", "RefSwitch", "Enter", "RefEnter"))
+        branches = (n.name for n in self.wiring.having(Trait.SWITCH | Trait.ENTER))
         self._perhaps_dead = reach(branches, self.wiring.consumers.__getitem__)
         self._kept = {*map(node_of, self.item.inputs), *self.item.initializers.values()} | self._made_by_all()
         self._waits, self._runs = self._find_waits(), self._find_runs()
@@ -157,7 +158,7 @@ class _Search:
         node = self.wiring.nodes[name]
         sources = zip(self.wiring.data[name], types_of_inputs(node), strict=True)
         handles = [self.wiring.nodes[source] for source, kind in sources if kind == RESOURCE]
-        return all(h.op in ("VarHandleOp", "While") and h.device == node.device for h in handles)
+        return all((h.op == "VarHandleOp" or h.op in having(Trait.LOOP)) and h.device == node.device for h in handles)
 
     def _key_of_readers(self, name: str, own: Key, found: Mapping[str, Key]) -> Key | None:
         """The region of all that read a node, if it is one and could take it; what many read stays by itself."""
@@ -195,7 +196,7 @@ def may_need_compiler(wiring: Wiring, region: Iterable[str]) -> bool:
 
     Keras asks to compile convolutions in three dimensions for that alone: those in groups, and channels first.
     """
-    return any(wiring.nodes[name].op in _CONVOLUTIONS for name in region)
+    return any(wiring.nodes[name].op in having(Trait.CONVOLUTION) for name in region)
 
 
 def work_in(wiring: Wiring, region: Iterable[str]) -> int:
@@ -203,15 +204,4 @@ def work_in(wiring: Wiring, region: Iterable[str]) -> int:
     return sum(wiring.nodes[name].op not in _NO_WORK for name in region)
 
 
-_NO_WORK = frozenset(
-    {
-        "AssignVariableOp", "BroadcastGradientArgs", "Const", "ExpandDims", "Identity", "NoOp", "ReadVariableOp",
-        "Reshape", "Shape", "ShapeN", "Squeeze", "StopGradient",
-    }
-)  # fmt: skip
-
-_CONVOLUTIONS = frozenset(
-    f"{kind}{direction}"
-    for kind in ("Conv2D", "Conv3D", "DepthwiseConv2dNative")
-    for direction in ("", "BackpropInput", "BackpropFilter", "BackpropInputV2", "BackpropFilterV2")
-)
+_NO_WORK = having(Trait.SOURCE | Trait.SAME | Trait.RESHAPES | Trait.BY_SHAPES) | {"AssignVariableOp"}

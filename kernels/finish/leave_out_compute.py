@@ -9,11 +9,11 @@ from typing import ClassVar
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import is_control, node_of
+from autodist.graph.ops import Trait
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import wait_past
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.varying import RANDOM
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def _sources(item: GraphItem) -> list[str]:
     named = {node_of(name) for name, axis in item.inputs.items() if axis is not None or name in counts}
     named |= {call.seed for call in item.gradient_calls}
     named |= {term.seed for call in item.gradient_calls for term in call.terms}
-    drawn = {node.name for node in item.wiring.of_op(*RANDOM)}
+    drawn = {node.name for node in item.wiring.having(Trait.SEEDED)}
     return [name for name in item.wiring.nodes if name in named or name in drawn]
 
 

@@ -9,11 +9,10 @@ import tensorflow as tf
 
 from autodist.errors import PartsError
 from autodist.graph.editor import NodeDef
-from autodist.graph.effects import ASSIGNMENTS
 from autodist.graph.item import GraphItem
+from autodist.graph.ops import Trait, having
 from autodist.graph.split import split
 from autodist.graph.wiring import Wiring
-from autodist.kernels.finish.compiled_function import EXACT
 
 _TYPES = frozenset(dtype.as_datatype_enum for dtype in (tf.float32, tf.float64, tf.bool))
 """XLA may keep the values between two ops of a smaller type in a larger one."""
@@ -31,7 +30,7 @@ def find_regions(item: GraphItem, handles: Collection[str], kept: Collection[str
         kept: nodes that are in no region.
     """
     search = _Search(item.wiring, frozenset(handles), frozenset(kept))
-    writes = [node.name for node in item.wiring.of_op(*sorted(ASSIGNMENTS)) if search.is_write(node)]
+    writes = [node.name for node in item.wiring.having(Trait.ASSIGNMENT) if search.is_write(node)]
     found = {write: search.region_of(write) for write in writes}
     # The write of a slot stands in the region of the weight that is computed from it, too.
     largest = sorted((write for write in found if len(found[write]) > 1), key=lambda write: -len(found[write]))
@@ -55,7 +54,7 @@ class _Search:
     kept: frozenset[str]
 
     def is_write(self, node: NodeDef) -> bool:
-        return node.op in ASSIGNMENTS and node.input[0] in self.handles
+        return node.op in having(Trait.ASSIGNMENT) and node.input[0] in self.handles
 
     def region_of(self, write: str) -> set[str]:
         """A write, with all that leads to it and may stand where it stands."""
@@ -79,7 +78,7 @@ class _Search:
         if node.op == "ReadVariableOp":
             return node.input[0] in self.handles
         types = [node.attr[key].type for key in ("T", "dtype") if key in node.attr]
-        return node.op in EXACT and _TYPES.issuperset(types)
+        return node.op in having(Trait.EXACT) and _TYPES.issuperset(types)
 
     def _shape(self, write: NodeDef) -> bytes:
         return bytes(self.wiring.nodes[write.input[0]].attr["shape"].shape.SerializeToString())

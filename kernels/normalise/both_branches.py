@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.effects import QUERIES
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.graph.op_types import is_stateless
 from autodist.graph.propagation.bodies import Body, Library
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.wiring import Wiring
@@ -72,8 +72,7 @@ def _op_hindrance(node: NodeDef) -> str | None:
         return None
     if node.op == "ResourceGather" and not node.attr["batch_dims"].i:
         return None
-    known = op_def_registry.get(node.op)
-    return f"{node.op} ({node.name})" if known is None or known.is_stateful else None
+    return None if is_stateless(node.op) else f"{node.op} ({node.name})"
 
 
 class BothBranches:

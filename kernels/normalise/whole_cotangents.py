@@ -15,6 +15,7 @@ from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.linearity import Grade, Linearity, find_linearity, is_bent
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Gradient
 from autodist.graph.propagation import Mean, PerExample, Propagation, Replicated, Sum, Unknown
 from autodist.graph.walks import reach
@@ -23,8 +24,8 @@ from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 
-_HOLD_OTHERS = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase", "PartitionedCall")
-"""Ops of which it depends on their functions what they make."""
+_HOLD_OTHERS = having(Trait.LOOP | Trait.BRANCH | Trait.CALL)
+"""Of these it depends on their functions what they make."""
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,15 @@ import tensorflow as tf
 from autodist.graph.editor import NodeDef
 from autodist.graph.fragment import Template
 from autodist.graph.names import as_input, node_of
+from autodist.graph.ops import DIFFERENCE, SUM
 from autodist.graph.parts import Variable
 from autodist.graph.step_editor import StepEditor
 
-_ADD = {"AssignAddVariableOp": tf.math.add, "AssignSubVariableOp": tf.math.subtract}
+_ADD = {SUM.assign: tf.math.add, DIFFERENCE.assign: tf.math.subtract}
 
 _ADD_ROWS = {
-    "ResourceScatterAdd": (tf.raw_ops.ResourceScatterAdd, tf.tensor_scatter_nd_add),
-    "ResourceScatterSub": (tf.raw_ops.ResourceScatterSub, tf.tensor_scatter_nd_sub),
+    SUM.scatter: (tf.raw_ops.ResourceScatterAdd, tf.tensor_scatter_nd_add),
+    DIFFERENCE.scatter: (tf.raw_ops.ResourceScatterSub, tf.tensor_scatter_nd_sub),
 }
 """By op, how rows are added to a variable, and how to a tensor."""
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from autodist.graph.find_stages import find_stages
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait
 from autodist.graph.parts import Aggregation
 from autodist.graph.stages import Stages
 from autodist.graph.walks import reach
-from autodist.kernels.varying import RANDOM
 
 Nodes = Mapping[str, list[tuple[str, str]]]
 """By a node's name, the nodes and tensors that it has data from."""
@@ -45,7 +45,7 @@ def _read_by_updates(stages: Stages, nodes: Nodes) -> set[str]:
 def _written_alike(item: GraphItem, stages: Stages, nodes: Nodes) -> set[str]:
     """Handles of what the compute part writes with values that no batch and no random draw reaches."""
     batch = {node_of(name) for name, axis in item.inputs.items() if axis is not None}
-    batch |= {node.name for node in item.wiring.of_op(*RANDOM)}
+    batch |= {node.name for node in item.wiring.having(Trait.SEEDED)}
     by_handle: dict[str, list[str]] = {}
     for write in stages.state_writes:
         for handle in stages.effects[write].writes:

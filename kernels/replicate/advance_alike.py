@@ -12,13 +12,14 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 
 STRIDE = 1_000_003
 """Distance between the seeds of neighbouring replicas; a prime, so that it does not fall in with other strides."""
 
-_DRAWS = ("ReadVariableOp", "RngReadAndSkip")
+_DRAWS = having(Trait.READ) | {"RngReadAndSkip"}
 """What hands out a generator's state: Keras reads it, `tf.random.Generator` reads and advances it in one."""
 
 

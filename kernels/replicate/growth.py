@@ -11,17 +11,9 @@ import tensorflow as tf
 from autodist.graph.editor import NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import Propagation, Sum, Unknown
 
-_SAME = frozenset(
-    {
-        "Identity", "Cast", "Reshape", "Squeeze", "ExpandDims", "StopGradient", "Neg", "Abs", "Transpose",
-        "BroadcastTo", "Snapshot", "CheckNumerics", "EnsureShape", "Mean", "Max", "Min",
-    }
-)  # fmt: skip
-_PRODUCTS = frozenset({"Mul", "MulNoNan"})
-_QUOTIENTS = frozenset({"RealDiv", "Div", "DivNoNan", "Xdivy"})
-_ALIKE = frozenset({"Add", "AddV2", "AddN", "Sub", "Maximum", "Minimum", "Select", "SelectV2"})
 _DEEPEST = 50
 
 
@@ -55,7 +47,7 @@ class Growth:
 
     def _by_op(self, node: NodeDef, name: str, inputs: list[str], depth: int) -> int | None:
         match node.op:
-            case op if op in _SAME:
+            case op if op in having(Trait.MEASURES):
                 return self.of(inputs[0], depth)
             case "Sum":
                 return _plus(self.of(inputs[0], depth), self._axes_reduced(inputs))
@@ -64,12 +56,12 @@ class Growth:
                 return _plus(inner, inner, self._open_axes(inputs[0]))
             case "Square":
                 return _plus(*[self.of(inputs[0], depth)] * 2)
-            case op if op in _PRODUCTS:
+            case op if op in having(Trait.PRODUCT):
                 return _plus(*[self.of(i, depth) for i in inputs])
-            case op if op in _QUOTIENTS:
+            case op if op in having(Trait.QUOTIENT):
                 above, below = (self.of(i, depth) for i in inputs)
                 return None if above is None or below is None else above - below
-            case op if op in _ALIKE:
+            case op if op in having(Trait.LEVELS):
                 return self._alike(inputs[1:] if op.startswith("Select") else inputs, depth)
             case "Size":
                 return self._open_axes(inputs[0])
@@ -122,7 +114,8 @@ class Growth:
             return self._open_axes(tensor(source.input[0]))
         if source.op == "Pack":
             return _plus(*[self.of(tensor(i), depth) for i in source.input if not is_control(i)])
-        return self._product_of_lengths(tensor(source.input[0]), depth) if source.op in ("Cast", "Identity") else None
+        passes = source.op in having(Trait.SAME | Trait.CASTS)
+        return self._product_of_lengths(tensor(source.input[0]), depth) if passes else None
 
     def _constant(self, name: str) -> list[int] | None:
         node = self._item.wiring.nodes[node_of(name)]

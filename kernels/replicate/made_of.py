@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.propagation import Kind, Replicated, Unknown, draws_numbers
+from autodist.graph.ops import draws_numbers
+from autodist.graph.propagation import Kind, Replicated, Unknown
 
 
 @dataclass(frozen=True)

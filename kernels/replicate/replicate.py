@@ -9,6 +9,7 @@ from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, replica_prefix
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Propagation
 from autodist.graph.seeds import varying_seeds
@@ -28,7 +29,7 @@ from autodist.kernels.replicate.joins import (
 )
 from autodist.kernels.replicate.split_batch import split_batch
 from autodist.kernels.replicate.state_writes import take_state_writes
-from autodist.kernels.varying import RANDOM, find_varying, sources_of
+from autodist.kernels.varying import find_varying, sources_of
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class _Replication:
         self.stages: Stages = find_stages(item)
         self.flows: Propagation = item.flows or flows_of(item)
         self.editor = StepEditor(item)
-        self.captured_seeds = {n.name: n.attr["seed2"].i for n in item.wiring.of_op(*RANDOM)}
+        self.captured_seeds = {n.name: n.attr["seed2"].i for n in item.wiring.having(Trait.SEEDED)}
 
     def run(self) -> GraphItem:
         self._free_constants()
@@ -119,7 +120,7 @@ class _Replication:
                 self.editor[renamed[name]].attr["value"].tensor.int64_val[0] *= replica
             for name, copy in renamed.items():
                 node = self.editor[name]
-                if node.op in RANDOM and (node.attr["seed"].i or node.attr["seed2"].i):
+                if node.op in having(Trait.SEEDED) and (node.attr["seed"].i or node.attr["seed2"].i):
                     seed = self.captured_seeds[name] + replica * STRIDE
                     self.editor[copy].attr["seed2"].i = seed % 2**31
 

@@ -11,11 +11,11 @@ from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import SUMS, Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
 
-_ARITHMETIC = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
-_ADDITIONS = ("AddV2", "Add")
+_ARITHMETIC = {s.assign: s.arithmetic for s in SUMS}
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _addend(
     if node.op == "AssignAddVariableOp":
         return tensor(node.input[1])
     value = editor[node_of(node.input[1])]
-    if node.op != "AssignVariableOp" or value.op not in _ADDITIONS:
+    if node.op != "AssignVariableOp" or value.op not in having(Trait.ADDITION):
         return None
     for mine, other in ((0, 1), (1, 0)):
         source = editor[node_of(value.input[mine])]

@@ -10,10 +10,11 @@ import tensorflow as tf
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, output_index
+from autodist.graph.ops import SUMS, Trait, having
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 
-_IN_ORDER = {"ResourceScatterAdd": "ResourceScatterNdAdd", "ResourceScatterSub": "ResourceScatterNdSub"}
+_IN_ORDER = {s.scatter: s.scatter_nd for s in SUMS}
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class AddRowsInOrder(Kernel):
 def _is_unique(editor: GraphEditor, node: NodeDef) -> bool:
     """Whether no row can come twice."""
     source = editor[node_of(node.input[1])]
-    return source.op in ("Unique", "UniqueV2") and output_index(node.input[1]) == 0
+    return source.op in having(Trait.UNIQUE | Trait.UNIQUE_COUNTED) and output_index(node.input[1]) == 0
 
 
 def _add_in_order(editor: StepEditor, node: NodeDef) -> None:

@@ -11,20 +11,20 @@ from autodist.graph.editor import GraphEditor
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Gradient, RowJoin
 from autodist.graph.propagation import PerExample, Propagation, Replicated
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.rows.merge_rows import is_added_up
 
-_SEGMENTS = ("Sum", "Mean", "SqrtN")
 _UNIQUE = {
-    **dict.fromkeys(["Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"], 0),
-    **{f"SparseSegment{name}GradV2": 1 for name in _SEGMENTS},
+    **dict.fromkeys(having(Trait.UNIQUE | Trait.UNIQUE_COUNTED), 0),
+    **dict.fromkeys(having(Trait.SEGMENT_ROWS), 1),
 }
 """Outputs in which no index comes twice, by op."""
 
-_PASS = frozenset(["Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"])
+_PASS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,14 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import SUMS, Trait, having
 from autodist.graph.parts import Join, JoinKind
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 
 # Their second input is the indices.
-_ADDING = frozenset(
-    ["ResourceScatterAdd", "ResourceScatterSub", "ResourceScatterNdAdd", "ResourceScatterNdSub", "UnsortedSegmentSum"]
-)
-_PASS_INDICES = frozenset(["ExpandDims", "Identity", "Reshape"])
+_ADDING = frozenset(op for s in SUMS for op in (s.scatter, s.scatter_nd)) | {"UnsortedSegmentSum"}
+_PASS_INDICES = having(Trait.SAME | Trait.RESHAPES) - {"EnsureShape"}
 
 _WORTH_ONE_IN = 4
 
@@ -110,7 +109,7 @@ class _Paths:
             for node in self._readers(made):
                 if node.op in _PASS_INDICES and tensor(node.input[0]) == made:
                     front.append(tensor(node.name))
-                elif node.op in ("Unique", "UniqueV2") and tensor(node.input[0]) == made:
+                elif node.op in having(Trait.UNIQUE) and tensor(node.input[0]) == made:
                     # The unique indices themselves stay as they are; where each one stands does not.
                     front.append(f"{node.name}:1")
                 elif node.name not in self._added:
@@ -130,7 +129,7 @@ class _Paths:
     def _is_scaling(self, node: NodeDef, made: str) -> bool:
         """Whether a node multiplies every row by the same number."""
         inputs = [tensor(i) for i in node.input if not is_control(i)]
-        if node.op in ("Identity", "Neg"):
+        if node.op == "Neg" or node.op in having(Trait.SAME):
             return True
         if node.op == "Mul":
             other = inputs[1] if inputs[0] == made else inputs[0]

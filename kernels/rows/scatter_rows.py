@@ -10,12 +10,13 @@ import tensorflow as tf
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import SUMS
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.rows.zero_rows import ZeroTable, ZeroTables
 from autodist.kernels.unused import remove_unused
 
-_SCATTERS = {"AssignAddVariableOp": "ResourceScatterAdd", "AssignSubVariableOp": "ResourceScatterSub"}
+_SCATTERS = {s.assign: s.scatter for s in SUMS}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ import numpy as np
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import Effects
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import SUM, Trait, having
 from autodist.kernels.elementwise import constant
 
 
@@ -48,7 +49,7 @@ class Signs:
             return Sign.NOT_NEGATIVE
         if node.op == "ReadVariableOp":
             return Sign(self._stays_not_negative(self._handle_of(inputs[0])))
-        if node.op in ("Identity", "Sqrt"):
+        if node.op == "Sqrt" or node.op in having(Trait.SAME):
             return self.of(inputs[0])
         if node.op == "UnsortedSegmentSum":
             return min(self.of(inputs[0]), Sign.NOT_NEGATIVE)
@@ -70,7 +71,7 @@ class Signs:
         return keeps
 
     def _keeps_sign(self, write: NodeDef) -> bool:
-        written = {"AssignVariableOp": 1, "AssignAddVariableOp": 1, "ResourceScatterAdd": 2}.get(write.op)
+        written = {"AssignVariableOp": 1, SUM.assign: 1, SUM.scatter: 2}.get(write.op)
         return written is not None and self.of(write.input[written]) >= Sign.NOT_NEGATIVE
 
 
@@ -98,8 +99,7 @@ def _smallest(one: Sign, other: Sign) -> Sign:
 
 
 _BINARY: Mapping[str, Callable[[Sign, Sign], Sign]] = {
-    "Add": _sum,
-    "AddV2": _sum,
+    **dict.fromkeys(having(Trait.ADDITION), _sum),
     "Maximum": _largest,
     "Minimum": _smallest,
     "Mul": _product,

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.effects import ASSIGNMENTS
 from autodist.graph.find_stages import find_stages
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.elementwise import ELEMENTWISE
 
 log = logging.getLogger("autodist")
 
@@ -78,7 +77,7 @@ def find_table_writes(item: GraphItem) -> dict[str, list[TableWrite]]:
     editor, stages = GraphEditor(item.graph_def), find_stages(item)
     found: dict[str, list[TableWrite]] = {}
     for name in stages.writes:
-        if editor[name].op not in ASSIGNMENTS:
+        if editor[name].op not in having(Trait.ASSIGNMENT):
             continue
         (handle,) = stages.effects[name].writes
         variable = item.by_handle[handle]
@@ -127,7 +126,7 @@ def _read_by(
             read = next(iter(stages.effects[name].reads), None)
             if read is not None and handles[read].shape == shape:
                 found[handles[read].name] = None
-        elif editor[name].op in ELEMENTWISE:
+        elif editor[name].op in having(Trait.ELEMENTWISE):
             new = {node_of(i) for i in editor[name].input if not is_control(i)} - seen
             seen |= new
             front += sorted(new)

@@ -8,16 +8,10 @@ import numpy as np
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.elementwise import constant, operands_of
 from autodist.kernels.rows.signs import Sign, Signs
-
-_NAMES = (
-    "Abs Asin Asinh Atan Atanh Cast Ceil Elu Erf Expm1 Floor Identity LeakyRelu Log1p Neg PreventGradient Relu Relu6 "
-    "Rint Round Selu Sign Sin Sinh Softsign Sqrt Square StopGradient Tan Tanh"
-)
-_ZERO_OF_ZERO = frozenset(_NAMES.split())
-"""Ops of one operand that make zero of zero."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +82,18 @@ class ZeroTables:
 
     def _keeps_zero(self, node: NodeDef, tables: list[str], zero: tuple[str, ...]) -> bool:
         inputs = [tensor(i) for i in node.input if not is_control(i)]
-        if node.op in _ZERO_OF_ZERO or node.op == "Mul":
+        if node.op in having(Trait.ZERO_TO_ZERO) or node.op == "Mul":
             return True
-        if node.op in ("Add", "AddV2", "Sub"):
+        if node.op == "Sub" or node.op in having(Trait.ADDITION):
             return len(zero) == 2
         if node.op == "RealDiv":
             is_divided = zero == (inputs[0],)
             return is_divided and (len(tables) == 1 or self._signs.of(inputs[1]) is Sign.POSITIVE)
-        if node.op in ("Maximum", "Minimum") and len(tables) == 1:
+        if node.op in _BOUNDS and len(tables) == 1:
             bound = constant(self._editor, inputs[1] if zero[0] == inputs[0] else inputs[0])
-            return bound is not None and bool(np.all(bound <= 0) if node.op == "Maximum" else np.all(bound >= 0))
+            return bound is not None and bool(np.all(_BOUNDS[node.op](bound, 0)))
         return False
+
+
+_BOUNDS = {"Maximum": np.less_equal, "Minimum": np.greater_equal}
+"""How a bound compares with zero that leaves zero as it is."""

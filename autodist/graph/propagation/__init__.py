@@ -21,7 +21,6 @@ from autodist.graph.propagation.kinds import (
     Unknown,
     Weight,
 )
-from autodist.graph.propagation.table import draws_numbers
 
 __all__ = [
     "Elements",
@@ -39,6 +38,5 @@ __all__ = [
     "Total",
     "Unknown",
     "Weight",
-    "draws_numbers",
     "propagate",
 ]

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework import op_def_registry
 
+from autodist.graph.effects import PASSES
+from autodist.graph.op_types import is_stateless
+from autodist.graph.ops import Trait, draws_numbers, having
 from autodist.graph.propagation.answers import factor_of, kind_of
 from autodist.graph.propagation.bodies import Library, leave
 from autodist.graph.propagation.by_example import in_turn
@@ -37,7 +39,7 @@ from autodist.graph.propagation.kinds import (
     Weight,
 )
 from autodist.graph.propagation.site import Site, tensor_name
-from autodist.graph.propagation.table import NOT_FOLDED, TABLE, draws_numbers
+from autodist.graph.propagation.table import NOT_FOLDED, TABLE
 
 ShapeOf = Callable[[str], tf.TensorShape]
 _UNKNOWN_SHAPE = tf.TensorShape(None)
@@ -186,7 +188,7 @@ class Frame:
     def _variable(self, tensor: str) -> tf.compat.v1.NodeDef | None:
         """The node of a variable's handle, through what only passes it on."""
         node = self.producer(tensor)
-        while node is not None and node.op in ("Identity", "Enter", "Switch"):
+        while node is not None and node.op in PASSES:
             node = self.producer(node.input[0])
         return node if node is not None and node.op == "VarHandleOp" else None
 
@@ -281,7 +283,7 @@ class Frame:
             return [site.opaque(why)] * _number_of_outputs(site.node)
         handles = [self._variable(name) for name in tensors]
         # A loop's results have the shapes that hold in every turn; where it names none, these are its inputs'.
-        is_loop = site.node.op in ("While", "StatelessWhile")
+        is_loop = site.node.op in having(Trait.LOOP)
         shaped = [f"{site.node.name}:{k}" for k in range(len(tensors))] if is_loop else tensors
         body = self._library.body(function, [self.shape(name) for name in shaped], handles)
         seeds = dict(zip(body.arguments, arguments, strict=True))
@@ -307,8 +309,7 @@ def _by_name(graph_def: tf.compat.v1.GraphDef) -> dict[str, tf.compat.v1.NodeDef
 
 
 def _is_stateless(op: str) -> bool:
-    definition = op_def_registry.get(op)
-    return definition is not None and not definition.is_stateful and not draws_numbers(op)
+    return is_stateless(op) and not draws_numbers(op)
 
 
 def _data_inputs(node: tf.compat.v1.NodeDef) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.combine import (
     Operand,
     has_rows,
@@ -225,31 +226,15 @@ def _with_values(site: Site, fact: Fact, function: Callable[[int, int], int | No
 
 _NEGATED = {ReducedBy.MAX: ReducedBy.MIN, ReducedBy.MIN: ReducedBy.MAX}
 
-_LINEAR = op_names(
-    "Identity StopGradient PreventGradient CheckNumerics CheckNumericsV2 EnsureShape Snapshot Real Imag Conj "
-    "DebugIdentity DebugIdentityV2"
-)
-_NONLINEAR = op_names(
-    "Abs Acos Acosh Angle Asin Asinh Atan Atan2 Atanh ApproximateEqual BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 "
-    "BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Betainc BitwiseAnd BitwiseOr BitwiseXor "
-    "Bucketize Ceil ClipByValue Complex ComplexAbs Cos Cosh Dawsn Digamma Elu Equal Erf Erfc Erfinv Exp Expint Expm1 "
-    "Floor FloorMod FresnelCos FresnelSin Gelu Greater GreaterEqual Igamma Igammac Inv Invert IsFinite IsInf IsNan "
-    "LeakyRelu LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Ndtri "
-    "NextAfter NotEqual Polygamma Pow Relu Relu6 RightShift Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus "
-    "Softsign Spence Sqrt SquaredDifference Tan Tanh TruncateMod Xlog1py Xlogy Zeta QuantizeAndDequantizeV2 "
-    "StringToHashBucketFast StringToHashBucketStrong StringLower StringUpper StringLength AsString StringToNumber "
-    "StringStrip StaticRegexReplace StaticRegexFullMatch "
-    "FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars"
-)
-
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_LINEAR, linear),
-    **dict.fromkeys(_NONLINEAR, row_by_row(nonlinear)),
-    **dict.fromkeys(["Add", "AddV2", "Sub", "AddN", "AccumulateNV2"], with_numbers(row_by_row(add))),
-    **dict.fromkeys(["Mul", "MulNoNan"], with_numbers(row_by_row(multiply))),
-    **dict.fromkeys(["RealDiv", "Div", "DivNoNan", "Xdivy"], row_by_row(divide)),
-    **dict.fromkeys(["FloorDiv", "TruncateDiv"], floor_divide),
-    **dict.fromkeys(["Reciprocal", "Inv"], reciprocal),
+    **dict.fromkeys([*having(Trait.ELEMENTWISE), "QuantizeAndDequantizeV2"], row_by_row(nonlinear)),
+    **dict.fromkeys(having(Trait.SAME | Trait.LOOKS), linear),
+    **dict.fromkeys(op_names("EnsureShape Real Imag Conj DebugIdentity DebugIdentityV2"), linear),
+    **dict.fromkeys(op_names("Add AddV2 Sub AddN AccumulateNV2"), with_numbers(row_by_row(add))),
+    **dict.fromkeys(having(Trait.PRODUCT), with_numbers(row_by_row(multiply))),
+    **dict.fromkeys(having(Trait.QUOTIENT), row_by_row(divide)),
+    **dict.fromkeys(op_names("FloorDiv TruncateDiv"), floor_divide),
+    **dict.fromkeys(op_names("Reciprocal Inv"), reciprocal),
     "IdentityN": outputs_of_inputs,
     "Neg": negate,
     "Square": square,

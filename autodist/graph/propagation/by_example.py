@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.factors import power
 from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, InTurn, ListOf, Opaque, Role, Rows, form_of
 from autodist.graph.propagation.lengths import is_length_of, length
-from autodist.graph.propagation.site import Site, op_names, tensor_name
+from autodist.graph.propagation.site import Site, tensor_name
 
 _MOST_TURNS = 4
 _GOES_ON = "each of its turns is for one example of the part, and goes on from what another example has left"
@@ -89,9 +90,9 @@ def in_turn(site: Site, is_stateless: bool) -> Fact | None:
     """
     found = [fact for fact in site.facts if isinstance(fact, InTurn)]
     lists = [fact for fact in site.facts if isinstance(fact, ListOf)]
-    if not found or (lists and site.node.op in _LISTS):
+    if not found or (lists and site.node.op in having(Trait.LIST)):
         return None
-    if site.node.op in _KEEP:
+    if site.node.op in having(Trait.SAME):
         return site.facts[0]
     within, roles = found[0].within, {fact.role for fact in found}
     if any(fact.within != within for fact in found) or lists:
@@ -103,7 +104,7 @@ def in_turn(site: Site, is_stateless: bool) -> Fact | None:
     if opaque is not None:
         return Opaque(opaque.reason)
     if roles == {Role.EXAMPLE} and all(form == SAME for form in others):
-        if is_stateless or site.node.op in _READS:
+        if is_stateless or site.node.op in having(Trait.READ):
             return InTurn(Role.EXAMPLE, within, next((f.mixed_at for f in found if f.mixed_at), None))
         return site.opaque("it draws numbers, or keeps a state, for one example after the other")
     return _counted(site, within, [fact.role if isinstance(fact, InTurn) else None for fact in site.facts])
@@ -127,7 +128,7 @@ def _counted(site: Site, within: Rows, roles: list[Role | None]) -> Fact:
     are_same = all(form_of(fact) == SAME for fact in site.facts[1:])
     if op == "Pack" and are_same and roles[0] in (Role.TURN, Role.NEXT):
         return InTurn(roles[0], within)  # where a slice begins or ends
-    if op in ("Add", "AddV2") and roles in ([Role.TURN, None], [None, Role.TURN]):
+    if op in having(Trait.ADDITION) and roles in ([Role.TURN, None], [None, Role.TURN]):
         if site.scalar(roles.index(None)) == 1:
             return InTurn(Role.NEXT, within)
     if op == "Less" and roles == [Role.TURN, Role.BOUND]:
@@ -135,8 +136,3 @@ def _counted(site: Site, within: Rows, roles: list[Role | None]) -> Fact:
     if op == "LogicalAnd" and roles == [Role.GOES_ON] * 2:
         return InTurn(Role.GOES_ON, within)
     return site.opaque("it depends on the number that an example has in the replica's part of the batch")
-
-
-_READS = op_names("ResourceGather ResourceGatherNd")
-_KEEP = op_names("Identity StopGradient")
-_LISTS = op_names("TensorListGetItem TensorListSetItem TensorListPushBack TensorListStack TensorListLength")

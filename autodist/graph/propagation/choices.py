@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.arithmetic import add_operands, factors_of, is_neutral, nonlinear
 from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of
 from autodist.graph.propagation.factors import NONE, additive_over
@@ -118,13 +119,13 @@ def _guarded_quotient(site: Site) -> Fact | None:
     one only for what cannot be negative.
     """
     condition = site.scope.producer(site.inputs[0])
-    if condition is None or condition.op not in ("Greater", "NotEqual", "Equal"):
+    if condition is None or condition.op not in _GUARDS:
         return None
     guard = Site(condition, [tensor_name(name) for name in condition.input[:2]], [], site.scope)
     if not guard.is_zero(1):
         return None
     divisor = site.scope.fact(guard.inputs[0])
-    kept, other = (2, 1) if condition.op == "Equal" else (1, 2)
+    kept, other = _GUARDS[condition.op]
     value = operands_of(site, (kept,))[0]
     if not isinstance(divisor, Form) or not isinstance(value, Form) or value.base is not Base.SAME:
         return None
@@ -134,6 +135,10 @@ def _guarded_quotient(site: Site) -> Fact | None:
     divides = dict(value.factors).get(factor) == -1 and site.is_zero(other)
     is_divisor = value.factors == divisor.factors and operands_of(site, (other,))[0] == SAME
     return value if divides or is_divisor else None
+
+
+_GUARDS = {"Greater": (1, 2), "NotEqual": (1, 2), "Equal": (2, 1)}
+"""By how a divisor is compared with zero, which operand is taken where it is not zero, and which one where it is."""
 
 
 def maximum(site: Site) -> Fact:
@@ -170,7 +175,7 @@ def _counts(site: Site, tensor: str) -> bool:
     if isinstance(site.scope.fact(tensor), Dims):
         return True
     node = site.scope.producer(tensor)
-    while node is not None and node.op in ("Sum", "Cast", "Identity", "StopGradient", "Reshape"):
+    while node is not None and (node.op == "Sum" or node.op in _PASSING):
         if node.op == "Cast" and node.attr["SrcT"].type == tf.bool.as_datatype_enum:
             return True
         source = tensor_name(node.input[0])
@@ -179,6 +184,8 @@ def _counts(site: Site, tensor: str) -> bool:
         node = site.scope.producer(source)
     return False
 
+
+_PASSING = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(["Select", "SelectV2"], select),

@@ -156,12 +156,11 @@ def _is_repeated(own: Dims, at: int, other: Dims, there: int) -> bool | None:
     return False if own.forms[at] != SAME and own.forms[at] == other.forms[there] else None
 
 
-_LINEAR_IN_FIRST = op_names("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad")
-_LINEAR_IN_SECOND = op_names("TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad")
-
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_LINEAR_IN_FIRST, linear_in(0, 1)),
-    **dict.fromkeys(_LINEAR_IN_SECOND, linear_in(1, 0)),
+    **dict.fromkeys(
+        op_names("ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SoftplusGrad SoftsignGrad"), linear_in(0, 1)
+    ),
+    **dict.fromkeys(op_names("TanhGrad SigmoidGrad SqrtGrad RsqrtGrad ReciprocalGrad InvGrad"), linear_in(1, 0)),
     **dict.fromkeys(["IgammaGradA", "RandomGammaGrad"], nonlinear),
     "BiasAddGrad": bias_gradient,
     **dict.fromkeys(["Conv2DBackpropFilter", "Conv3DBackpropFilterV2"], filter_gradient),

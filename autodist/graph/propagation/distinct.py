@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.facts import SAME, Distinct, Fact, Form, Numbered, Numbers, Opaque, Positions, form_of
 from autodist.graph.propagation.site import Rule, Site
 
@@ -70,5 +71,5 @@ def row_by_row(rule: Rule) -> Rule:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(["Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2"], unique),
+    **dict.fromkeys(having(Trait.UNIQUE | Trait.UNIQUE_COUNTED), unique),
 }

@@ -45,15 +45,16 @@ def _drawn_for_batch(site: Site, dims: Dims) -> Fact:
     )
 
 
-_SHAPED = op_names(
-    "RandomUniform RandomStandardNormal RandomUniformInt TruncatedNormal "
-    "ParameterizedTruncatedNormal "
-    "StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt "
-    "StatelessRandomUniformFullInt StatelessRandomUniformV2 StatelessRandomNormalV2 "
-    "StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2"
-)
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_SHAPED, of_shape),
+    **dict.fromkeys(
+        op_names(
+            "RandomUniform RandomStandardNormal RandomUniformInt TruncatedNormal ParameterizedTruncatedNormal "
+            "StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt "
+            "StatelessRandomUniformFullInt StatelessRandomUniformV2 StatelessRandomNormalV2 "
+            "StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2"
+        ),
+        of_shape,
+    ),
     **dict.fromkeys(["Multinomial", "StatelessMultinomial"], draw_classes),
     **dict.fromkeys(["RandomGamma", "RandomPoissonV2"], draw_for_each),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from autodist.graph.ops import Trait, having, linear_operands
 from autodist.graph.propagation.facts import (
     SAME,
     Base,
@@ -167,7 +168,7 @@ def _owners_behind(site: Site, splits: str) -> Fact | None:
     tensor = splits
     for op, operand in (("ConcatV2", 1), ("Cumsum", 0), ("DenseBincount", 0), ("Reshape", 0)):
         node = site.scope.producer(tensor)
-        while node is not None and node.op in ("Cast", "Identity"):
+        while node is not None and node.op in having(Trait.SAME | Trait.CASTS):
             node = site.scope.producer(tensor_name(node.input[0]))
         if node is None or node.op != op:
             return None
@@ -258,7 +259,7 @@ def beside_segments(site: Site, data: Form, depth: int | None) -> Fact:
         data: rows.
         depth: how many axes the segments have.
     """
-    is_linear = site.node.op.endswith(("Sum", "SegmentMean", "SqrtN", "NumSegments"))
+    is_linear = linear_operands(site.node.op, len(site.inputs)) is not None
     if data.rows is None or depth is None or data.rows.axis < depth:
         return site.opaque("its data and its segments do not have the examples along the first axis")
     if not all(form_of(fact) == SAME for fact in site.facts[1:]):
@@ -293,9 +294,6 @@ def _opaque_among(site: Site) -> Fact:
     return Opaque(opaque.reason) if opaque else site.opaque("its data and its segments are not those of examples")
 
 
-_SEGMENTS = op_names("SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd")
-_SPARSE_SEGMENTS = op_names("SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN")
-
 RULES: dict[str, Rule] = {
     "SparseToDense": to_dense,
     "ScatterNd": scatter,
@@ -306,7 +304,10 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(["CTCLoss", "CTCLossV2"], ctc_loss),
     "SparseReshape": reshape_sparse,
     "SparseFillEmptyRows": fill_empty_rows,
-    **dict.fromkeys(_SEGMENTS, segments),
-    **dict.fromkeys(_SPARSE_SEGMENTS, sparse_segments),
-    **dict.fromkeys([f"{op}WithNumSegments" for op in _SPARSE_SEGMENTS], sparse_segments),
+    **dict.fromkeys(op_names("SegmentSum SegmentMean SegmentMax SegmentMin SegmentProd"), segments),
+    **dict.fromkeys(op_names("SparseSegmentSum SparseSegmentMean SparseSegmentSqrtN"), sparse_segments),
+    **dict.fromkeys(
+        op_names("SparseSegmentSumWithNumSegments SparseSegmentMeanWithNumSegments SparseSegmentSqrtNWithNumSegments"),
+        sparse_segments,
+    ),
 }

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from autodist.graph.ops import filling
+
 _DEEPEST = 8
 _LARGEST = 64
 
@@ -43,7 +45,12 @@ _FOLDS: dict[str, Fold] = {
     "Prod": lambda x, axes: np.prod(x, axis=tuple(np.atleast_1d(axes))),
 }
 
-_UNIFORM = {"ZerosLike": 0, "OnesLike": 1}
+
+_OF_SHAPE: dict[str, Callable[[tf.TensorShape], list[int] | int | None]] = {
+    "Rank": lambda shape: shape.rank,
+    "Shape": lambda shape: shape.as_list() if shape.is_fully_defined() else None,
+    "Size": lambda shape: shape.num_elements(),
+}
 
 
 class Constants:
@@ -70,15 +77,11 @@ class Constants:
     def _compute(self, node: tf.compat.v1.NodeDef, depth: int) -> np.ndarray | None:
         if node.op == "Const":
             return tf.make_ndarray(node.attr["value"].tensor)
-        if node.op == "Rank":
-            rank = self._shape(node.input[0]).rank
-            return None if rank is None else np.asarray(rank)
-        if node.op in ("Shape", "Size"):
-            shape = self._shape(node.input[0])
-            known = shape.as_list() if shape.is_fully_defined() else None
-            return None if known is None else np.asarray(known if node.op == "Shape" else shape.num_elements())
-        if node.op in _UNIFORM:
-            return self._uniform(node)
+        if node.op in _OF_SHAPE:
+            known = _OF_SHAPE[node.op](self._shape(node.input[0]))
+            return None if known is None else np.asarray(known)
+        if (number := filling(node.op)) is not None:
+            return self._filled(node, number)
         fold = _fold_of(node)
         sources = [name for name in node.input if not name.startswith("^")]
         if fold is None or not sources:
@@ -88,12 +91,12 @@ class Constants:
             return None
         return np.asarray(fold(*values))
 
-    def _uniform(self, node: tf.compat.v1.NodeDef) -> np.ndarray | None:
+    def _filled(self, node: tf.compat.v1.NodeDef, number: int) -> np.ndarray | None:
         """As many zeros or ones as a tensor has elements, whose values do not matter."""
         shape = self._shape(node.input[0])
         if not shape.is_fully_defined() or shape.num_elements() > _LARGEST:
             return None
-        return np.full(shape.as_list(), _UNIFORM[node.op])
+        return np.full(shape.as_list(), number)
 
 
 def _fold_of(node: tf.compat.v1.NodeDef) -> Fold | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.by_example import map_over_examples
 from autodist.graph.propagation.factors import Part
 from autodist.graph.propagation.facts import (
@@ -179,8 +180,8 @@ def _carried(site: Site, old: Fact, new: Fact, index: int) -> Fact:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(["PartitionedCall", "StatefulPartitionedCall"], call),
+    **dict.fromkeys(having(Trait.CALL), call),
     **dict.fromkeys(["If", "StatelessIf"], if_),
     **dict.fromkeys(["Case", "StatelessCase"], case),
-    **dict.fromkeys(["While", "StatelessWhile"], while_),
+    **dict.fromkeys(having(Trait.LOOP), while_),
 }

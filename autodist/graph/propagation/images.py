@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.arithmetic import nonlinear
 from autodist.graph.propagation.combine import operands_of, same_rows
 from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Rows, form_of, reordered
@@ -74,8 +75,9 @@ def count_values(site: Site) -> Fact:
 def _is_bounded(site: Site, tensor: str) -> bool:
     """`minimum(maximum(x, n), n)`: what asks for no fewer and no more than n."""
     bounds: dict[str, list[int]] = {"Minimum": [], "Maximum": []}
+    passes = having(Trait.SAME | Trait.CASTS)
     node = site.scope.producer(tensor)
-    while node is not None and node.op in (*bounds, "Cast", "Identity"):
+    while node is not None and (node.op in bounds or node.op in passes):
         sources = [tensor_name(name) for name in node.input if not name.startswith("^")]
         known = [value for value in map(site.scope.constant, sources) if value is not None]
         if node.op in bounds and len(known) == 1:

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 import tensorflow as tf
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.combine import change_of_places
 from autodist.graph.propagation.distinct import numbers
 from autodist.graph.propagation.facts import (
@@ -52,7 +53,7 @@ def moving(rule: RowsRule, adds_elements: bool = False, drawn: int | None = None
     def apply(site: Site) -> Fact:
         if isinstance(site.facts[0], Coordinates) and site.node.op == "ExpandDims":
             return expanded(site, site.facts[0])
-        if site.node.op in ("Squeeze", "ExpandDims") and (kept := _kept_by_reshape(site)) is not None:
+        if site.node.op in having(Trait.RESHAPES) and (kept := _kept_by_reshape(site)) is not None:
             return kept
         form = form_of(site.facts[0])
         if isinstance(form, (Opaque, Statistic)):

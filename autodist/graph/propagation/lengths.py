@@ -6,13 +6,14 @@ import itertools
 
 import tensorflow as tf
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.facts import Form, Rows, form_of, rows_of
 from autodist.graph.propagation.site import Scope, Site, tensor_name
 
 Length = Rows | int | None
 """The rows that an axis has, as those of a first axis; or how long it is; or None where neither is known."""
 
-_SAME_ELEMENTS = ("Cast", "Identity", "StopGradient", "Reshape", "Squeeze", "ExpandDims")
+_SAME_ELEMENTS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS)
 _DEEPEST = 24
 
 
@@ -36,7 +37,7 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
         return None
     sources = [tensor_name(name) for name in node.input if not name.startswith("^")]
     output = int(tensor.partition(":")[2] or 0)
-    if node.op in ("Shape", "ShapeN", "Size"):
+    if node.op in having(Trait.LENGTHS):
         return _axis(scope, sources[output], element, node.op)
     if node.op == "StringSplitV2":
         return _axis(scope, sources[0], 0, "Shape") if (output, element) == (2, 0) else None
@@ -44,7 +45,7 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
         return _length(scope, sources[2], element, depth - 1)
     if node.op == "Unpack":
         return _length(scope, sources[0], output, depth - 1)
-    if node.op in ("Max", "Min"):
+    if node.op in having(Trait.EXTREME):
         number = scope.shape(sources[0]).num_elements() or 0
         counted = {_length(scope, sources[0], k, depth - 1) for k in range(number)}
         return counted.pop() if len(counted) == 1 else None
@@ -88,7 +89,7 @@ def _source(scope: Scope, node: tf.compat.v1.NodeDef, sources: list[str], elemen
     if node.op == "ReverseV2":
         number = scope.shape(sources[0]).num_elements()
         return (sources[0], number - 1 - element) if number is not None and element < number else None
-    if node.op in ("Slice", "StridedSlice"):
+    if node.op in having(Trait.SLICES):
         return _sliced(scope, node, sources, element)
     chosen = scope.constant(sources[1]) if node.op == "GatherV2" else None
     return None if chosen is None else (sources[0], int(chosen.reshape(-1)[element]))

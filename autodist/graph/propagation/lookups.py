@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.combine import same_rows
 from autodist.graph.propagation.distinct import looked_up
 from autodist.graph.propagation.entries import kept, values_at
@@ -26,7 +27,7 @@ from autodist.graph.propagation.facts import (
 from autodist.graph.propagation.positions import element_of_each
 from autodist.graph.propagation.sampling import of_both
 from autodist.graph.propagation.shuffles import in_order_of
-from autodist.graph.propagation.site import Rule, Site, op_names, tensor_name
+from autodist.graph.propagation.site import Rule, Site, tensor_name
 
 
 def gather(site: Site) -> Fact:
@@ -139,7 +140,7 @@ def where(site: Site) -> Fact:
 def _in_order(site: Site) -> object:
     """What a vector has the elements of in their order: two that are made alike of one tensor are the same."""
     tensor = site.inputs[0]
-    while (node := site.scope.producer(tensor)) is not None and node.op in ("Reshape", "Identity", "Squeeze"):
+    while (node := site.scope.producer(tensor)) is not None and node.op in having(Trait.SAME | Trait.RESHAPES):
         tensor = tensor_name(node.input[0])
     return _made_of(site, tensor)
 
@@ -224,7 +225,7 @@ def table_lookup(site: Site) -> Fact:
     return keys if isinstance(keys, Opaque) or not keys.factors else site.opaque("its keys are sums over the batch")
 
 
-_COMPARE = op_names("Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalOr LogicalNot")
+_COMPARE = having(Trait.COMPARISON | Trait.LOGIC)
 
 RULES: dict[str, Rule] = {
     "GatherV2": gather,

@@ -98,19 +98,21 @@ def set_diagonal(site: Site) -> Fact:
     return site.opaque("its matrices and its diagonals do not both have the examples along the same axis")
 
 
-_OF_MATRICES = op_names(
-    "MatrixDeterminant LogMatrixDeterminant MatrixInverse MatrixSquareRoot MatrixLogarithm MatrixExponential Cholesky "
-    "SelfAdjointEigV2 Eig Svd Qr Lu"
-)
-_LINEAR_IN_VECTORS = op_names("FFT IFFT RFFT IRFFT MatrixDiag MatrixDiagV2 MatrixDiagV3 BatchFFT BatchIFFT")
-_LINEAR_IN_MATRICES = op_names(
-    "FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixBandPart"
-)
-
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_OF_MATRICES, of_last_axes(2)),
-    **dict.fromkeys(_LINEAR_IN_VECTORS, linear_in_last_axes(1)),
-    **dict.fromkeys(_LINEAR_IN_MATRICES, linear_in_last_axes(2)),
+    **dict.fromkeys(
+        op_names(
+            "MatrixDeterminant LogMatrixDeterminant MatrixInverse MatrixSquareRoot MatrixLogarithm MatrixExponential "
+            "Cholesky SelfAdjointEigV2 Eig Svd Qr Lu"
+        ),
+        of_last_axes(2),
+    ),
+    **dict.fromkeys(
+        op_names("FFT IFFT RFFT IRFFT MatrixDiag MatrixDiagV2 MatrixDiagV3 BatchFFT BatchIFFT"), linear_in_last_axes(1)
+    ),
+    **dict.fromkeys(
+        op_names("FFT2D IFFT2D RFFT2D IRFFT2D MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixBandPart"),
+        linear_in_last_axes(2),
+    ),
     **dict.fromkeys(["FFT3D", "IFFT3D", "RFFT3D", "IRFFT3D"], linear_in_last_axes(3)),
     **dict.fromkeys(["MatrixSolve", "MatrixTriangularSolve"], solve),
     **dict.fromkeys(["LowerBound", "UpperBound"], of_last_axes(1, (1,))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.ops import linear_operands
 from autodist.graph.propagation.arithmetic import nonlinear
 from autodist.graph.propagation.combine import weakest
 from autodist.graph.propagation.factors import power, times
@@ -27,7 +28,7 @@ def first_axis_by_itself(site: Site) -> Fact:
         return site.opaque("its parameters are not the same on all replicas")
     if form.rows is None:
         return form if form.is_same else site.opaque("its input is a sum or mean over the batch")
-    linear = site.node.op.startswith(("Conv", "DepthwiseConv", "AvgPool"))
+    linear = linear_operands(site.node.op, len(site.inputs)) is not None
     if form.rows.axis == 0 and (linear or not form.factors):
         return form
     return site.opaque("the examples are not along its first axis")
@@ -45,17 +46,23 @@ def transposed_convolution(site: Site) -> Fact:
 
 
 def along_last_axis(site: Site) -> Fact | list[Fact]:
-    """Softmax, TopK, InTopK's like: a function of each row along the last axis."""
+    """Softmax and its like: a function of each row along the last axis."""
     form, rank = site.form(0), site.rank(0)
     if isinstance(form, Form) and form.rows is not None:
-        places = sorted_places(site) if site.node.op in ("TopK", "TopKV2") else None
-        if places is not None:
-            return [site.opaque("it sorts the replica's own part of the batch"), places]
         if rank is None or form.rows.axis == rank - 1:
             return site.opaque("it runs along the batch, or its input's rank is not known")
         if not all(map(is_same_for_all, site.facts[1:])):
             return site.opaque("its parameters are not the same on all replicas")
     return nonlinear(site, [0])
+
+
+def top_k(site: Site) -> Fact | list[Fact]:
+    """TopK: the largest of each row along the last axis; of a batch, in which order its examples are."""
+    form = site.form(0)
+    places = sorted_places(site) if isinstance(form, Form) and form.rows is not None else None
+    if places is not None:
+        return [site.opaque("it sorts the replica's own part of the batch"), places]
+    return along_last_axis(site)
 
 
 def bias_add(site: Site) -> Fact:
@@ -118,19 +125,20 @@ def batch_norm(site: Site) -> Fact | list[Fact]:
     return [rows, mean, *[other] * 4]
 
 
-_FIRST_AXIS = op_names(
-    "Conv Conv1D Conv2D Conv3D DepthwiseConv2dNative Dilation2D MaxPool MaxPoolV2 MaxPool3D AvgPool "
-    "AvgPool3D LRN ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea AdjustContrastv2"
-)
-_FIRST_AXIS_LAYOUT = op_names("DepthToSpace SpaceToDepth")
-
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_FIRST_AXIS, first_axis_by_itself),
-    **dict.fromkeys(_FIRST_AXIS_LAYOUT, first_axis_by_itself),
+    **dict.fromkeys(
+        op_names(
+            "Conv Conv1D Conv2D Conv3D DepthwiseConv2dNative Dilation2D MaxPool MaxPoolV2 MaxPool3D AvgPool AvgPool3D "
+            "LRN ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea AdjustContrastv2 DepthToSpace "
+            "SpaceToDepth"
+        ),
+        first_axis_by_itself,
+    ),
     **dict.fromkeys(
         ["Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput"], transposed_convolution
     ),
-    **dict.fromkeys(["Softmax", "LogSoftmax", "TopK", "TopKV2"], along_last_axis),
+    **dict.fromkeys(["Softmax", "LogSoftmax"], along_last_axis),
+    **dict.fromkeys(["TopK", "TopKV2"], top_k),
     **dict.fromkeys(["BiasAdd", "BiasAddV1"], bias_add),
     "SoftmaxCrossEntropyWithLogits": cross_entropy,
     **dict.fromkeys(["SparseSoftmaxCrossEntropyWithLogits", "InTopK", "InTopKV2"], sparse_cross_entropy),

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.facts import SAME, Coordinates, Fact, Form, Positions, form_of
 from autodist.graph.propagation.site import Rule, Site, tensor_name
 
-_SAME_LAST_AXIS = ("Cast", "ExpandDims", "Identity", "Tile")
+_SAME_ELEMENTS = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS | Trait.REPEATS)
 
 
 def with_numbers(rule: Rule) -> Rule:
@@ -19,7 +20,7 @@ def with_numbers(rule: Rule) -> Rule:
                 return Coordinates(fact)
             if isinstance(fact, Positions) and site.node.op == "Mul" and _are_ones(site, fact, 1 - index):
                 return fact
-            if isinstance(fact, Coordinates) and site.node.op in ("Add", "AddV2") and _is_beside(site, 1 - index):
+            if isinstance(fact, Coordinates) and site.node.op in having(Trait.ADDITION) and _is_beside(site, 1 - index):
                 return fact
         return rule(site)
 
@@ -62,7 +63,7 @@ def _begins_with_zero(site: Site, tensor: str) -> bool:
     source = tensor_name(node.input[0])
     if node.op == "Pack" and node.attr["axis"].i in (rank - 1, -1):
         return Site(node, [source], [], site.scope).is_zero(0)
-    if node.op not in _SAME_LAST_AXIS or not _keeps_last_axis(site, node.op, tensor, source):
+    if node.op not in _SAME_ELEMENTS or not _keeps_last_axis(site, node.op, tensor, source):
         return False
     return _begins_with_zero(site, source)
 

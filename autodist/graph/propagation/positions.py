@@ -17,7 +17,7 @@ from autodist.graph.propagation.facts import (
     form_of,
 )
 from autodist.graph.propagation.lengths import length
-from autodist.graph.propagation.site import Rule, Site, tensor_name
+from autodist.graph.propagation.site import Rule, Site, op_names, tensor_name
 
 
 def all_rows(site: Site) -> Positions | None:
@@ -125,10 +125,11 @@ def _scatter_to_own(site: Site, places: Positions | Coordinates) -> Fact:
     return replace(tensor, mixed_at=tensor.mixed_at or given.mixed_at)
 
 
-_SCATTERS = [f"TensorScatter{name}" for name in ("Add", "Sub", "Update", "Max", "Min")]
-
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_SCATTERS, scatter_beside),
+    **dict.fromkeys(
+        op_names("TensorScatterAdd TensorScatterSub TensorScatterUpdate TensorScatterMax TensorScatterMin"),
+        scatter_beside,
+    ),
     "CropAndResize": crop_of_each,
     "DynamicPartition": divide,
 }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from autodist.graph.propagation.entries import beside_segments, unsorted_segments
@@ -32,29 +34,40 @@ def reduce_mean(site: Site) -> Fact:
     return _linear_reduction(site, is_mean=True)
 
 
-def reduce_other(site: Site) -> Fact:
-    """Max, Min, Any and their like: over the batch each joins by itself; of equal lengths it is each."""
-    counted = _one_length(site)
-    if counted is not None:
-        return counted
+def reduced(by: ReducedBy | None) -> Rule:
+    """Any, All and their like: over the batch each joins by itself; None: it does not join."""
+    return functools.partial(_reduced, by=by)
+
+
+def extreme(by: ReducedBy) -> Rule:
+    """Max, Min: of equal lengths it is each."""
+
+    def apply(site: Site) -> Fact:
+        counted = _one_length(site)
+        return _reduced(site, by) if counted is None else counted
+
+    return apply
+
+
+def _reduced(site: Site, by: ReducedBy | None) -> Fact:
     form = form_of(site.facts[0])
     if not isinstance(form, Form) or form.rows is None:
         return _without_rows(site, form)
     axes = _axes(site)
     if form.factors or axes is None:
         return site.opaque(_NO_SUM)
-    return _reduction(site, form) if form.rows.axis in axes else _kept(site, form, axes)
+    return _reduction(site, form, by) if form.rows.axis in axes else _kept(site, form, axes)
 
 
-def _reduction(site: Site, form: Form) -> Reduction | Opaque:
-    by, no_sum = _REDUCED_BY.get(site.node.op), site.opaque(_NO_SUM)
+def _reduction(site: Site, form: Form, by: ReducedBy | None) -> Reduction | Opaque:
+    no_sum = site.opaque(_NO_SUM)
     return no_sum if by is None else Reduction(by, no_sum.reason, form.mixed_at)
 
 
 def _one_length(site: Site) -> Dims | None:
     """The greatest or smallest of several lengths that are the same number of rows."""
     fact = site.facts[0]
-    if not isinstance(fact, Dims) or site.node.op not in ("Max", "Min") or not fact.forms:
+    if not isinstance(fact, Dims) or not fact.forms:
         return None
     counted = {length(site, 0, element) for element in range(len(fact.forms))}
     return Dims(fact.forms[:1], fact.values[:1], True) if len(counted) == 1 and None not in counted else None
@@ -63,12 +76,10 @@ def _one_length(site: Site) -> Dims | None:
 def reduce_product(site: Site) -> Fact:
     """The product of a shape's elements is a count; other products are like Max."""
     fact = site.facts[0]
-    if not isinstance(fact, Dims):
-        return reduce_other(site)
+    if not isinstance(fact, Dims) or any(form.base is not Base.SAME for form in fact.forms):
+        return _reduced(site, ReducedBy.PRODUCT)
     factors = NONE
     for form in fact.forms:
-        if form.base is not Base.SAME:
-            return reduce_other(site)
         factors = times(factors, form.factors)
     known = [value for value in fact.values if value is not None]
     value = int(np.prod(known)) if len(known) == len(fact.values) else None
@@ -83,17 +94,16 @@ def half_squared_norm(site: Site) -> Fact:
     return _without_rows(site, form)
 
 
-def arg_reduce(site: Site) -> Fact:
-    """ArgMax, ArgMin: one axis, given as a scalar."""
-    return reduce_other(site)
-
-
-def of_segments(site: Site) -> Fact:
+def of_segments(by: ReducedBy) -> Rule:
     """Greatest, smallest, product of the rows of a segment: as sums of segments, but joined in their own way."""
-    found = sum_of_segments(site)
-    if not isinstance(found, Form) or found.base is not Base.ADDED:
-        return found
-    return site.opaque(_NO_SUM) if found.factors else _reduction(site, found)
+
+    def apply(site: Site) -> Fact:
+        found = sum_of_segments(site)
+        if not isinstance(found, Form) or found.base is not Base.ADDED:
+            return found
+        return site.opaque(_NO_SUM) if found.factors else _reduction(site, found, by)
+
+    return apply
 
 
 def sum_of_segments(site: Site) -> Fact:
@@ -121,7 +131,7 @@ def sum_of_segments(site: Site) -> Fact:
 def _linear_reduction(site: Site, is_mean: bool) -> Fact:
     form = form_of(site.facts[0])
     if not isinstance(form, Form) or form.rows is None:
-        return _without_rows(site, form)
+        return _without_rows(site, form, is_linear=True)
     axes = _axes(site)
     if axes is None:
         return site.opaque("it is not known which axes it reduces")
@@ -132,7 +142,7 @@ def _linear_reduction(site: Site, is_mean: bool) -> Fact:
     return site.additive(reduced) if site.output_shape().rank == 0 else reduced
 
 
-def _without_rows(site: Site, form: Form | Statistic | Opaque) -> Fact:
+def _without_rows(site: Site, form: Form | Statistic | Opaque, is_linear: bool = False) -> Fact:
     """Reductions of what has no batch axis: linear ones keep sums, others keep only what is the same."""
     if isinstance(form, Opaque):
         return Opaque(form.reason)
@@ -140,7 +150,7 @@ def _without_rows(site: Site, form: Form | Statistic | Opaque) -> Fact:
         return form
     if form.is_same:
         return form
-    if site.node.op not in ("Sum", "Mean"):
+    if not is_linear:
         reason = site.opaque("a function of sums or means over the batch that is neither itself").reason
         return Statistic(reason) if form.degree == 0 else Opaque(reason)
     if form.base is Base.ADDED and site.output_shape().rank == 0:
@@ -185,20 +195,21 @@ def _every_axis(site: Site) -> set[int]:
 
 
 _NO_SUM = "it reduces over the batch, which is neither a sum nor a mean"
-_REDUCED_BY = {
-    **dict.fromkeys(["Max", "Any", "UnsortedSegmentMax"], ReducedBy.MAX),
-    **dict.fromkeys(["Min", "All", "UnsortedSegmentMin"], ReducedBy.MIN),
-    **dict.fromkeys(["Prod", "UnsortedSegmentProd"], ReducedBy.PRODUCT),
-    "EuclideanNorm": ReducedBy.NORM,
-}
 
 RULES: dict[str, Rule] = {
     "Sum": reduce_sum,
     "Mean": reduce_mean,
     "Prod": reduce_product,
-    **dict.fromkeys(["Max", "Min", "Any", "All", "EuclideanNorm"], reduce_other),
-    **dict.fromkeys(["ArgMax", "ArgMin"], arg_reduce),
+    "Max": extreme(ReducedBy.MAX),
+    "Min": extreme(ReducedBy.MIN),
+    "Any": reduced(ReducedBy.MAX),
+    "All": reduced(ReducedBy.MIN),
+    "EuclideanNorm": reduced(ReducedBy.NORM),
+    "ArgMax": reduced(None),
+    "ArgMin": reduced(None),
     "L2Loss": half_squared_norm,
     "UnsortedSegmentSum": sum_of_segments,
-    **dict.fromkeys(["UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd"], of_segments),
+    "UnsortedSegmentMax": of_segments(ReducedBy.MAX),
+    "UnsortedSegmentMin": of_segments(ReducedBy.MIN),
+    "UnsortedSegmentProd": of_segments(ReducedBy.PRODUCT),
 }

@@ -105,10 +105,10 @@ def _ends(site: Site, index: int, followed: Followed) -> bool:
     return is_length_of(site, index, followed.first.rows)
 
 
-_DRAWN = op_names("UniformCandidateSampler LogUniformCandidateSampler FixedUnigramCandidateSampler")
-
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(_DRAWN, sample),
+    **dict.fromkeys(
+        op_names("UniformCandidateSampler LogUniformCandidateSampler FixedUnigramCandidateSampler"), sample
+    ),
     **dict.fromkeys(["LearnedUnigramCandidateSampler", "ThreadUnsafeUnigramCandidateSampler"], sample_by_counts),
     "AllCandidateSampler": sample_all,
     "ComputeAccidentalHits": accidental_hits,

@@ -9,12 +9,11 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from autodist.graph.ops import Trait, filling, having
 from autodist.graph.propagation.factors import Part
 from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, Opaque, Recovery, form_of
 
-_PASSING = frozenset(
-    ["Identity", "StopGradient", "Cast", "Reshape", "ExpandDims", "Squeeze", "BroadcastTo", "Tile", "Snapshot"]
-)
+_PASSING = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS | Trait.REPEATS)
 
 
 class Scope(Protocol):
@@ -150,8 +149,8 @@ class Site:
     def _elements(self, index: int) -> np.ndarray | None:
         """What elements an input is known to have; once, where all are the same."""
         tensor, node = self._origin(index)
-        if node is not None and node.op in ("ZerosLike", "OnesLike"):
-            return np.asarray(int(node.op == "OnesLike"))
+        if node is not None and (number := filling(node.op)) is not None:
+            return np.asarray(number)
         if node is not None and node.op == "Fill":
             tensor = tensor_name(node.input[1])
         return self.scope.constant(tensor)

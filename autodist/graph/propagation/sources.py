@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.facts import SAME, Fact, Opaque, names_a_sum
 from autodist.graph.propagation.functions import join
 from autodist.graph.propagation.site import Rule, Site
@@ -15,6 +16,11 @@ def same(site: Site) -> Fact:
 def read_variable(site: Site) -> Fact:
     """A variable is the same on all replicas, also after a write of this step: writes are combined."""
     return site.facts[0] if isinstance(site.facts[0], Opaque) else SAME
+
+
+def pass_on(site: Site) -> Fact:
+    """Enter, LoopCond: what it is given."""
+    return site.facts[0]
 
 
 def switch(site: Site) -> Fact:
@@ -40,13 +46,11 @@ def leave_loop(site: Site) -> Fact:
 
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(["Const", "Placeholder", "PlaceholderV2", "VarHandleOp", "Variable", "VariableV2"], same),
-    **dict.fromkeys(
-        ["HashTableV2", "MutableHashTableV2", "MutableHashTableOfTensorsV2", "MutableDenseHashTableV2"], same
-    ),
+    **dict.fromkeys(having(Trait.SOURCE | Trait.FED | Trait.REFERENCE | Trait.TABLE), same),
     **dict.fromkeys(["LookupTableSizeV2", "LookupTableExportV2"], same),
-    "PlaceholderWithDefault": same,
     **dict.fromkeys(["ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized"], read_variable),
+    "Enter": pass_on,
+    "LoopCond": pass_on,
     "Switch": switch,
     "Merge": merge,
     "Exit": leave_loop,

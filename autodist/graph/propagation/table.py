@@ -5,6 +5,7 @@ Another question of the same kind (may an update be done shard by shard) is anot
 
 from __future__ import annotations
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import (
     arithmetic,
     blocks,
@@ -56,24 +57,8 @@ TABLE: dict[str, Rule] = {
     **sampling.RULES,
     **lists.RULES,
     **functions.RULES,
-    "Enter": arithmetic.linear,
-    "LoopCond": arithmetic.linear,
 }
 
-_SHAPES = (
-    "Empty", "Shape", "ShapeN", "Size", "Rank", "BroadcastGradientArgs", "BroadcastArgs", "ConcatOffset",
-    "DynamicStitch",
-)  # fmt: skip
-NOT_FOLDED = frozenset(
-    [*draws.RULES, "RandomShuffle", *sampling.RULES, *functions.RULES, *lists.RULES, *sources.RULES, *_SHAPES]
-)
+_FOLLOWED = (draws, sampling, functions, lists, sources)
+NOT_FOLDED = {"RandomShuffle", *having(Trait.OF_SHAPES)}.union(*(rules.RULES for rules in _FOLLOWED))
 """Ops that may give something else than "the same everywhere" although all their inputs are."""
-
-
-def draws_numbers(op: str) -> bool:
-    """Whether an op makes random numbers, which are other ones on each replica although all inputs are the same."""
-    return (
-        "Random" in op
-        or op.startswith(("StatelessTruncated", "StatelessParameterized", "StatelessShuffle"))
-        or (op.endswith("Multinomial") or "SampleDistorted" in op)
-    )

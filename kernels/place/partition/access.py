@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from autodist.errors import StrategyError
 from autodist.graph.editor import NodeDef
-from autodist.graph.effects import ASSIGNMENTS, is_scatter
+from autodist.graph.ops import Trait, having, writes_rows
 from autodist.kernels.place.partition.reads import READS
 from autodist.kernels.place.partition.whole import give_whole
 from autodist.kernels.place.partition.work import CutVariable, Work
@@ -33,9 +33,9 @@ def access(work: Work, node: NodeDef) -> bool:
 
 
 def _rule_of(op: str) -> Rule | None:
-    if op in ASSIGNMENTS:
+    if op in having(Trait.ASSIGNMENT):
         return write
-    if op.startswith("ResourceApply") or is_scatter(op):
+    if op.startswith("ResourceApply") or writes_rows(op):
         return apply_by_shard
     return READS.get(op)
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
+from autodist.graph.ops import Trait, having
 from autodist.graph.placement import Cut
-from autodist.kernels.elementwise import ELEMENTWISE
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout, Places, Routed, RowIds
 from autodist.kernels.place.partition.work import Work
 from autodist.kernels.sums import ordered_sum
 
-FOLLOWED = ELEMENTWISE | {"AddN", "CheckNumerics", "ClipByValue", "OnesLike", "ZerosLike"}
+FOLLOWED = having(Trait.ELEMENTWISE) | {"CheckNumerics"}
 """Ops that are done on pieces: those whose output has, at each place, a function of what the operands have there."""
 
 

@@ -15,6 +15,7 @@ from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.keeper import Pace
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.placement import shard_name
 from autodist.graph.propagation import Kind, Propagation, Unknown
@@ -34,8 +35,8 @@ Rule = Callable[[Work, NodeDef], bool]
 RULES: Mapping[str, Rule] = {
     **dict.fromkeys(FOLLOWED, elementwise),
     **dict.fromkeys(REDUCTIONS, reduction),
-    **dict.fromkeys(["Cast", "Identity", "PreventGradient", "StopGradient"], rows.passed_on),
-    **dict.fromkeys(["Unique", "UniqueV2"], rows.unique),
+    **dict.fromkeys(having(Trait.SAME | Trait.CASTS), rows.passed_on),
+    **dict.fromkeys(having(Trait.UNIQUE), rows.unique),
     "UnsortedSegmentSum": rows.segment_sum,
     "GatherV2": rows.gather,
 }

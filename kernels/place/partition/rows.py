@@ -5,7 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.names import node_of
+from autodist.graph.names import node_of, output_index
+from autodist.graph.ops import Trait, having
 from autodist.graph.placement import Cut
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout, Places, Routed, RowIds
 from autodist.kernels.place.partition.work import Work
@@ -72,9 +73,9 @@ def _counts(work: Work, node: NodeDef, ids: str) -> bool:
     name = work.data(node)[2]
     for _ in range(4):
         source = work.editor[node_of(name)]
-        if source.op in ("Shape", "Size"):
-            return work.data(source)[0] == ids
-        if source.op not in ("StridedSlice", "Cast", "Identity"):
+        if source.op in having(Trait.LENGTHS):
+            return work.data(source)[output_index(name)] == ids
+        if source.op != "StridedSlice" and source.op not in having(Trait.SAME | Trait.CASTS):
             return False
         name = work.data(source)[0]
     return False

@@ -11,10 +11,10 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from tensorflow.python.framework import op_def_registry
-
 from autodist.graph.item import GraphItem
 from autodist.graph.names import as_input, is_control, node_of, tensor
+from autodist.graph.op_types import is_stateless
+from autodist.graph.ops import draws_numbers
 from autodist.graph.propagation import (
     Joined,
     Kind,
@@ -22,7 +22,6 @@ from autodist.graph.propagation import (
     Propagation,
     Replicated,
     Unknown,
-    draws_numbers,
     propagate,
 )
 from autodist.graph.walks import reach
@@ -158,8 +157,7 @@ def _sharing(item: GraphItem, shared: Mapping[str, Joined]) -> Propagation:
 
 
 def _is_function_of_inputs(op: str) -> bool:
-    known = op_def_registry.get(op)
-    return known is not None and not known.is_stateful and not draws_numbers(op)
+    return is_stateless(op) and not draws_numbers(op)
 
 
 class _Making:

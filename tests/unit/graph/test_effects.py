@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import tensorflow as tf
 
-from autodist.graph.effects import NO_EFFECT, Effect, Effects, is_scatter
+from autodist.graph.effects import NO_EFFECT, Effect, Effects
+from autodist.graph.ops import writes_rows
 from tests.unit.graph.graph_text import from_text
 
 
@@ -72,5 +73,5 @@ def test_a_nested_call_is_looked_into():
 
 
 def test_scatters_write_some_rows():
-    assert is_scatter("ResourceScatterAdd") and is_scatter("ResourceSparseApplyAdagrad")
-    assert not is_scatter("AssignAddVariableOp")
+    assert writes_rows("ResourceScatterAdd") and writes_rows("ResourceSparseApplyAdagrad")
+    assert not writes_rows("AssignAddVariableOp")

@@ -7,8 +7,9 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry  # what the inputs of an op are called
 
-from autodist.graph.linear_ops import LINEAR, linear_operands
 from autodist.graph.linearity import Grade, find_linearity
+from autodist.graph.ops import linear_operands
+from autodist.graph.ops.table import TABLE
 from autodist.graph.wiring import Wiring
 
 
@@ -109,4 +110,4 @@ def call(op, values):
 
 
 def test_all_ops_of_the_table_are_ops():
-    assert [op for op in LINEAR if op_def_registry.get(op) is None] == []
+    assert [op for op in TABLE if op_def_registry.get(op) is None] == []

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import RewriteError, StrategyError
-from autodist.graph.effects import is_scatter
+from autodist.graph.ops import writes_rows
 from autodist.graph.placement import Cut
 from autodist.kernels import Context, find_placements, rewrite
 from autodist.kernels.normalise.inline_branches import InlineBranches
@@ -132,7 +132,7 @@ def test_rows_that_one_branch_adds_stay_rows():
     item = rewritten(captured, plan(captured.item, 2, 1, OWNERS["several owners"]))[0]
     handle = item.by_name["table"].handle
     touching = [item.wiring.nodes[name].op for name, e in item.wiring.effects.items() if handle in e.reads | e.writes]
-    assert [op for op in touching if is_scatter(op)]
+    assert [op for op in touching if writes_rows(op)]
     assert not {"AssignVariableOp", "ReadVariableOp"} & set(touching)
 
 
