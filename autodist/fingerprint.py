@@ -32,20 +32,23 @@ class Fingerprint:
         gradients: the variable of each, and its tensors.
         nodes: the name of each, its op and its inputs.
         apart: the inputs that have rows of their own, and which one has as many.
+        kernels: of the script's own, that rewrite the step, as they are told.
     """
 
     variables: tuple[tuple[str, str], ...] = ()
     gradients: tuple[tuple[str, tuple[str, ...]], ...] = ()
     nodes: tuple[Named, ...] = ()
     apart: tuple[tuple[str, str], ...] = ()
+    kernels: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, item: GraphItem) -> Fingerprint:
+    def of(cls, item: GraphItem, kernels: tuple[str, ...] = ()) -> Fingerprint:
         return cls(
             tuple((v.name, f"{v.shape} {v.dtype.name}") for v in item.variables),
             tuple((g.variable, g.tensors) for g in item.gradients),
             tuple((n.name, n.op, tuple(n.input)) for n in item.graph_def.node),
             tuple(item.apart.items()),
+            kernels,
         )
 
     @cached_property
@@ -79,18 +82,23 @@ class Fingerprint:
 
     def packed_with(self, content: bytes) -> bytes:
         """A message with the fingerprint and `content`."""
-        return json.dumps([self.variables, self.gradients, self.nodes, self.apart]).encode() + _SEPARATOR + content
+        return (
+            json.dumps([self.variables, self.gradients, self.nodes, self.apart, self.kernels]).encode()
+            + _SEPARATOR
+            + content
+        )
 
     @classmethod
     def unpack(cls, message: bytes) -> tuple[Fingerprint, bytes]:
         """What `packed_with` put together."""
         packed, _, content = message.partition(_SEPARATOR)
-        variables, gradients, nodes, apart = json.loads(packed)
+        variables, gradients, nodes, apart, kernels = json.loads(packed)
         return cls(
             tuple((name, kind) for name, kind in variables),
             tuple((variable, tuple(tensors)) for variable, tensors in gradients),
             tuple((name, op, tuple(inputs)) for name, op, inputs in nodes),
             tuple((name, by) for name, by in apart),
+            tuple(kernels),
         ), content
 
 
@@ -101,8 +109,16 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str) -> Renaming:
     of the step.
 
     Raises:
-        CaptureMismatchError: with the first line in which they differ.
+        CaptureMismatchError: with the first line in which they differ, or the kernels of the script's own that do.
     """
+    if chief.kernels != mine.kernels:
+        theirs, ours = ("; ".join(one.kernels) or "none" for one in (chief, mine))
+        raise CaptureMismatchError(
+            f"{name} rewrites the step by other kernels of the script's own than the chief does:\n"
+            f"    chief:  {theirs}\n    here:   {ours}\n"
+            "The script must register the same kernels on every worker, in the same order and with the same options, "
+            "before the step is made (register_kernel)."
+        )
     if chief.lines == mine.lines:
         return Renaming()
     if chief.structure == mine.structure:

@@ -22,7 +22,7 @@ from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
 from autodist.graph.placement import Placement
 from autodist.graph.renaming import Renaming
-from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Kernel, rewrite
+from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Kernel, own_kernels, rewrite
 from autodist.look import look
 from autodist.missed_step import MissedStep
 from autodist.peers import Peers
@@ -276,7 +276,7 @@ class Run:
     def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
         """The chief's strategy, on every worker, for a step that all have captured alike, and the chief's names."""
         self.passes()
-        mine = Fingerprint.of(item)
+        mine = Fingerprint.of(item, own_kernels())
         if strategy is not None:
             self._messages.exchange(mine.packed_with(strategy.SerializeToString(deterministic=True)))
             return strategy, Renaming()

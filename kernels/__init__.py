@@ -4,6 +4,7 @@ from autodist.kernels.base import Context, Kernel, run_pipeline
 from autodist.kernels.pipeline import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, rewrite
 from autodist.kernels.place.assign_owners import find_placements
 from autodist.kernels.place.set_by_chief import only_sets
+from autodist.kernels.registry import own_kernels, register_kernel
 
 __all__ = [
     "KERNELS",
@@ -13,6 +14,8 @@ __all__ = [
     "Kernel",
     "find_placements",
     "only_sets",
+    "own_kernels",
+    "register_kernel",
     "rewrite",
     "run_pipeline",
 ]

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
+from autodist.errors import RewriteError
 from autodist.graph.devices import cpu_of, home_of, task_of
 from autodist.graph.item import GraphItem
 from autodist.graph.origins import origins_in
@@ -122,6 +123,15 @@ class Kernel(ABC):
         """
 
 
+def _required(made: object) -> GraphItem:
+    if isinstance(made, GraphItem):
+        return made
+    raise RewriteError(
+        f"apply returned {made!r} and no step: let it return the one that it is given, or what to_item() of a "
+        "StepEditor gives"
+    )
+
+
 Watcher = Callable[[str, GraphItem], None]
 
 
@@ -137,7 +147,7 @@ def run_pipeline(
         watch("captured", item)
     for kernel in kernels:
         try:
-            item = kernel.apply(item, context)
+            item = _required(kernel.apply(item, context))
         except Exception as error:
             for note in origins_in(str(error), item.origin_of):
                 error.add_note(note)

@@ -39,6 +39,7 @@ from autodist.kernels.place.assign_owners import AssignOwners
 from autodist.kernels.place.partition import PartitionVariables
 from autodist.kernels.place.read_far_variables import ReadFarVariables
 from autodist.kernels.place.set_by_chief import SetByChief
+from autodist.kernels.registry import with_own
 from autodist.kernels.replicate.advance_alike import AdvanceAlike
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.kernels.rows.add_rows_in_order import AddRowsInOrder
@@ -155,13 +156,13 @@ LOCAL_KERNELS: tuple[Kernel, ...] = (Prune(), PlaceOnDevices())
 
 
 def rewrite(item: GraphItem, context: Context, name: str = "step", kernels: Sequence[Kernel] = KERNELS) -> GraphItem:
-    """The step as one worker runs it.
+    """The step as one worker runs it; kernels of the script's own (`register_kernel`) stand among `kernels`.
 
     Raises:
         StrategyError, RewriteError: if it cannot be rewritten as the strategy says.
     """
     with _garbage_collection_paused():
-        return run_pipeline(kernels, item, context, Watch(name, context.worker))
+        return run_pipeline(with_own(kernels), item, context, Watch(name, context.worker))
 
 
 @contextmanager

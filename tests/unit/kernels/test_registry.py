@@ -1,0 +1,249 @@
+"""Kernels of a script's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.errors import CaptureMismatchError, RewriteError, StrategyError
+from autodist.fingerprint import Fingerprint, require_equal
+from autodist.graph.item import GraphItem
+from autodist.graph.step_editor import StepEditor
+from autodist.kernels import (
+    KERNELS,
+    LOCAL_KERNELS,
+    SETTING_KERNELS,
+    Context,
+    Kernel,
+    own_kernels,
+    register_kernel,
+    registry,
+    rewrite,
+)
+from autodist.kernels.pipeline import DUMP_VARIABLE
+from autodist.kernels.registry import with_own
+from tests.unit.kernels.in_one_process import CapturedFunction, capture, plan, train
+
+
+@pytest.fixture(autouse=True)
+def only_ours() -> Iterator[None]:
+    registry._KERNELS.names()
+    known = dict(registry._KERNELS._known)
+    yield
+    registry._own.clear()
+    registry._KERNELS._known.clear()
+    registry._KERNELS._known.update(known)
+
+
+@dataclass(frozen=True)
+class HalfSteps(Kernel):
+    """What is taken from a variable is `factor` times as much."""
+
+    factor: float = 0.5
+    name: ClassVar[str] = "half-steps"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        editor = StepEditor(item)
+        for node in item.wiring.of_op("AssignSubVariableOp"):
+            with editor.fragment(f"half_steps/{node.name}") as f:
+                half = f.input(node.input[1], tf.float64, [2]) * tf.constant(self.factor, tf.float64)
+            editor.set_inputs(node.name, [node.input[0], f.name(half), *node.input[2:]])
+        return editor.to_item()
+
+
+@dataclass(frozen=True)
+class Silent(Kernel):
+    """Leaves the step as it is."""
+
+    name: ClassVar[str] = "silent"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        return item
+
+
+def captured() -> CapturedFunction:
+    weight = tf.Variable(np.ones(2), name="weight")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x * weight)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    return capture(step, np.ones((1, 2)))
+
+
+def names_of(kernels):
+    return [kernel.name for kernel in kernels]
+
+
+@pytest.mark.parametrize("after", ["split-bundles", "replicate", "reduce-by-shuffle", "prune"])
+def test_it_rewrites_the_step_of_every_worker_before_and_after_the_replicas_are_made(after):
+    step, batch = captured(), np.arange(8.0).reshape(4, 2)
+    trained = []
+    for kernel in (None, HalfSteps):
+        if kernel is not None:
+            register_kernel(after=after)(kernel)
+        workers = train(step, plan(step.item, workers=2, replicas=2), [[batch]]).variables
+        trained.append([values["weight"] for values in workers])
+    whole, half = (1 - np.stack(one) for one in trained)
+    np.testing.assert_allclose(whole[0], batch.mean(0) / 2, rtol=1e-13)
+    np.testing.assert_allclose(half, whole / 2, rtol=1e-13)
+
+
+def test_it_stands_behind_the_kernel_that_is_named_and_those_registered_before_it():
+    register_kernel(after="replicate")(Silent)
+    register_kernel(after="replicate")(HalfSteps)
+
+    @register_kernel(after="silent")
+    @dataclass(frozen=True)
+    class BehindSilent(Silent):
+        name: ClassVar[str] = "behind-silent"
+
+    found = names_of(with_own(KERNELS))
+    at = found.index("replicate")
+    assert found[at + 1 : at + 4] == ["silent", "behind-silent", "half-steps"]
+    assert [name for name in found if name in names_of(KERNELS)] == names_of(KERNELS)
+
+
+def test_what_only_sets_variables_or_concerns_iterators_is_no_step():
+    register_kernel(after="prune")(Silent)
+    assert with_own(SETTING_KERNELS) == SETTING_KERNELS and with_own(LOCAL_KERNELS) == LOCAL_KERNELS
+
+
+def test_an_error_in_it_says_its_name_and_the_worker():
+    @register_kernel(after="replicate")
+    @dataclass(frozen=True)
+    class Fails(Silent):
+        name: ClassVar[str] = "fails"
+
+        def apply(self, item: GraphItem, context: Context) -> GraphItem:
+            raise KeyError("some node")
+
+    step = captured()
+    with pytest.raises(KeyError, match="some node") as error:
+        rewrite(step.item, Context(plan(step.item, workers=2), 1))
+    assert error.value.__notes__ == ["in the kernel fails, for worker 1"]
+
+
+def test_what_it_returns_has_to_be_a_step():
+    @register_kernel(after="replicate")
+    @dataclass(frozen=True)
+    class Forgets(Silent):
+        name: ClassVar[str] = "forgets"
+
+        def apply(self, item: GraphItem, context: Context) -> GraphItem:
+            return None  # type: ignore[return-value]
+
+    step = captured()
+    with pytest.raises(RewriteError, match="returned None and no step: let it return") as error:
+        rewrite(step.item, Context(plan(step.item), 0))
+    assert error.value.__notes__ == ["in the kernel forgets, for worker 0"]
+
+
+def test_its_step_is_dumped_and_verified_as_ours_are(tmp_path, monkeypatch):
+    monkeypatch.setenv(DUMP_VARIABLE, str(tmp_path))
+    register_kernel(after="replicate")(Silent)
+    step = captured()
+    rewrite(step.item, Context(plan(step.item, replicas=2), 0), "some_step")
+    assert [f.name for f in tmp_path.glob("some_step/worker_0/*_silent")] == [
+        f"{names_of(KERNELS).index('replicate') + 2}_silent"
+    ]
+
+    @register_kernel(after="silent")
+    @dataclass(frozen=True)
+    class Breaks(Silent):
+        name: ClassVar[str] = "breaks"
+
+        def apply(self, item: GraphItem, context: Context) -> GraphItem:
+            return replace(item, targets=(*item.targets, "no_such_node"))
+
+    with pytest.raises(RewriteError, match="the target no_such_node is not in the step's graph"):
+        rewrite(step.item, Context(plan(step.item, replicas=2), 0), "another_step")
+
+
+@pytest.mark.parametrize("after, meant", [("replicat", "Did you mean replicate?"), ("silent", ""), ("xyz", "")])
+def test_a_kernel_that_is_not_there_has_nothing_behind_it(after, meant):
+    with pytest.raises(
+        StrategyError, match=f"silent is to stand after {after}, and there is none .*{meant}.* There are "
+    ):
+        register_kernel(after=after)(Silent)
+    assert own_kernels() == ()
+
+
+def test_a_kernel_cannot_stand_behind_one_that_stands_behind_it():
+    register_kernel(after="replicate")(Silent)
+    register_kernel(after="silent")(HalfSteps)
+    with pytest.raises(StrategyError, match="silent is to stand after half-steps"):
+        register_kernel(after="half-steps")(Silent)
+
+
+@pytest.mark.parametrize("taken", ["replicate", "silent"])
+def test_a_name_is_one_kernel_s(taken):
+    register_kernel(after="replicate")(Silent)
+
+    @dataclass(frozen=True)
+    class Another(Silent):
+        name: ClassVar[str] = taken
+
+    with pytest.raises(StrategyError, match=f"A kernel named {taken} is registered already, from "):
+        register_kernel(after="replicate")(Another)
+
+
+class NoDataclass(Kernel):
+    name: ClassVar[str] = "no-dataclass"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        return item
+
+
+@dataclass(frozen=True)
+class WithoutApply(Kernel):
+    name: ClassVar[str] = "without-apply"
+
+
+@dataclass(frozen=True)
+class Unnamed(Kernel):
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        return item
+
+
+@dataclass(frozen=True)
+class Needs(Silent):
+    name: ClassVar[str] = "needs"
+    factor: float
+
+
+@pytest.mark.parametrize(
+    "found, fault",
+    [
+        (lambda item, context: item, "is no kernel but a function; a kernel is a frozen dataclass"),
+        (dict, "dict is no kernel but a class that is none; a kernel"),
+        (NoDataclass, "a class that is no dataclass"),
+        (WithoutApply, "a class that is without apply"),
+        (Unnamed, "named None; give it a class variable"),
+        (Needs, "one that cannot be made without factor; give each field a default"),
+        (Silent(), "is no kernel but a Silent"),
+    ],
+)
+def test_what_is_no_kernel_is_refused_with_the_reason(found, fault):
+    with pytest.raises(StrategyError, match=fault):
+        register_kernel(after="replicate")(found)
+    assert own_kernels() == ()
+
+
+def test_workers_that_register_other_kernels_are_told_which():
+    item = captured().item
+    register_kernel(after="replicate")(HalfSteps)
+    chief, _ = Fingerprint.unpack(Fingerprint.of(item, own_kernels()).packed_with(b""))
+    require_equal(chief, Fingerprint.of(item, own_kernels()), "worker 1")
+    told = (
+        r"\n    chief:  half-steps after replicate: HalfSteps\(factor=0.5\)\n    here:   none\nThe script must register"
+    )
+    with pytest.raises(CaptureMismatchError, match=told):
+        require_equal(chief, Fingerprint.of(item), "worker 1")
