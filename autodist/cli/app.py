@@ -12,6 +12,7 @@ from autodist.cli.diff import diff
 from autodist.cli.plan import plan
 from autodist.cli.run import run
 from autodist.cli.telling import telling_errors
+from autodist.cli.trace import trace
 from autodist.cli.verify import verify
 from autodist.versions import VERSION
 
@@ -53,6 +54,8 @@ def autodist(
 
     * `autodist verify train.py` tells whether two workers train as one device does
 
+    * `autodist trace FOLDER` tells where a step's time goes
+
     * `autodist COMMAND --help` has examples of each command
     """
 
@@ -62,6 +65,7 @@ app.command()(telling_errors(check))
 app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(plan))
 app.command()(telling_errors(diff))
 app.command(context_settings=_BEFORE_A_SCRIPT)(telling_errors(verify))
+app.command()(telling_errors(trace))
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from autodist.asked import Asked
 from autodist.cli.options import Arguments, Cluster, IsModule, Replicas, Script, Strategies, Traceback, Workers
 from autodist.cli.plans import Plan, Plans
 from autodist.cli.script import Target
-from autodist.cli.telling import UsageError, output
+from autodist.cli.telling import output, require_writable
 from autodist.quiet import quiet_tensorflow
 from autodist.resources import ResourceSpec
 
@@ -50,7 +50,7 @@ def plan(
     * `autodist plan --json --strategy PS train.py > ps.json`
     """
     if html is not None:
-        _require_writable(html)
+        require_writable(html)
     target = Target(script, is_module, arguments or [])
     asked = Asked(None if cluster is None else str(cluster), workers, replicas)
     plans = Plans(script=script, plans=make_plans_quietly(target, asked, strategies or [])[0])
@@ -82,16 +82,3 @@ def make_plans_quietly(
         from autodist.cli.planning import make_plans
     with contextlib.redirect_stdout(sys.stderr):
         return make_plans(target, asked, strategies)
-
-
-def _require_writable(path: Path) -> None:
-    """Passes if a file can be written, before the work whose result goes there.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    try:
-        with open(path, "ab"):
-            return
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error

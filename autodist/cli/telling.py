@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import rich.console
@@ -42,6 +43,19 @@ def telling_errors(command: Callable[..., None]) -> Callable[..., None]:
             raise typer.Exit(BAD_INPUT) from None
 
     return told
+
+
+def require_writable(path: Path) -> None:
+    """Passes if a file can be written, before the work whose result goes there.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    try:
+        with open(path, "ab"):
+            return
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def tell_error(problem: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import pathlib
+import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autodist.runtime.clocks import against
 from autodist.runtime.direct_run import DirectRun
-from autodist.runtime.timeline import TracedRuns
+from autodist.runtime.timeline import TracedRuns, shared_queues
 
 COLLECTIVE_KEY = 1
 """The graph key of every run that holds collectives, by which all workers share step ids in those runs alone."""
@@ -69,9 +71,26 @@ class Host:
         """
         options = _options(has_collectives)
         if trace is not None:
-            return TracedRuns(self.callable_with_options(outputs, operations, feeds, has_collectives), options, trace)
+            run = self.callable_with_options(outputs, operations, feeds, has_collectives)
+            return TracedRuns(run, options, trace, lambda: shared_queues(self.graph), self._about)
         taking = [self.graph.get_tensor_by_name(name) for name in feeds]
         return DirectRun(self.session, outputs, operations, taking, options)
+
+    def _about(self) -> dict[str, Any]:
+        """What a trace says besides: of how many workers it is one, and how far its clock is ahead of the chief's."""
+        told = {"machine": socket.gethostname(), "workers": 1, "clock_ahead": 0.0, "clock_uncertainty": 0.0}
+        chiefs, others = [], set()
+        for device in self.session.list_devices():
+            place = tf.DeviceSpec.from_string(device.name)
+            others.add(place.task)
+            if (place.task, place.device_type) == (0, "CPU"):
+                chiefs.append(device.name)
+        if len(others) > 1:
+            with self._lock, self.graph.as_default(), tf.device(chiefs[0]):
+                now = tf.timestamp()
+            clock = against(lambda: float(self.session.run(now)))
+            told |= {"workers": len(others), "clock_ahead": clock.ahead, "clock_uncertainty": clock.uncertainty}
+        return told
 
     def callable_with_options(
         self,

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ log = logging.getLogger("autodist")
 TRACE_VARIABLE = "AUTODIST_TRACE"
 """Environment variable that names a folder. There each worker writes what ran when in the tenth run of each of its
 steps, as `step_1.worker_0.json`: on which device, how long, and what was sent to other workers. Set it where the chief
-starts; the other workers have it from there. What stands on another machine is told by that machine's clock. Steps take
-a little longer while it is set, and the tenth much longer."""
+starts; the other workers have it from there. What stands on another machine is told by that machine's clock, and how
+far the worker's own is ahead of the chief's stands beside it. Steps take a little longer while it is set, and the tenth
+much longer."""
 
 TRACED_RUN = 10
 """By now TensorFlow has placed and optimized the step, and its memory is there."""
@@ -38,11 +39,15 @@ class TracedRuns:
         run: takes the step's inputs, `options` and `run_metadata`.
         options: of every run.
         file: where the trace goes.
+        queues: gives, by the name of an operation on a queue, the name by which all workers know that queue.
+        about: gives what is known besides, right after the run.
     """
 
     run: Callable[..., Any]
     options: tf.compat.v1.RunOptions
     file: pathlib.Path
+    queues: Callable[[], Mapping[str, str]] = dict
+    about: Callable[[], Mapping[str, Any]] = dict
     _count: int = 0
 
     def __call__(self, *values: Any) -> Any:
@@ -54,12 +59,23 @@ class TracedRuns:
         metadata = tf.compat.v1.RunMetadata()
         result = self.run(*values, options=options, run_metadata=metadata)
         self.file.parent.mkdir(parents=True, exist_ok=True)
-        self.file.write_text(json.dumps({"traceEvents": list(_events(metadata.step_stats))}))
+        events = list(_events(metadata.step_stats, self.queues()))
+        self.file.write_text(json.dumps({"traceEvents": events, "otherData": dict(self.about())}))
         log.info("%s: what ran when in step %d", self.file, TRACED_RUN)
         return result
 
 
-def _events(stats: Any) -> Iterator[dict[str, Any]]:
+def shared_queues(graph: tf.Graph) -> dict[str, str]:
+    """By the name of each operation on a queue, the name by which all workers know that queue."""
+    found = {}
+    for op in graph.get_operations():
+        if op.type.startswith("Queue") and op.inputs:
+            queue = op.inputs[0].op
+            found[op.name] = queue.get_attr("shared_name").decode() or queue.name
+    return found
+
+
+def _events(stats: Any, queues: Mapping[str, str]) -> Iterator[dict[str, Any]]:
     """The events of Chrome's trace format: a process for each device, a thread for what ran there at one time."""
     by_device: dict[str, list[Any]] = {}
     for device in stats.dev_stats:
@@ -71,9 +87,12 @@ def _events(stats: Any) -> Iterator[dict[str, Any]]:
             start, length = _when(node)
             tid = next((k for k, end in enumerate(free_at) if end <= start), len(free_at))
             free_at[tid : tid + 1] = [start + length]
+            told = {"label": node.timeline_label}
+            if node.node_name in queues:
+                told["queue"] = queues[node.node_name]
             yield {
                 "ph": "X", "pid": pid, "tid": tid, "ts": start, "dur": length,
-                "name": node.node_name, "cat": "op", "args": {"label": node.timeline_label},
+                "name": node.node_name, "cat": "op", "args": told,
             }  # fmt: skip
 
 

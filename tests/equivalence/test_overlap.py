@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from autodist.cli.tracing.files import read_traces
+from autodist.cli.tracing.shares import shares_of
 from autodist.runtime.timeline import TRACE_VARIABLE
 from tests.equivalence.deep_step import LAYERS, TRACES
 from tests.equivalence.harness import ROOT, run_to_its_end
@@ -53,6 +55,13 @@ def test_overlap_of_communication_and_backward_pass(tmp_path: Path, monkeypatch:
         # How many there are in one step is up to the machine's scheduler, which may keep a process waiting; what is
         # sent only after the backward pass is early in none.
         assert max(early) >= 2
+    for traces in read_traces(tmp_path / "traces").values():
+        assert [(trace.worker, trace.workers) for trace in traces] == [(0, 2), (1, 2)]
+        assert traces[1].uncertainty is not None  # it has asked the chief
+        for share in shares_of(traces):
+            assert share.computing > 0
+            assert share.computing + share.sending + share.reading + share.waited <= share.took * (1 + 1e-9)
+            assert {whom for whom, _ in share.waiting} <= {1 - share.trace.worker}
 
 
 def sent_early(ran: list[Event], worker: int) -> int:

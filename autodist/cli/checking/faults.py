@@ -54,10 +54,10 @@ def notes_of(found: Found, takes_any_key: bool = False) -> Iterator[str]:
             "its host key is not checked (`host_key_checking: false`), so that somebody else could answer in its "
             "place; add it to known_hosts by `ssh-keyscan`, and compare it with the machine's own"
         )
-    if found.clock is not None and abs(found.clock.offset) - found.clock.uncertainty > CLOCK_LIMIT:
-        side = "ahead of" if found.clock.offset > 0 else "behind"
+    if found.clock is not None and abs(found.clock.ahead) - found.clock.uncertainty > CLOCK_LIMIT:
+        side = "ahead of" if found.clock.ahead > 0 else "behind"
         yield (
-            f"its clock is {abs(found.clock.offset):.1f} s {side} the chief's; training does not depend on it, dates "
+            f"its clock is {abs(found.clock.ahead):.1f} s {side} the chief's; training does not depend on it, dates "
             "of files and logs do: run an NTP service (chrony, systemd-timesyncd) there"
         )
     if found.machine is not None and 0 < found.machine.hardware.disk_free < _LITTLE_DISK:

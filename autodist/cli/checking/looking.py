@@ -13,6 +13,7 @@ from autodist.cluster.addresses import host_and_port
 from autodist.cluster.ways import transport_to
 from autodist.errors import ClusterError
 from autodist.resources import Node, ResourceSpec, Worker
+from autodist.runtime.clocks import Clock
 
 PACKAGES = ("keras",)
 """Beside TensorFlow and AutoDist: what every machine has to have in one version."""
@@ -22,28 +23,6 @@ CONNECT_LIMIT = 5.0
 
 _LOOK_LIMIT, _TICK_LIMIT = 120.0, 10.0
 _TICKS = 8
-
-
-@dataclass(frozen=True)
-class Clock:
-    """A machine's clock against the chief's. In seconds.
-
-    Attributes:
-        offset: how far it is ahead.
-        uncertainty: the offset may be so much more or less.
-    """
-
-    offset: float
-    uncertainty: float
-
-    @staticmethod
-    def of(asked: float, told: float, heard: float) -> Clock:
-        """By NTP's formula: the machine is taken to have answered halfway between question and answer.
-
-        >>> Clock.of(asked=10.0, told=12.5, heard=11.0)
-        Clock(offset=2.0, uncertainty=0.5)
-        """
-        return Clock(told - (asked + heard) / 2, abs(heard - asked) / 2)
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def _machine(spec: ResourceSpec, found: Found, everywhere: Sequence[Found], scri
             "autodist": facts.autodist,
             "script": _script(found, everywhere, script),
             "ports": found.machine.ports,
-            "clock_ahead": clock and clock.offset,
+            "clock_ahead": clock and clock.ahead,
             "clock_uncertainty": clock and clock.uncertainty,
             "hardware": found.machine.hardware,
         }

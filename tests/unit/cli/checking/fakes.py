@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO
 
-from autodist.cli.checking.looking import Clock, Found
+from autodist.cli.checking.looking import Found
 from autodist.cli.checking.messages import Hardware, Interface, Machine, SeenGPUs, line_of, question_in
 from autodist.cli.checking.probe import Probe
 from autodist.cluster.protocol import Facts
 from autodist.resources import ResourceSpec
+from autodist.runtime.clocks import Clock
 
 FACTS = Facts("3.11.7", "2.21.0", 15000, (), "0.1.0", {"keras": "3.15.1"}, "0a1b")
 HARDWARE = Hardware(

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from autodist.cli.checking.faults import faults_of, notes_of
-from autodist.cli.checking.looking import Clock, Found
+from autodist.cli.checking.looking import Found
 from autodist.cli.checking.messages import SeenGPUs
 from autodist.cli.checking.report import usable
 from autodist.resources import ResourceSpec
+from autodist.runtime.clocks import Clock
 from tests.unit.cli.checking.fakes import HARDWARE, found, lost
 
 GPUS = ResourceSpec.from_dict({"nodes": [{"address": "10.0.0.1", "gpus": [0, 1, 2]}]})

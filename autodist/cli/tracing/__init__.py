@@ -1,0 +1,1 @@
+"""What `autodist trace` makes of the traces that workers have written."""

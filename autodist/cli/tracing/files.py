@@ -1,0 +1,201 @@
+"""Workers' traces, read from a folder, their times brought to the chief's clock."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pydantic
+
+from autodist.cli.telling import UsageError
+
+_FILE = re.compile(r"(?P<step>.+)\.worker_(?P<worker>\d+)\.json\Z")
+_TASK = re.compile(r"/task:(\d+)")
+_OPERATION = re.compile(r" = (\w+)\(")
+_TRANSFER = re.compile(
+    r"\[(?P<size>[\d.]+)(?P<unit>[KMGT]?)B\] .*?(?:edge_\d+_)?(?P<tensor>\S+) from (?P<source>\S+) to (?P<target>\S+)"
+)
+_UNITS = {unit: 1024**power for power, unit in enumerate(["", "K", "M", "G", "T"])}
+
+MEND = (
+    "Run the script with AUTODIST_TRACE=FOLDER in its environment: each worker writes the tenth run of each of its "
+    "steps into that folder on its own machine; bring them together"
+)
+
+
+class _RawEvent(pydantic.BaseModel):
+    ph: str
+    pid: int
+    tid: int = 0
+    ts: float = 0.0
+    dur: float = 0.0
+    name: str
+    args: dict[str, Any] = {}
+
+
+class _About(pydantic.BaseModel):
+    machine: str = ""
+    workers: int = 1
+    clock_ahead: float | None = None
+    clock_uncertainty: float = 0.0
+
+
+class _RawTrace(pydantic.BaseModel):
+    traceEvents: list[_RawEvent]
+    otherData: _About = _About()
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """A tensor on its way.
+
+    Attributes:
+        source: index of the worker that sends.
+        target: index of the worker that receives.
+        tensor: its name, without an output's number.
+        bytes: about, as TensorFlow tells them.
+    """
+
+    source: int
+    target: int
+    tensor: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Event:
+    """What ran somewhere for a while. Times are in microseconds by the chief's clock.
+
+    Attributes:
+        task: index of the worker in whose process it ran.
+        device: there, as in "CPU:0".
+        lane: of things that did not run at one time.
+        name: of the operation.
+        operation: its type; "" if it is not known.
+        start: when it began.
+        length: how long it took.
+        queue: by which name all workers know the queue that it uses, if it uses one.
+        transfer: None: it is none.
+        label: as TensorFlow tells it.
+    """
+
+    task: int
+    device: str
+    lane: int
+    name: str
+    operation: str
+    start: float
+    length: float
+    queue: str | None = None
+    transfer: Transfer | None = None
+    label: str = ""
+
+    @property
+    def end(self) -> float:
+        return self.start + self.length
+
+
+@dataclass(frozen=True)
+class Trace:
+    """One run of a step, as one worker saw it.
+
+    Attributes:
+        step: its name.
+        worker: whose run it is.
+        machine: name of its machine.
+        workers: how many there are.
+        uncertainty: of its clock, in seconds; None: its clock was not compared with the chief's.
+        events: by their start.
+    """
+
+    step: str
+    worker: int
+    machine: str
+    workers: int
+    uncertainty: float | None
+    events: tuple[Event, ...]
+
+    @functools.cached_property
+    def begin(self) -> float:
+        return min(event.start for event in self.events)
+
+    @functools.cached_property
+    def end(self) -> float:
+        return max(event.end for event in self.events)
+
+
+def read_traces(folder: Path) -> dict[str, list[Trace]]:
+    """By step, the traces of its workers, in their order.
+
+    Raises:
+        UsageError: there are none, or one cannot be read.
+    """
+    found = sorted((file, match) for file in folder.iterdir() if (match := _FILE.match(file.name)))
+    if not found:
+        raise UsageError(f"{folder} has no traces (step_1.worker_0.json, say). {MEND}.")
+    raw = {(match["step"], int(match["worker"])): _read(file) for file, match in found}
+    ahead = {worker: trace.otherData.clock_ahead or 0.0 for (_, worker), trace in raw.items() if worker != 0}
+    traces: dict[str, list[Trace]] = {}
+    for step, worker in sorted(raw, key=lambda key: (_natural(key[0]), key[1])):
+        events = _events(raw[step, worker].traceEvents, ahead)
+        if not events:
+            raise UsageError(f"{folder / f'{step}.worker_{worker}.json'} has no events. {MEND}.")
+        about = raw[step, worker].otherData
+        known = worker == 0 or about.clock_ahead is not None
+        uncertainty = (0.0 if worker == 0 else about.clock_uncertainty) if known else None
+        traces.setdefault(step, []).append(Trace(step, worker, about.machine, about.workers, uncertainty, events))
+    return traces
+
+
+def _read(file: Path) -> _RawTrace:
+    try:
+        return _RawTrace.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}.") from error
+    except pydantic.ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise UsageError(f"{file} is no trace that AutoDist wrote ({where}: {first['msg']}). {MEND}.") from error
+
+
+def _events(raw: Sequence[_RawEvent], ahead: Mapping[int, float]) -> tuple[Event, ...]:
+    """Events of one file; each stands on the clock of the machine where it ran."""
+    devices = {event.pid: str(event.args.get("name", "")) for event in raw if event.ph == "M"}
+    events = [_event(event, devices.get(event.pid, ""), ahead) for event in raw if event.ph == "X"]
+    return tuple(sorted(events, key=lambda event: event.start))
+
+
+def _event(raw: _RawEvent, place: str, ahead: Mapping[int, float]) -> Event:
+    task = _task(place)
+    label = str(raw.args.get("label", ""))
+    operation, moved = _OPERATION.search(label), _TRANSFER.match(label)
+    transfer = moved and Transfer(
+        _task(moved["source"]), _task(moved["target"]), moved["tensor"].partition(":")[0],
+        int(float(moved["size"]) * _UNITS[moved["unit"]]),
+    )  # fmt: skip
+    return Event(
+        task=task,
+        device=place.partition("/device:")[2] or place,
+        lane=raw.tid,
+        name=raw.name,
+        operation=operation[1] if operation else "",
+        start=raw.ts - ahead.get(task, 0.0) * 1e6,
+        length=raw.dur,
+        queue=raw.args.get("queue"),
+        transfer=transfer,
+        label=label,
+    )
+
+
+def _task(place: str) -> int:
+    found = _TASK.search(place)
+    return int(found[1]) if found else 0
+
+
+def _natural(name: str) -> tuple[str | int, ...]:
+    """Orders step_2 before step_10."""
+    return tuple(int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name))

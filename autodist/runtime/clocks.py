@@ -1,0 +1,48 @@
+"""How far this process's clock is ahead of the chief's, which machines' clocks never agree on."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_ASKED = 8
+"""The answer that came soonest says most."""
+
+
+@dataclass(frozen=True)
+class Clock:
+    """A clock against another one. In seconds.
+
+    Attributes:
+        ahead: how far it is ahead.
+        uncertainty: it may be so much more or less.
+    """
+
+    ahead: float
+    uncertainty: float
+
+    @staticmethod
+    def of(asked: float, told: float, heard: float) -> Clock:
+        """By NTP's formula, of the clock that told; it is taken to have answered halfway between question and answer.
+
+        >>> Clock.of(asked=10.0, told=12.5, heard=11.0)
+        Clock(ahead=2.0, uncertainty=0.5)
+        """
+        return Clock(told - (asked + heard) / 2, abs(heard - asked) / 2)
+
+
+def against(tell: Callable[[], float], now: Callable[[], float] = time.time) -> Clock:
+    """This process's clock against the one that `tell` asks. In seconds since 1970.
+
+    Args:
+        tell: asks the other one.
+        now: this process's.
+    """
+
+    def once() -> Clock:
+        asked, told = now(), tell()
+        return Clock.of(asked, told, now())
+
+    theirs = min((once() for _ in range(_ASKED)), key=lambda clock: clock.uncertainty)
+    return Clock(-theirs.ahead, theirs.uncertainty)

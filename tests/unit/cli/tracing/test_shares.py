@@ -1,0 +1,103 @@
+"""Where a step's time goes: every millisecond once, and waiting for whoever holds up."""
+
+from __future__ import annotations
+
+import doctest
+from pathlib import Path
+
+import pytest
+
+from autodist.cli.tracing import intervals
+from autodist.cli.tracing.files import read_traces
+from autodist.cli.tracing.shares import ANYBODY, Meanwhile, Share, shares_of
+from autodist.cli.tracing.words import words_of
+from tests.unit.cli.tracing.traces import MS, moved, ran, write
+
+
+def shares(folder: Path) -> list[Share]:
+    return shares_of(read_traces(folder)["step_1"])
+
+
+def waiting(share: Share) -> dict[tuple[int, Meanwhile], float]:
+    """In milliseconds."""
+    return {key: pytest.approx(time / MS) for key, time in share.waiting.items()}
+
+
+def test_what_computes_counts_as_that_whatever_is_sent_or_waited_for_meanwhile(tmp_path: Path) -> None:
+    write(
+        tmp_path, 0,
+        ran("MatMul", 0, 4), ran("Relu", 3, 3), ran("QueueDequeueV2", 0, 10, queue="q/1/0"), moved("a", 1, 0, 5, 3),
+    )  # fmt: skip
+    (share,) = shares(tmp_path)
+    assert (share.took, share.computing, share.sending, share.reading) == (10 * MS, 6 * MS, 2 * MS, 0)
+    assert waiting(share) == {(ANYBODY, Meanwhile.ELSE): 2}
+    assert share.rest == 0
+
+
+def test_a_tensor_is_on_its_way_from_when_it_is_made_and_waited_for_before(tmp_path: Path) -> None:
+    write(tmp_path, 0, ran("MatMul", 0, 1), moved("read", 1, 0, 1, 9), ran("Read", 2, 5, task=1, name="read"))
+    write(tmp_path, 1, ran("MatMul", 0, 7, task=1))
+    share, _ = shares(tmp_path)
+    assert share.sending == 3 * MS
+    assert waiting(share) == {(1, Meanwhile.COMPUTING): 6}
+
+
+def test_who_is_waited_for_is_who_fills_the_queue(tmp_path: Path) -> None:
+    write(
+        tmp_path, 0,
+        ran("MatMul", 0, 1), ran("QueueDequeueV2", 1, 9, queue="q/1/0"), ran("QueueDequeueV2", 1, 4, queue="q/2/0"),
+        workers=3,
+    )  # fmt: skip
+    write(tmp_path, 1, ran("MatMul", 3, 6, task=1), ran("QueueEnqueueV2", 9.5, 0.1, queue="q/1/0"), workers=3)
+    write(tmp_path, 2, ran("MatMul", 0, 4, task=2), ran("QueueEnqueueV2", 4.5, 0.1, queue="q/2/0"), workers=3)
+    share = shares(tmp_path)[0]
+    assert waiting(share) == {(1, Meanwhile.ABSENT): 2, (1, Meanwhile.COMPUTING): 6, (1, Meanwhile.ELSE): 1}
+
+
+def test_where_workers_wait_for_one_another_it_is_for_the_one_that_none_has_heard_of(tmp_path: Path) -> None:
+    def waits(worker: int, *others: int) -> list[object]:
+        return [ran("QueueDequeueV2", 1, 99, task=worker, queue=f"q/{other}/{worker}") for other in others]
+
+    def fills(worker: int, at: float, *others: int) -> list[object]:
+        return [ran("QueueEnqueueV2", at, 0.1, task=other, queue=f"q/{worker}/{other}") for other in others]
+
+    for worker, other in ((0, 2), (2, 0)):
+        events = [ran("MatMul", 0, 1, task=worker), *waits(worker, 1, other), *fills(worker, 99, 1, other)]
+        write(tmp_path, worker, *events, workers=3)  # type: ignore[arg-type]
+    write(tmp_path, 1, ran("MatMul", 90, 8, task=1), *fills(1, 99, 0, 2), workers=3)  # type: ignore[arg-type]
+    late = {(1, Meanwhile.ABSENT): 89, (1, Meanwhile.COMPUTING): 8, (1, Meanwhile.ELSE): 2}
+    first, _, third = shares(tmp_path)
+    assert waiting(first) == waiting(third) == late
+    told = list(words_of(shares(tmp_path)))
+    assert told[0].startswith(
+        "worker 0 waits 89 ms (89%) for worker 1, which had not begun the step: see what its script"
+    )
+    assert told[-2] == "most of all workers' time is waiting for one another: 198 ms (95%)"
+    assert told[-1] == "held up most by worker 1, for which the others wait 198 ms together"
+
+
+def test_a_collective_waits_for_the_last_to_come_and_sends_from_then_on(tmp_path: Path) -> None:
+    write(tmp_path, 0, ran("MatMul", 0, 1), ran("CollectiveReduceV2", 1, 9))
+    write(tmp_path, 1, ran("MatMul", 0, 7, task=1), ran("CollectiveReduceV2", 7, 3, task=1))
+    first, second = shares(tmp_path)
+    assert waiting(first) == {(1, Meanwhile.COMPUTING): 6}
+    assert (first.sending, second.sending) == (3 * MS, 3 * MS)
+    assert waiting(second) == {}
+
+
+def test_reading_data_is_told_by_itself(tmp_path: Path) -> None:
+    write(tmp_path, 0, ran("IteratorGetNext", 0, 6), ran("MatMul", 6, 1), workers=1)
+    (share,) = shares(tmp_path)
+    assert (share.reading, share.computing) == (6 * MS, 1 * MS)
+    assert list(words_of([share]))[-1] == "most of all workers' time is reading data: 6 ms (86%)"
+
+
+def test_bytes_are_told_by_worker(tmp_path: Path) -> None:
+    write(tmp_path, 0, ran("MatMul", 0, 1), moved("a", 0, 1, 1, 1, "2.0MB"), moved("b", 0, 1, 2, 1, "1.0MB"))
+    write(tmp_path, 1, ran("MatMul", 0, 1, task=1), moved("c", 1, 0, 1, 1, "1.0KB"))
+    first, second = shares(tmp_path)
+    assert (first.sent, second.sent) == ({1: 3 << 20}, {0: 1 << 10})
+
+
+def test_examples_hold() -> None:
+    assert doctest.testmod(intervals).failed == 0
