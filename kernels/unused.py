@@ -6,6 +6,10 @@ from collections.abc import Iterable, Set
 
 from autodist.graph.editor import GraphEditor
 from autodist.graph.op_types import is_stateless
+from autodist.graph.ops import Trait, having
+
+_FED = having(Trait.FED) - {"PlaceholderWithDefault"}
+"""What a run may give a value, though nobody reads it; the default of the others would be computed for nobody."""
 
 
 def remove_unused(editor: GraphEditor, named: Set[str], names: Iterable[str]) -> None:
@@ -14,4 +18,4 @@ def remove_unused(editor: GraphEditor, named: Set[str], names: Iterable[str]) ->
     Left in the graph they would keep alive, until it is pruned, the reads that they take from, and for what waits for
     these reads even beyond that.
     """
-    editor.remove_unread(names, lambda node: node.name in named or not is_stateless(node.op))
+    editor.remove_unread(names, lambda node: node.name in named or node.op in _FED or not is_stateless(node.op))
