@@ -41,7 +41,7 @@ from autodist.resources import ResourceSpec
 
 _log = logging.getLogger("autodist.cluster")
 
-# Seconds after which it is told for whose process the end of the run waits.
+# Seconds after which it is told whose answer, or end of its process, the run waits for.
 _TELLS_AFTER = 5.0
 
 # Endings that one cause has come in within the first; a cut link may show later than what it causes, as an echo.
@@ -327,15 +327,26 @@ class Coordinator:
         own, self._held = find_facts(asks[0])
         with self._changed:
             limit = self._spec.reach_timeout
-            wait_for(self._changed, lambda: self._is_answered() or self._phase is _Phase.STOPPED, limit)
+            if any(self._spec.ssh_group(worker.node) is not None for worker in self._workers):
+                limit += self._spec.connect_timeout  # it may be booting
+            self._wait_for_answers(limit)
             late = Lost(
                 f"no answer within {limit:g} s; see whether the machine is up and not overloaded, or raise "
                 "`reach_timeout`"
             )
             return {self._workers[0].name: own} | {link.name: link.answer or late for link in self._links}, own
 
-    def _is_answered(self) -> bool:
-        return all(link.answer for link in self._links)
+    def _wait_for_answers(self, limit: float) -> None:
+        """Waits until all machines have answered, and tells once which of them have not when that takes long."""
+
+        def is_over() -> bool:
+            return all(link.answer for link in self._links) or self._phase is _Phase.STOPPED
+
+        if limit > _TELLS_AFTER and not wait_for(self._changed, is_over, _TELLS_AFTER):
+            late = ", ".join(link.name for link in self._links if not link.answer)
+            _log.info("%s: no answer yet; waiting for up to %g s, in case the machine is still booting", late, limit)
+            limit -= _TELLS_AFTER
+        wait_for(self._changed, is_over, limit)
 
     def _note_ending(self, link: Link) -> None:
         assert link.ending is not None

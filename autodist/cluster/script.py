@@ -59,7 +59,7 @@ class Script:
         if start.directory is None:
             raise ClusterError(
                 "The working directory had been removed when AutoDist was imported, so no worker can be started in "
-                "it. ScriptStart the script in a directory that is there."
+                "it. Start the script in a directory that is there."
             )
         command = _what_runs(start, start.directory)
         main, file = Main.of_this_process(), None

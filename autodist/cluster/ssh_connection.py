@@ -21,6 +21,9 @@ from autodist.errors import ClusterError
 # paramiko closes a connection when its client is collected; those to jump hosts live as long as this process.
 _jump_clients: list[paramiko.SSHClient] = []
 
+# Seconds for reaching a port: the kernel asks again after ever longer pauses, and whoever tries anew asks sooner.
+_ONE_TRY = 15.0
+
 
 def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[Endpoint] = ()) -> paramiko.SSHClient:
     """Connects and logs in; the user's SSH configuration is read for what the settings leave open, jump hosts included.
@@ -62,7 +65,7 @@ def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[E
             auth_strategy=login,  # type: ignore[arg-type]  # nothing but `authenticate` is asked of one
             transport_factory=checks.transport,
             sock=command.socket if command else _through_jumps(settings, options, endpoint, behind),
-            timeout=settings.connect_timeout,
+            timeout=min(settings.connect_timeout, _ONE_TRY),
             banner_timeout=settings.connect_timeout,
             auth_timeout=settings.connect_timeout,
         )
@@ -118,12 +121,17 @@ def _through_jumps(
     *before, last = options.proxy_jump
     jump = replace(_jump_settings(last, settings.others), connect_timeout=settings.connect_timeout)
     client = connect(jump, before, (endpoint, *behind))
-    _jump_clients.append(client)
     transport = client.get_transport()
     assert transport is not None, "the client is connected"
-    return transport.open_channel(
-        "direct-tcpip", (endpoint.host, endpoint.port), ("", 0), timeout=settings.connect_timeout
-    )
+    try:
+        channel = transport.open_channel(
+            "direct-tcpip", (endpoint.host, endpoint.port), ("", 0), timeout=settings.connect_timeout
+        )
+    except BaseException:
+        client.close()  # it may be tried again
+        raise
+    _jump_clients.append(client)
+    return channel
 
 
 def _jump_settings(jump: str, others: Mapping[str, Mapping[str, Any]]) -> SSHSettings:

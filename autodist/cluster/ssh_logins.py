@@ -1,19 +1,24 @@
-"""Logins to one machine: as few as its SSH server allows, and tried again while it admits no more at once."""
+"""Logins to one machine: as few as its SSH server allows, and tried again while it boots or admits no more at once."""
 
 from __future__ import annotations
 
+import errno
 import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
 
 import paramiko
+from paramiko.ssh_exception import NoValidConnectionsError
 
 from autodist.cluster.ssh_connection import connect, quote
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
 _LONGEST_PAUSE = 2.0
+
+# As long as a machine is not on the network, or its SSH server does not listen.
+_WHILE_BOOTING = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT}
 
 
 class Logins:
@@ -76,16 +81,33 @@ class Logins:
             try:
                 return connect(self._settings)
             except ClusterError as error:
-                if not _hung_up(error):
+                if not _may_pass(error):
                     raise
                 # Of several machines that log in through one, each waits for a time of its own.
                 pause = min(_LONGEST_PAUSE, 0.1 * 2**attempt) * random.uniform(0.5, 1)
-                if time.monotonic() - began > 2 * self._settings.connect_timeout or not self._stays_for(pause):
-                    raise ClusterError(
-                        f"{error} It hung up {attempt} times in {time.monotonic() - began:.0f} s: if it admits too few "
-                        "logins at once, raise `MaxStartups` in its sshd_config."
-                    ) from error
+                passed = time.monotonic() - began
+                if passed + pause > self._settings.patience or not self._stays_for(pause):
+                    raise ClusterError(f"{error}{_tried(error, attempt, passed)}") from error
         raise AssertionError("counting does not end")
+
+
+def _tried(error: ClusterError, attempts: int, seconds: float) -> str:
+    """What is to be said besides, where it was tried several times."""
+    if attempts == 1:
+        return ""
+    times = f"{attempts} times in {seconds:.0f} s"
+    if _hung_up(error):
+        return f" It hung up {times}: if it admits too few logins at once, raise `MaxStartups` in its sshd_config."
+    return f" It was tried {times}; where machines take longer to boot, raise `connect_timeout`."
+
+
+def _may_pass(error: ClusterError) -> bool:
+    """Whether it may be that the machine is still booting, or its server busy."""
+    cause = error.__cause__
+    if isinstance(cause, NoValidConnectionsError):
+        cause = next(iter(cause.errors.values()))
+    is_silent = isinstance(cause, TimeoutError) or (isinstance(cause, OSError) and cause.errno in _WHILE_BOOTING)
+    return is_silent or isinstance(cause, paramiko.ChannelException) or _hung_up(error)
 
 
 def _hung_up(error: ClusterError) -> bool:

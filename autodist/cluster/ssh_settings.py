@@ -28,6 +28,7 @@ class SSHSettings:
         environment: variables of what is run there; they may be secret.
         others: settings of other machines by their addresses, for those that are gone through to reach this one.
         connect_timeout: seconds for each step of connecting: reaching the port, the server's greeting, logging in.
+        patience: seconds for which a machine that does not answer, since it boots, say, is tried again.
     """
 
     host: str
@@ -40,9 +41,10 @@ class SSHSettings:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     connect_timeout: float = 15.0
+    patience: float = 0.0
 
     @staticmethod
-    def of_group(host: str, group: SSHGroup, connect_timeout: float) -> SSHSettings:
+    def of_group(host: str, group: SSHGroup, connect_timeout: float, patience: float = 0.0) -> SSHSettings:
         """The settings that the YAML gives for one host."""
         return SSHSettings(
             host=host,
@@ -54,6 +56,7 @@ class SSHSettings:
             python_venv=group.python_venv,
             environment=group.shared_envs,
             connect_timeout=connect_timeout,
+            patience=patience,
         )
 
     def through(self, others: Iterable[SSHSettings]) -> SSHSettings:

@@ -24,9 +24,10 @@ class Timeouts(Model):
     limits are for what a process could have done in that time (`autodist.cluster.patience`).
 
     Attributes:
-        connect_timeout: for each step of an SSH connection: reaching the port, the server's greeting, logging in.
-            A server that admits no more logins is tried again for twice as long.
-        reach_timeout: until every machine has been reached and has said what it is.
+        connect_timeout: for reaching a machine over SSH: one that does not answer yet, since it boots, or that admits
+            no more logins is tried again for so long. It limits each step of a connection, too: the server's greeting,
+            logging in.
+        reach_timeout: until every machine has said what it is, from when it should have been reached.
         start_timeout: in the chief's first step, until every other worker's script has come to it.
         silence_timeout: without a word from the other end of an SSH connection before it counts as lost. TCP sends what
             was lost again after ever longer pauses: a link that was cut is silent for up to twice as long as it was
@@ -42,7 +43,7 @@ class Timeouts(Model):
         end_timeout: for the process of a script that has ended well: exit handlers, threads, TensorFlow itself.
     """
 
-    connect_timeout: float = _limit(15.0)
+    connect_timeout: float = _limit(60.0)
     reach_timeout: float = _limit(60.0)
     start_timeout: float = _limit(300.0)
     silence_timeout: float = _limit(25.0)

@@ -33,9 +33,9 @@ def one_host(directory: Path, *options: str, kind: type[Hosts] = HOST_KINDS[0]) 
         yield hosts
 
 
-def run_on(hosts: Hosts, directory: Path, chief: str, worker: str, workers: int) -> Run:
+def run_on(hosts: Hosts, directory: Path, chief: str, worker: str, workers: int, connect_timeout: float = 60) -> Run:
     """A run of so many workers on the host, beside the chief."""
-    spec = hosts.spec()
+    spec = hosts.spec() | {"connect_timeout": connect_timeout}
     spec["nodes"][1] |= {"cpus": list(range(workers)), "workers": workers}
     mark = hosts.ssh["host1"]["shared_envs"][MARK]
     return Run(directory / "run", chief, worker, spec, hosts.chief_command, mark)
@@ -82,7 +82,7 @@ def test_a_server_that_hangs_up_for_ever_is_told_of_with_the_mend(tmp_path: Path
     with one_host(tmp_path, "MaxStartups 1", kind=LoopbackHosts) as hosts:
         stranger = socket.create_connection((hosts.hosts[0].address, hosts.hosts[0].port))
         assert stranger.recv(4) == b"SSH-"
-        with stranger, run_on(hosts, tmp_path, FINISH, WAIT, 2) as run:
+        with stranger, run_on(hosts, tmp_path, FINISH, WAIT, 2, connect_timeout=5) as run:
             assert run.wait(60) == 1
             run.assert_gone(0)
     assert "if it admits too few logins at once, raise `MaxStartups` in its sshd_config." in run.stderr

@@ -21,6 +21,9 @@ PACKAGES = ("keras",)
 CONNECT_LIMIT = 5.0
 """Seconds for connecting from one machine to another."""
 
+_PATIENCE = 5.0
+"""Seconds for a machine that does not answer: whoever checks wants to know, and checks again."""
+
 _LOOK_LIMIT, _TICK_LIMIT = 120.0, 10.0
 _TICKS = 8
 
@@ -93,14 +96,15 @@ class _Look:
 
     def open(self, closing: contextlib.ExitStack) -> None:
         limit = str(int(self._spec.reach_timeout + 2 * _LOOK_LIMIT))
-        (channel,) = transport_to(self._spec, self._node).open(1, "autodist.cli.checking.probe", limit)
+        transport = transport_to(self._spec, self._node, patience=_PATIENCE)
+        (channel,) = transport.open(1, "autodist.cli.checking.probe", limit)
         self._conversation = closing.enter_context(Conversation(channel))
 
     def run(self) -> Found:
         assert self._conversation is not None, "it was opened"
         found = Found(self._node, self._workers)
         try:
-            self._conversation.tick(self._spec.reach_timeout)
+            self._conversation.tick(self._spec.reach_timeout + self._spec.connect_timeout)
             machine = self._conversation.look(self._question, _LOOK_LIMIT)
             clocks = [Clock.of(*self._conversation.tick(_TICK_LIMIT)) for _ in range(_TICKS)]
         except ClusterError as error:

@@ -19,9 +19,9 @@ from tests.unit.cli.checking.fakes import FakeTransport, probing
 def look(monkeypatch: pytest.MonkeyPatch, **machines: FakeTransport) -> dict[str, Found]:
     """What is found of machines, by name; the first is the chief's."""
     nodes = [{"address": name, "chief": name == next(iter(machines))} for name in machines]
-    spec = ResourceSpec.from_dict({"nodes": nodes, "reach_timeout": 3})
+    spec = ResourceSpec.from_dict({"nodes": nodes, "reach_timeout": 2, "connect_timeout": 1})
 
-    def transport_to(spec: ResourceSpec, node: Node) -> FakeTransport:
+    def transport_to(spec: ResourceSpec, node: Node, patience: float) -> FakeTransport:
         return machines[node.address]
 
     monkeypatch.setattr(looking, "transport_to", transport_to)
@@ -74,7 +74,7 @@ def test_ports_that_are_taken_and_names_that_nobody_knows_are_told(monkeypatch: 
         taken.listen()
         port = taken.getsockname()[1]
         spec = ResourceSpec.from_dict({"nodes": [{"address": "nosuch.invalid", "port": port - 1, "workers": 1}]})
-        monkeypatch.setattr(looking, "transport_to", lambda spec, node: FakeTransport())
+        monkeypatch.setattr(looking, "transport_to", lambda *about, **more: FakeTransport())
         node = spec.nodes[0].model_copy(update={"port": port})
         (found,) = look_at_all(spec.model_copy(update={"nodes": (node,)}), None, None)
     assert found.machine is not None
