@@ -299,9 +299,10 @@ class Run:
     def _start(self) -> None:
         config = session_config(self.spec.workers, self.index)
         self._host = Host(self._peers.join(config), config)
-        self._messages = Messages(self._host, self.index, self.workers)
-        self._pieces = Pieces(self._host, self.index, self.workers, self._home)
-        self._mailbox = Mailbox(self._host, self.index, self.workers) if self.workers > 1 else None
+        beside = self._host.beside()
+        self._messages = Messages(beside, self.index, self.workers)
+        self._pieces = Pieces(beside, self.index, self.workers, self._home)
+        self._mailbox = Mailbox(beside, self.index, self.workers) if self.workers > 1 else None
         self.written_values = WrittenValues(
             self._pieces, self.tracker, self._mailbox, self.index, self.workers, self.guard, self.pull
         )

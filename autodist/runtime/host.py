@@ -29,12 +29,27 @@ class Host:
     """
 
     def __init__(self, target: str, config: tf.compat.v1.ConfigProto) -> None:
+        self._target, self._config = target, config
+        self._beside: Host | None = None
         self.graph = tf.Graph()
         self.session = tf.compat.v1.Session(target, graph=self.graph, config=config)
         self._lock = threading.Lock()
         self._count = 0
         self._closed = False
         self._initialized: set[str] = set()
+
+    def beside(self) -> Host:
+        """Another session on the same servers, which has the same variables and queues, and a graph of its own.
+
+        TensorFlow prepares a new run from the whole graph of a session: what workers tell one another, and values that
+        they give one another in groups, need not wait for that of the steps. Without a server the session itself: the
+        variables are its own then.
+        """
+        if not self._target:
+            return self
+        if self._beside is None:
+            self._beside = Host(self._target, self._config)
+        return self._beside
 
     def add(self, graph_def: tf.compat.v1.GraphDef) -> str:
         """Imports a graph; returns the prefix of its nodes' names here."""
@@ -113,12 +128,16 @@ class Host:
 
     def close(self) -> None:
         """Closes the session. May be called twice."""
+        if self._beside is not None:
+            self._beside.close()
         if not self._closed:
             self._closed = True
             self.session.close()
 
     def abandon(self) -> None:
         """Leaves the session as it is till the process ends: closing it, at exit too, waits for runs that never end."""
+        if self._beside is not None:
+            self._beside.abandon()
         if not self._closed:
             self._closed = True
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))

@@ -51,6 +51,8 @@ class Pieces:
 
     def push(self, variables: Sequence[Tracked]) -> None:
         """On the chief, gives every piece of the variables the value that its script has; nobody is in a step."""
+        for tracked in variables:  # all first: TensorFlow takes in the whole graph anew where a run finds it grown
+            self._write(tracked)
         for some in _in_groups(variables):
             made = [self._write(t) for t in some]
             values = {given: np.asarray(t.read()) for t, (given, _) in zip(some, made, strict=True)}
