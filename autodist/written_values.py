@@ -74,7 +74,9 @@ class WrittenValues:
         return self._meet(self._accord, ahead, keeps_pace)
 
     def _meet(self, accord: Accord, ahead: Sequence[Tracked], keeps_pace: bool) -> Turn:
-        if not self._is_chief:  # now, so that the chief's values may lie where this worker's own ones did
+        if self._is_chief:
+            self._pieces.prepare_push(ahead)  # while others may still be on their way
+        else:  # now, so that the chief's values may lie where this worker's own ones did
             for tracked in ahead:
                 tracked.hand_over(is_same=False)
         turn, names = self._guard(accord.agree, keeps_pace)

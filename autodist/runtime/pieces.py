@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
 import numpy as np
@@ -49,10 +49,14 @@ class Pieces:
         self._reads: dict[_Key, tf.Tensor] = {}
         self._writes: dict[_Key, tuple[tf.Tensor, list[tf.Operation]]] = {}
 
+    def prepare_push(self, variables: Iterable[Tracked]) -> None:
+        """What `push` of these variables needs, all at once: where a run finds the graph grown it is taken in anew."""
+        for tracked in variables:
+            self._write(tracked)
+
     def push(self, variables: Sequence[Tracked]) -> None:
         """On the chief, gives every piece of the variables the value that its script has; nobody is in a step."""
-        for tracked in variables:  # all first: TensorFlow takes in the whole graph anew where a run finds it grown
-            self._write(tracked)
+        self.prepare_push(variables)
         for some in _in_groups(variables):
             made = [self._write(t) for t in some]
             values = {given: np.asarray(t.read()) for t, (given, _) in zip(some, made, strict=True)}

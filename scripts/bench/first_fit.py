@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import keras
 import numpy as np
-
-from autodist import AutoDist, ResourceSpec
 
 BATCH, IMAGE, CLASSES = 8, (96, 96, 3), 10
 
 
 def main() -> None:
-    workers = int(sys.argv[1])
-    nodes = [{"address": "localhost", "cpus": list(range(workers)), "workers": workers}]
-    ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes})) if workers else None
+    scope, is_chief = _begin(int(sys.argv[1]))
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((BATCH, *IMAGE), dtype=np.float32), rng.integers(CLASSES, size=BATCH)
-    with ad.scope() if ad is not None else nullcontext():
+    with scope:
         model = keras.applications.ResNet50(weights=None, input_shape=IMAGE, classes=CLASSES)
         model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[_Says(ad is None or ad.is_chief)])
+        model.fit(x, y, batch_size=BATCH, verbose=0, callbacks=[_Says(is_chief)])
+
+
+def _begin(workers: int) -> tuple[AbstractContextManager[object], bool]:
+    """Where the model is built and trained, and whether this is the process that says so."""
+    if not workers:
+        return nullcontext(), True
+    from autodist import AutoDist, ResourceSpec  # here: the script alone has none of it
+
+    nodes = [{"address": "localhost", "cpus": list(range(workers)), "workers": workers}]
+    ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": nodes}))
+    return ad.scope(), ad.is_chief
 
 
 class _Says(keras.callbacks.Callback):
