@@ -44,12 +44,8 @@ from autodist.kernels.replicate.advance_alike import AdvanceAlike
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.kernels.rows.add_rows_in_order import AddRowsInOrder
 from autodist.kernels.rows.choose_row_joins import ChooseRowJoins
-from autodist.kernels.rows.divide_rows import DivideRows
-from autodist.kernels.rows.gather_before_arithmetic import GatherBeforeArithmetic
-from autodist.kernels.rows.gather_rows import GatherRows
 from autodist.kernels.rows.merge_rows import MergeRows
-from autodist.kernels.rows.scatter_rows import ScatterRows
-from autodist.kernels.rows.sum_rows import SumRows
+from autodist.kernels.rows.rewrite_rows import RewriteRows
 from autodist.kernels.rows.tell_table_writes import TellTableWrites
 
 log = logging.getLogger("autodist")
@@ -60,23 +56,17 @@ DUMP_VARIABLE = "AUTODIST_DUMP"
 # Branches stand in the graph before all else, since other kernels do not look into them; bundles are split before
 # gradients are told from updates; what was made to take losses apart goes before anything is looked for in the
 # arithmetic around it, and before what leads to a gradient is followed, which decides which tensor is the gradient for
-# all kernels after that; a division of rows is resolved, and tables that are added become rows, before
-# gathers move past the arithmetic that this leaves behind them, and then into variables; how rows of replicas are
-# joined is chosen while the captured batch can still be followed; the order of rows is fixed where they are written,
-# before the scatter is moved to a parameter server; what is joined between workers exists only once the step is
-# replicated, and rows are merged before they are sent; functions of XLA are made last, since no kernel looks into
-# them.
+# all kernels after that; what tables are needed whole is known before that is told; how rows of replicas are joined is
+# chosen while the captured batch can still be followed; the order of rows is fixed where they are written, before the
+# scatter is moved to a parameter server; what is joined between workers exists only once the step is replicated, and
+# rows are merged before they are sent; functions of XLA are made last, since no kernel looks into them.
 KERNELS: tuple[Kernel, ...] = (
     InlineBranches(),
     SplitBundles(),
     SettleLosses(),
     SettleSums(),
     WholeCotangents(),
-    DivideRows(),
-    ScatterRows(),
-    SumRows(),
-    GatherBeforeArithmetic(),
-    GatherRows(),
+    RewriteRows(),
     TellTableWrites(),
     ChooseRowJoins(),
     AssignOwners(),

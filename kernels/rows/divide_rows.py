@@ -9,18 +9,17 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.propagation.bodies import Body, Library
 from autodist.graph.step_editor import StepEditor
-from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import constant
-from autodist.kernels.rows.signs import Sign, Signs
+from autodist.kernels.rows.rule import Refusal, Rewrite, RowRule, Rows
+from autodist.kernels.rows.signs import Sign
 from autodist.kernels.unused import remove_unused
 
 
 @dataclass(frozen=True)
-class DivideRows(Kernel):
+class DivideRows(RowRule):
     """Keras's division of sparse rows by a table is done as it is where the table has neither zeros nor NaN.
 
     0 / 0 is NaN, so Keras looks through the whole table for zeros and NaN and then divides the rows of these, too. The
@@ -31,33 +30,31 @@ class DivideRows(Kernel):
     """
 
     name: ClassVar[str] = "divide-rows"
+    ops: ClassVar[tuple[str, ...]] = ("StatelessIf",)
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        choices = [node.name for node in item.wiring.of_op("StatelessIf")]
-        if not choices:
-            return item
-        editor = StepEditor(item)
-        signs = Signs(editor)
-        plain = [name for name in choices if _is_search_in_vain(editor, signs, editor[name])]
-        if not plain:
-            return item
-        library = Library(editor.library)
-        for name in plain:
-            _take_other_branch(editor, library, editor[name])
-        remove_unused(editor, item.named, plain)
-        return editor.to_item()
+    def match(self, rows: Rows, node: NodeDef) -> Rewrite | Refusal | None:
+        searched = _searched_by(rows.editor, node)
+        if searched is None:
+            return None
+        if rows.signs.of(searched) is not Sign.POSITIVE:
+            return Refusal(f"{searched}, which it searches for zeros, is not known to be positive")
+
+        def rewrite() -> None:
+            _take_other_branch(rows.editor, Library(rows.editor.library), node)
+            remove_unused(rows.editor, rows.item.named, [node.name])
+
+        return rewrite
 
 
-def _is_search_in_vain(editor: GraphEditor, signs: Signs, node: NodeDef) -> bool:
-    """Whether a condition asks for zeros or NaN among numbers that are all positive."""
+def _searched_by(editor: GraphEditor, node: NodeDef) -> str | None:
+    """The tensor that a condition searches for zeros and NaN; None: it asks for something else."""
     asked = editor[node_of(node.input[0])]
     while asked.op == "Any":
         asked = editor[node_of(asked.input[0])]
     if asked.op != "LogicalOr":
-        return False
+        return None
     found = {_searched(editor, name) for name in asked.input if not is_control(name)}
-    searched = found.pop()
-    return not found and searched is not None and signs.of(searched) is Sign.POSITIVE
+    return found.pop() if len(found) == 1 else None
 
 
 def _searched(editor: GraphEditor, name: str) -> str | None:

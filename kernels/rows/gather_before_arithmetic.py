@@ -8,17 +8,15 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.item import GraphItem
 from autodist.graph.names import as_input, is_control, node_of, tensor
-from autodist.graph.step_editor import StepEditor
-from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import is_copy_of_variable, operands_of
 from autodist.kernels.rows.gather_rows import gathers_rows
+from autodist.kernels.rows.rule import Refusal, Rewrite, RowRule, Rows
 from autodist.kernels.unused import remove_unused
 
 
 @dataclass(frozen=True)
-class GatherBeforeArithmetic(Kernel):
+class GatherBeforeArithmetic(RowRule):
     """A gather of arithmetic on a variable becomes arithmetic on a gather of the variable.
 
     An operand without rows of its own is taken as it is; one that has a row for each of the table's is gathered, too.
@@ -28,52 +26,35 @@ class GatherBeforeArithmetic(Kernel):
     """
 
     name: ClassVar[str] = "gather-before-arithmetic"
+    ops: ClassVar[tuple[str, ...]] = ("GatherV2",)
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        gathers = [node.name for node in item.wiring.of_op("GatherV2")]
-        if not gathers:
-            return item
-        editor = StepEditor(item)
-        rows = _Mover(editor)
-        moved = [name for name in gathers if rows.move(name)]
-        if not moved:
-            return item
-        remove_unused(editor, item.named, rows.left)
-        return editor.to_item()
+    def match(self, rows: Rows, node: NodeDef) -> Rewrite | Refusal | None:
+        table, mover = tensor(node.input[0]), _Mover(rows, node.name)
+        if is_copy_of_variable(rows.editor, table):
+            return None
+        if not gathers_rows(rows.editor, node, node_of(table)):
+            return Refusal(f"it takes no whole rows of {table} along its first axis")
+        rank = rows.editor.shape(node.input[1]).rank
+        if rank is None:
+            return Refusal(f"it is not known how many axes {node.input[1]} has")
+        has_rows = rank > 0
+        if not mover.leads_from_read(table, has_rows):
+            return Refusal(f"no arithmetic row by row leads from a variable to {table}")
+        return lambda: mover.move(node, table, has_rows)
 
 
 class _Mover:
-    """Moves gathers in one graph.
+    """Moves a gather before the arithmetic that leads to it from a read."""
 
-    Attributes:
-        left: arithmetic on tables that gathers were moved before.
-    """
+    def __init__(self, rows: Rows, root: str) -> None:
+        self.editor, self._named, self._leads, self._root = rows.editor, rows.item.named, rows.leads, root
 
-    def __init__(self, editor: StepEditor) -> None:
-        self.editor = editor
-        self.left: list[str] = []
-        self._root = ""
-        self._leads: dict[tuple[str, bool], bool] = {}
-
-    def move(self, name: str) -> bool:
-        """Moves one gather before the arithmetic that leads to it from a read; returns whether there is any."""
-        gather = self.editor[name]
-        table = tensor(gather.input[0])
-        if not gathers_rows(self.editor, gather, node_of(table)) or is_copy_of_variable(self.editor, table):
-            return False
-        rank = self.editor.shape(gather.input[1]).rank
-        if rank is None:
-            return False
-        has_rows = rank > 0
-        if not self._leads_from_read(table, has_rows):
-            return False
+    def move(self, gather: NodeDef, table: str, has_rows: bool) -> None:
         self._ask_shapes_of_read(table, has_rows)
-        self.left.append(node_of(table))
-        self._root = name
-        self._leads.pop((tensor(name), True), None)  # it becomes arithmetic itself
-        self._leads.pop((tensor(name), False), None)
+        for either in (True, False):
+            self._leads.pop((tensor(self._root), either), None)  # it becomes arithmetic itself
         self._take_place(gather, table, has_rows)
-        return True
+        remove_unused(self.editor, self._named, [node_of(table)])
 
     def _tables(self, name: str, has_rows: bool) -> list[str]:
         """The operands, with rows, of the arithmetic that makes a tensor; empty if it is no such arithmetic."""
@@ -83,11 +64,12 @@ class _Mover:
             return []
         return [tensor(node.input[k]) for k in operands.tables]
 
-    def _leads_from_read(self, name: str, has_rows: bool) -> bool:
+    def leads_from_read(self, name: str, has_rows: bool) -> bool:
+        """Whether arithmetic row by row makes a tensor of a variable's read."""
         key = (name, has_rows)
         if key not in self._leads:
             self._leads[key] = is_copy_of_variable(self.editor, name) or any(
-                self._leads_from_read(t, has_rows) for t in self._tables(name, has_rows)
+                self.leads_from_read(t, has_rows) for t in self._tables(name, has_rows)
             )
         return self._leads[key]
 
@@ -116,7 +98,7 @@ class _Mover:
         made.attr["batch_dims"].i = 0
         self.editor.add(made)
         self.editor.note({tensor(name): tf.TensorSpec(ids.shape.concatenate(spec.shape[1:]), spec.dtype)})
-        if not is_copy_of_variable(self.editor, table) and self._leads_from_read(table, has_rows):
+        if not is_copy_of_variable(self.editor, table) and self.leads_from_read(table, has_rows):
             self._take_place(self.editor[name], table, has_rows)
         return name
 

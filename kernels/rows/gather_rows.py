@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,12 +12,11 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import QUERIES, READS
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
-from autodist.graph.step_editor import StepEditor
-from autodist.kernels.base import Context, Kernel
+from autodist.kernels.rows.rule import Refusal, Rewrite, RowRule, Rows
 
 
 @dataclass(frozen=True)
-class GatherRows(Kernel):
+class GatherRows(RowRule):
     """A gather of a read becomes a gather in the variable, and the shape of a read the variable's shape.
 
     A variable with sparse updates is read by copying all of it, so this pays on one device already; a parameter server
@@ -27,23 +26,33 @@ class GatherRows(Kernel):
     """
 
     name: ClassVar[str] = "gather-rows"
+    ops: ClassVar[tuple[str, ...]] = ("ReadVariableOp",)
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        asked = _reads_asked_for_rows(item)
-        if not asked:
-            return item
-        editor = StepEditor(item)
-        named = {*map(node_of, item.outputs), *item.targets}
-        changed = False
-        for read in asked:
-            done = [name for copy in _copies(editor, read) for name in _ask_variable(editor, copy)]
+    def candidates(self, item: GraphItem) -> Iterable[str]:
+        return _reads_asked_for_rows(item)
+
+    def match(self, rows: Rows, node: NodeDef) -> Rewrite | Refusal | None:
+        editor = rows.editor
+        refusal = None
+        for answer in _answers(editor, node.name):
+            if isinstance(answer, _Ask):
+                break
+            refusal = refusal or answer
+        else:
+            return refusal
+
+        def rewrite() -> None:
+            done = []
+            for answer in _answers(editor, node.name):  # anew: each gather orders writes behind it
+                if isinstance(answer, _Ask):
+                    _ask_variable(editor, answer)
+                    done.append(answer.name)
             if done:
-                _drop_unused_read(editor, read, done, named)
-                changed = True
-        if not changed:
-            return item
-        editor.drop_lost_colocation()
-        return editor.to_item()
+                returned = {*map(node_of, rows.item.outputs), *rows.item.targets}
+                _drop_unused_read(editor, node.name, done, returned)
+                editor.drop_lost_colocation()
+
+        return rewrite
 
 
 def _reads_asked_for_rows(item: GraphItem) -> list[str]:
@@ -87,23 +96,49 @@ def _copies(editor: GraphEditor, read: str) -> list[_Copy]:
     return found
 
 
-def _ask_variable(editor: GraphEditor, copy: _Copy) -> list[str]:
-    """Turns gathers and shapes of a copy into those of the variable; returns their names."""
-    done = []
-    for name in sorted(editor.consumers(copy.name)):
+@dataclass(frozen=True)
+class _Ask:
+    """A node that asks a copy for rows, or for its shape, and may ask the variable.
+
+    Attributes:
+        name: of the node.
+        copy: that it asks.
+        late: writes of the variable that have to wait for it.
+    """
+
+    name: str
+    copy: _Copy
+    late: frozenset[str] = frozenset()
+
+
+def _answers(editor: GraphEditor, read: str) -> Iterator[_Ask | Refusal]:
+    """For each gather and shape of a read, whether it may be one of the variable."""
+    asked = [(copy, name) for copy in _copies(editor, read) for name in sorted(editor.consumers(copy.name))]
+    for copy, name in asked:
         node = editor[name]
-        if node.op == "GatherV2" and gathers_rows(editor, node, copy.name):
+        if is_control(node.input[0]) or node_of(node.input[0]) != copy.name:
+            continue
+        if node.op == "Shape":
+            yield _Ask(name, copy)
+        elif node.op == "GatherV2" and not gathers_rows(editor, node, copy.name):
+            yield Refusal(f"{name} takes no whole rows along its first axis")
+        elif node.op == "GatherV2":
             late = _writes_after(editor, copy)
             if late & editor.ancestors([name]):
-                continue  # the rows to gather are known only once the variable has another value
-            _gather_in_variable(editor, node, copy)
-            for write in late:
-                editor.add_control(write, [name])
-            done.append(name)
-        elif node.op == "Shape" and node_of(node.input[0]) == copy.name and not is_control(node.input[0]):
-            _shape_of_variable(editor, node, copy)
-            done.append(name)
-    return done
+                yield Refusal(f"the rows that {name} takes are known only once the variable has another value")
+            else:
+                yield _Ask(name, copy, frozenset(late))
+
+
+def _ask_variable(editor: GraphEditor, ask: _Ask) -> None:
+    """Turns a gather or a shape of a copy into that of the variable."""
+    node = editor[ask.name]
+    if node.op == "Shape":
+        _shape_of_variable(editor, node, ask.copy)
+        return
+    _gather_in_variable(editor, node, ask.copy)
+    for write in sorted(ask.late):
+        editor.add_control(write, [ask.name])
 
 
 def _writes_after(editor: GraphEditor, copy: _Copy) -> set[str]:

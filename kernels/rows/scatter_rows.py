@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,15 +13,15 @@ from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import SUMS
 from autodist.graph.step_editor import StepEditor
-from autodist.kernels.base import Context, Kernel
-from autodist.kernels.rows.zero_rows import ZeroTable, ZeroTables
+from autodist.kernels.rows.rule import Refusal, Rewrite, RowRule, Rows
+from autodist.kernels.rows.zero_rows import ZeroTable
 from autodist.kernels.unused import remove_unused
 
 _SCATTERS = {s.assign: s.scatter for s in SUMS}
 
 
 @dataclass(frozen=True)
-class ScatterRows(Kernel):
+class ScatterRows(RowRule):
     """What is added to a variable and is zero but for the rows of a sum of segments is scattered.
 
     TensorFlow makes such a sum wherever sparse rows meet an op that knows none: Keras's clipping by a global norm, a
@@ -33,23 +34,24 @@ class ScatterRows(Kernel):
     """
 
     name: ClassVar[str] = "scatter-rows"
+    ops: ClassVar[tuple[str, ...]] = tuple(_SCATTERS)
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+    def candidates(self, item: GraphItem) -> Iterable[str]:
         if not item.wiring.of_op("UnsortedSegmentSum"):
-            return item
-        editor = StepEditor(item)
-        tables = ZeroTables(editor)
-        found = {
-            node.name: table for node in editor
-            if node.op in _SCATTERS and (table := tables.find(node.input[1])) is not None
-        }  # fmt: skip
-        if not found:
-            return item
-        for name, table in found.items():
-            value = node_of(editor[name].input[1])
-            _scatter(editor, editor[name], table)
-            remove_unused(editor, item.named, [value])
-        return editor.to_item()
+            return ()
+        return [node.name for node in item.graph_def.node if node.op in self.ops]
+
+    def match(self, rows: Rows, node: NodeDef) -> Rewrite | Refusal | None:
+        value = node.input[1]
+        table = rows.tables.find(value)
+        if table is None:
+            return Refusal(rows.tables.why_not(value))
+
+        def rewrite() -> None:
+            _scatter(rows.editor, node, table)
+            remove_unused(rows.editor, rows.item.named, [node_of(value)])
+
+        return rewrite
 
 
 def _scatter(editor: StepEditor, node: NodeDef, table: ZeroTable) -> None:

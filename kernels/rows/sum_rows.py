@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,13 +12,13 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
 from autodist.graph.step_editor import StepEditor
-from autodist.kernels.base import Context, Kernel
 from autodist.kernels.elementwise import constant
+from autodist.kernels.rows.rule import Refusal, Rewrite, RowRule, Rows
 from autodist.kernels.unused import remove_unused
 
 
 @dataclass(frozen=True)
-class SumRows(Kernel):
+class SumRows(RowRule):
     """A sum over all elements does not need rows to be put in their places first, nor zeros between them.
 
     So a norm over all gradients costs what the rows cost of a sparse one.
@@ -26,30 +27,30 @@ class SumRows(Kernel):
     """
 
     name: ClassVar[str] = "sum-rows"
+    ops: ClassVar[tuple[str, ...]] = ("Sum",)
 
-    def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        if not item.wiring.of_op("UnsortedSegmentSum"):
-            return item
-        editor = StepEditor(item)
-        tables = {
-            node.name: table for node in editor
-            if node.op == "Sum" and (table := _summed_table(editor, node)) is not None
-        }  # fmt: skip
-        if not tables:
-            return item
-        for name, table in tables.items():
-            waits = filter(is_control, [*editor[table].input, *editor[name].input])
-            editor.set_inputs(name, [editor[table].input[0], editor[name].input[1], *waits])
-            remove_unused(editor, item.named, [table])
-        return editor.to_item()
+    def candidates(self, item: GraphItem) -> Iterable[str]:
+        return super().candidates(item) if item.wiring.of_op("UnsortedSegmentSum") else ()
+
+    def match(self, rows: Rows, node: NodeDef) -> Rewrite | Refusal | None:
+        editor = rows.editor
+        table = editor[node_of(node.input[0])]
+        if table.op != "UnsortedSegmentSum":
+            return None
+        if not _adds_up_all(editor, node, table):
+            return Refusal(f"it is not known to add up all elements of {table.name}, with a segment for each row")
+
+        def rewrite() -> None:
+            waits = filter(is_control, [*table.input, *node.input])
+            editor.set_inputs(node.name, [table.input[0], node.input[1], *waits])
+            remove_unused(editor, rows.item.named, [table.name])
+
+        return rewrite
 
 
-def _summed_table(editor: StepEditor, node: NodeDef) -> str | None:
-    """The sum of segments whose elements a Sum adds up, all of them."""
-    table = editor[node_of(node.input[0])]
-    axes = constant(editor, node.input[1])
-    if table.op != "UnsortedSegmentSum" or axes is None or editor.spec(table.input[1]).shape.rank != 1:
-        return None
-    rank = editor.spec(table.input[0]).shape.rank
-    found = {int(axis) % rank for axis in np.ravel(axes)} if rank else set()
-    return table.name if rank and len(found) == rank else None
+def _adds_up_all(editor: StepEditor, node: NodeDef, table: NodeDef) -> bool:
+    """Whether a Sum goes over all axes of a sum of segments."""
+    axes, rank = constant(editor, node.input[1]), editor.spec(table.input[0]).shape.rank
+    if axes is None or not rank or editor.spec(table.input[1]).shape.rank != 1:
+        return False
+    return len({int(axis) % rank for axis in np.ravel(axes)}) == rank

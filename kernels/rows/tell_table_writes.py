@@ -15,7 +15,10 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
+from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.rows.rule import Refusal, Rows
+from autodist.kernels.rows.scatter_rows import ScatterRows
 
 log = logging.getLogger("autodist")
 
@@ -29,12 +32,14 @@ class TableWrite:
         node: that writes it.
         op: of that node.
         read: variables whose rows the new rows are computed from, beside the gradient.
+        since: why rows alone are not added, where something is added.
     """
 
     variable: str
     node: str
     op: str
     read: tuple[str, ...]
+    since: str | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +66,7 @@ def _told(table: Variable, writes: Iterable[TableWrite]) -> str:
         f"  {w.variable}: {w.op} ({w.node}) " + (
             f"computes every row anew from those of {', '.join(w.read)}" if w.read
             else "is given a value for every row"
-        )
+        ) + (f", since {w.since}" if w.since else "")
         for w in writes
     ]  # fmt: skip
     return (
@@ -74,7 +79,8 @@ def find_table_writes(item: GraphItem) -> dict[str, list[TableWrite]]:
     """For each variable with a sparse gradient, the writes of tables of its shape that follow from it, or decay it."""
     tables = {g.variable: item.by_name[g.variable] for g in item.gradients if g.is_sparse}
     shapes = {variable.shape for variable in tables.values()}
-    editor, stages = GraphEditor(item.graph_def), find_stages(item)
+    editor, stages = StepEditor(item), find_stages(item)
+    rows = Rows(item, editor)
     found: dict[str, list[TableWrite]] = {}
     for name in stages.writes:
         if editor[name].op not in having(Trait.ASSIGNMENT):
@@ -87,8 +93,16 @@ def find_table_writes(item: GraphItem) -> dict[str, list[TableWrite]]:
         for table in behind:
             if table in tables and tables[table].shape == variable.shape:
                 read = _read_by(item, editor, stages, name, variable.shape)
-                found.setdefault(table, []).append(TableWrite(variable.name, name, editor[name].op, read))
+                write = TableWrite(variable.name, name, editor[name].op, read, _refusal(rows, name))
+                found.setdefault(table, []).append(write)
     return found
+
+
+def _refusal(rows: Rows, write: str) -> str | None:
+    """Why what a write adds was not made a sum of rows."""
+    rule, node = ScatterRows(), rows.editor[write]
+    answer = rule.match(rows, node) if node.op in rule.ops else None
+    return answer.reason if isinstance(answer, Refusal) else None
 
 
 def _gradients_behind(item: GraphItem, editor: GraphEditor, stages: Stages, write: str) -> list[str]:

@@ -34,9 +34,9 @@ class ZeroTable:
 class ZeroTables:
     """Finds such tables in the graph of one editor, which must not change meanwhile."""
 
-    def __init__(self, editor: StepEditor) -> None:
+    def __init__(self, editor: StepEditor, signs: Signs) -> None:
         self._editor = editor
-        self._signs = Signs(editor)
+        self._signs = signs
         self._zero: dict[str, tuple[str, ...]] = {}
 
     def find(self, table: str) -> ZeroTable | None:
@@ -58,6 +58,17 @@ class ZeroTables:
                 whole.update(dict.fromkeys(t for t in self._tables(node) if t not in zero))
         ids = {tensor(self._editor[name].input[1]) for name in sums}
         return ZeroTable(ids.pop(), tuple(sums), tuple(arithmetic), tuple(whole)) if len(ids) == 1 else None
+
+    def why_not(self, table: str) -> str:
+        """Why all rows of the tensor `table` may have values, where `find` has found nothing."""
+        node, seen = self._editor[node_of(table)], set()
+        while node.name not in seen and not self._operands_that_are_zero(node) and not self._is_sum(node):
+            seen.add(node.name)
+            tables = self._tables(node)
+            if not tables or any(map(self._is_zero, tables)):
+                return f"{node.op} ({node.name}) may give every row a value"
+            node = self._editor[node_of(tables[0])]
+        return f"what leads to {node.op} ({node.name}) is not of one sum of segments"
 
     def _is_zero(self, name: str) -> bool:
         node = self._editor[node_of(name)]

@@ -15,6 +15,8 @@ from autodist.graph.placement import Placement
 from autodist.graph.step_text import text_of_step
 from autodist.kernels import Context, find_placements, run_pipeline
 from autodist.kernels.base import Watcher
+from autodist.kernels.normalise.whole_cotangents import WholeCotangents
+from autodist.kernels.rows.rewrite_rows import RULES
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies import ask_builder, check_strategy, chosen_builder, graph_config, resolve_specs
@@ -29,7 +31,7 @@ class Replayed:
     Attributes:
         text: of the strategy and of what each worker runs.
         strategy: that was built.
-        changed_by: the kernels that changed the step of a worker.
+        changed_by: the kernels, and the rules for rows, that changed the step of a worker.
         joins: that kernels have noted, and given away.
     """
 
@@ -111,7 +113,7 @@ def _rewrite(step: StoredStep, captured: GraphItem, context: Context, watch: Wat
 
 @dataclass
 class _Watch:
-    """Sees which kernels change a step."""
+    """Sees which kernels change a step, and which rules for rows."""
 
     changed_by: set[str] = field(default_factory=set)
     joins: list[Join] = field(default_factory=list)
@@ -121,9 +123,17 @@ class _Watch:
         now = {one.name: getattr(item, one.name) for one in fields(GraphItem) if one.compare}
         if kernel != "captured" and now != self._last:
             self.changed_by.add(kernel)
+        if kernel == WholeCotangents.name:
+            self._try_rules(item)
         if item.joins != self._last.get("joins"):
             self.joins.extend(item.joins)
         self._last = now
+
+    def _try_rules(self, item: GraphItem) -> None:
+        for rule in RULES:  # one after the other, as the kernel that follows applies them
+            before, item = item, rule.apply(item, Context(strategy_pb2.Strategy(), 0))
+            if item is not before:
+                self.changed_by.add(rule.name)
 
 
 def _text_of_strategy(strategy: strategy_pb2.Strategy) -> str:

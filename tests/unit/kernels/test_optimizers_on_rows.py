@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import keras
 import pytest
 
@@ -116,3 +118,13 @@ def test_nothing_is_said_of_updates_of_rows(name, caplog):
     with caplog.at_level("INFO", "autodist"):
         rewritten(captured, plan(captured.item, 1, 2))
     assert "writes all rows" not in caplog.text
+
+
+def test_it_is_said_why_what_is_added_to_a_table_is_no_sum_of_rows(caplog):
+    captured, _ = table_step(COSTS_TABLE["adam"][0]())
+    tell.cache_clear()
+    with caplog.at_level("INFO", "autodist"):
+        rewritten(captured, plan(captured.item, 2, 1))
+    (said,) = [record.getMessage() for record in caplog.records if "writes all rows" in record.getMessage()]
+    told = next(line for line in said.splitlines() if line.strip().startswith("table:"))
+    assert re.fullmatch(r"  table: Assign\w+ \(\S+\) .*, since ReadVariableOp \(\S+\) may give every row a value", told)

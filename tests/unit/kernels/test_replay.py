@@ -13,6 +13,7 @@ from autodist.errors import RewriteError
 from autodist.graph.parts import JoinKind, Merge, RowJoin
 from autodist.graph.verify import verify
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS
+from autodist.kernels.rows.rewrite_rows import RULES
 from autodist.kernels.rows.tell_table_writes import TellTableWrites
 from autodist.proto import strategy_pb2
 from autodist.strategies import registered_names
@@ -53,9 +54,9 @@ def replayed():
     return [replay(case) for case in CASES.values()]
 
 
-def test_every_kernel_changes_a_step(replayed):
+def test_every_kernel_and_every_rule_for_rows_changes_a_step(replayed):
     changing = {kernel.name for kernel in (*KERNELS, *SETTING_KERNELS, *LOCAL_KERNELS)} - {TellTableWrites.name}
-    assert set().union(*(one.changed_by for one in replayed)) == changing
+    assert set().union(*(one.changed_by for one in replayed)) == changing | {rule.name for rule in RULES}
 
 
 def test_what_was_captured_stays_as_it_is(replayed):

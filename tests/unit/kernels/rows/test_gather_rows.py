@@ -115,3 +115,25 @@ def test_a_read_that_the_step_returns_stays():
 def test_rows_that_are_chosen_after_a_write_are_gathered_from_what_was_read_before():
     text = ROWS.replace("ids = Placeholder()", "late = ReadVariableOp(v, ^w)\n    ids = Neg(late)")
     assert "g = GatherV2(r, ids, axis)" in to_text(applied(GraphItem(from_text(text))).graph_def)
+
+
+def test_of_two_gathers_that_would_wait_for_each_other_one_stays():
+    text = """
+        axis = Const()
+        a = Placeholder()
+        v = VarHandleOp()
+        u = VarHandleOp()
+        rv = ReadVariableOp(v)
+        ru = ReadVariableOp(u)
+        wv = AssignAddVariableOp(v, a, ^rv)
+        wu = AssignAddVariableOp(u, a, ^ru)
+        lv = ReadVariableOp(v, ^wv)
+        lu = ReadVariableOp(u, ^wu)
+        iv = Neg(lv)
+        iu = Neg(lu)
+        gv = GatherV2(rv, iu, axis)
+        gu = GatherV2(ru, iv, axis)
+    """
+    found = applied(GraphItem(from_text(text)))
+    assert ops(found).count("ResourceGather") == ops(found).count("GatherV2") == 1
+    assert len(found.wiring.order) == len(found.graph_def.node)  # no cycle

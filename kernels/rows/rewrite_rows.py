@@ -1,0 +1,49 @@
+"""RewriteRows: the rules for rows, until none of them finds anything more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import cycle, islice
+from typing import ClassVar
+
+from autodist.errors import RewriteError
+from autodist.graph.item import GraphItem
+from autodist.kernels.base import Context, Kernel, run_pipeline
+from autodist.kernels.rows.divide_rows import DivideRows
+from autodist.kernels.rows.gather_before_arithmetic import GatherBeforeArithmetic
+from autodist.kernels.rows.gather_rows import GatherRows
+from autodist.kernels.rows.rule import RowRule
+from autodist.kernels.rows.scatter_rows import ScatterRows
+from autodist.kernels.rows.sum_rows import SumRows
+
+# A division of rows is resolved, and tables that are added become rows, before gathers move past the arithmetic that
+# this leaves behind them, and then into variables.
+RULES: tuple[RowRule, ...] = (DivideRows(), ScatterRows(), SumRows(), GatherBeforeArithmetic(), GatherRows())
+
+_MOST_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class RewriteRows(Kernel):
+    """Lets rows of tables be rows, by one rule after the other, for as long as one has left work for another.
+
+    Attributes:
+        rules: in the order in which they are tried.
+    """
+
+    rules: tuple[Kernel, ...] = RULES
+    name: ClassVar[str] = "rewrite-rows"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        changing: list[str] = []
+        quiet = 0
+        for rule in islice(cycle(self.rules), _MOST_ROUNDS * len(self.rules)):
+            before, item = item, run_pipeline([rule], item, context)
+            quiet = quiet + 1 if item is before else 0
+            changing += [] if quiet else [rule.name]
+            if quiet == len(self.rules):
+                return item
+        raise RewriteError(
+            f"the rules {changing[-2]} and {changing[-1]} still change the step after {_MOST_ROUNDS} rounds: one makes "
+            "what the other takes away; let one of them refuse it"
+        )

@@ -1,0 +1,137 @@
+"""RewriteRows: rules for rows, one after the other, until none of them changes anything."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import tensorflow as tf
+
+from autodist.errors import RewriteError
+from autodist.graph.item import GraphItem
+from autodist.graph.step_editor import StepEditor
+from autodist.kernels import Context
+from autodist.kernels.rows.gather_before_arithmetic import GatherBeforeArithmetic
+from autodist.kernels.rows.gather_rows import GatherRows
+from autodist.kernels.rows.rewrite_rows import RULES, RewriteRows
+from autodist.kernels.rows.rule import Refusal, RowRule, Rows
+from autodist.kernels.rows.scatter_rows import ScatterRows
+from autodist.proto import strategy_pb2
+from tests.unit.graph.graph_text import from_text, to_text
+
+NOBODY = Context(strategy_pb2.Strategy(), 0)
+
+
+@dataclass(frozen=True)
+class Turns(RowRule):
+    """Makes nodes of one op those of another."""
+
+    op: str = ""
+    into: str = ""
+    name: ClassVar[str] = "turns"
+
+    @property
+    def ops(self):
+        return (self.op,)
+
+    def match(self, rows, node):
+        def rewrite():
+            node.op = self.into
+
+        return rewrite
+
+
+def step(text):
+    return GraphItem(from_text(text), spec_of=lambda name: tf.TensorSpec([3], tf.int32))
+
+
+def test_rules_are_tried_until_none_changes_anything_whatever_their_order():
+    rules = Turns("Tanh", "Sin"), Turns("Cos", "Tanh"), Turns("Exp", "Cos")
+    item = step("a = Placeholder()\nb = Exp(a)\nc = Cos(b)")
+    for some in (rules, rules[::-1]):
+        assert to_text(RewriteRows(some).apply(item, NOBODY).graph_def).count("= Sin(") == 2
+    assert to_text(item.graph_def).count("Exp") == 1
+
+
+def test_a_step_that_no_rule_changes_is_the_same_object():
+    item = step("a = Placeholder()\nb = Neg(a)")
+    assert RewriteRows().apply(item, NOBODY) is item
+
+
+def test_two_rules_that_disagree_are_named():
+    @dataclass(frozen=True)
+    class Back(Turns):
+        name: ClassVar[str] = "turns-back"
+
+    rules = Turns("Exp", "Log"), Back("Log", "Exp")
+    with pytest.raises(RewriteError, match="the rules turns and turns-back still change the step after 10 rounds"):
+        RewriteRows(rules).apply(step("a = Placeholder()\nb = Exp(a)"), NOBODY)
+
+
+def test_a_rule_that_fits_what_it_makes_is_named():
+    with pytest.raises(RewriteError, match="the rules turns and turns still change the step after 10 rounds"):
+        RewriteRows((Turns("Exp", "Exp"),)).apply(step("a = Placeholder()\nb = Exp(a)"), NOBODY)
+
+
+def test_an_error_in_a_rule_says_its_name():
+    @dataclass(frozen=True)
+    class Fails(Turns):
+        name: ClassVar[str] = "fails"
+
+        def match(self, rows, node):
+            raise KeyError(node.name)
+
+    with pytest.raises(KeyError) as error:
+        RewriteRows((Fails("Exp", "Log"),)).apply(step("a = Placeholder()\nb = Exp(a)"), NOBODY)
+    assert error.value.__notes__ == ["in the kernel fails, for worker 0"]
+
+
+def test_what_a_rewrite_of_the_same_round_has_removed_is_not_looked_at():
+    @dataclass(frozen=True)
+    class Removes(RowRule):
+        name: ClassVar[str] = "removes"
+        ops: ClassVar[tuple[str, ...]] = ("Neg",)
+
+        def match(self, rows, node):
+            return (lambda: rows.editor.remove(["c", "b"])) if node.name == "c" else None
+
+    item = step("a = Placeholder()\nb = Neg(a)\nc = Neg(b)")
+    assert to_text(RewriteRows((Removes(),)).apply(item, NOBODY).graph_def).strip() == "a = Placeholder()"
+
+
+TABLE = "axis = Const()\nids = Placeholder()\nv = VarHandleOp()\nr = ReadVariableOp(v)\n"
+
+
+PRODUCT = "m = MatMul(r, r)\ng = GatherV2(m, ids, axis)"
+LATE = "w = AssignVariableOp(v, ids, ^r)\nl = ReadVariableOp(v, ^w)\ni = Neg(l)\ng = GatherV2(r, i, axis)"
+
+
+@pytest.mark.parametrize(
+    "rule, text, name, reason",
+    [
+        (GatherBeforeArithmetic(), PRODUCT, "g", "no arithmetic row by row leads"),
+        (GatherBeforeArithmetic(), "g = GatherV2(ids, ids, axis)", "g", "it takes no whole rows of ids:0"),
+        (GatherRows(), LATE, "r", "the rows that g takes are known only once the variable has another value"),
+        (ScatterRows(), "w = AssignAddVariableOp(v, r)", "w", r"ReadVariableOp \(r\) may give every row a value"),
+    ],
+)
+def test_a_rule_says_why_it_leaves_a_node(rule, text, name, reason):
+    item = step(TABLE + text)
+    editor = StepEditor(item)
+    answer = rule.match(Rows(item, editor), editor[name])
+    assert isinstance(answer, Refusal)
+    assert re.search(reason, answer.reason)
+
+
+def test_refusals_are_told_in_the_log(caplog):
+    with caplog.at_level("DEBUG", "autodist"):
+        RewriteRows().apply(step(TABLE + PRODUCT), NOBODY)
+    (said,) = [record.getMessage() for record in caplog.records]
+    why = "no arithmetic row by row leads from a variable to m:0"
+    assert said == f"gather-before-arithmetic leaves g as it is, since {why}"
+
+
+def test_every_rule_has_a_name_of_its_own():
+    assert len({rule.name for rule in RULES}) == len(RULES)
