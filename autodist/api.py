@@ -23,6 +23,7 @@ from autodist.capture.keras_models import KerasModels
 from autodist.capture.local_training import put_back
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.whole_sums import SumNotes, noting_sums
+from autodist.cluster.given.meet import meet, warn_if_alone
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError, MisusedError, ResourceSpecError
@@ -316,7 +317,14 @@ def _choose(
         )
     spec = asked.spec(lambda: _read_spec(file, given), _count_gpus)
     chosen = asked.builder(lambda: chosen_builder(builder, spec.strategy))
-    return (spec if looks is None else looks.choose(spec, chosen)), chosen
+    if looks is not None:
+        return looks.choose(spec, chosen), chosen
+    log_to_the_terminal(is_chief=True)
+    if spec.is_given:
+        spec = meet(spec, asked.replicas, _count_gpus)
+    else:
+        warn_if_alone()
+    return spec, chosen
 
 
 def _count_gpus() -> int:

@@ -28,15 +28,17 @@ class Asked:
         replicas: of each of these workers; None: one, or as many as there are GPUs for.
         strategy: name of a builder, or path of a YAML file with a `strategy` section; None: what the YAML of the
             machines or the script says.
+        given: whether a scheduler has started this process and those of the other workers.
     """
 
     cluster: str | None = None
     workers: int | None = None
     replicas: int | None = None
     strategy: str | None = None
+    given: bool = False
 
     def __post_init__(self) -> None:
-        if self.cluster is not None and (self.workers, self.replicas) != (None, None):
+        if self.cluster is not None and not self.given and (self.workers, self.replicas) != (None, None):
             raise ResourceSpecError(
                 f"--cluster {self.cluster} says which workers and replicas there are; leave out --workers and "
                 "--replicas, which are for workers on this machine."
@@ -72,6 +74,8 @@ class Asked:
         """
         if self.cluster is not None:
             return ResourceSpec.from_file(self.cluster)
+        if self.given:
+            return said().as_given()
         if self.workers is None and self.replicas is None:
             return said()
         local, own = local_workers(self.workers or 1, self.replicas, gpus()), said()

@@ -14,7 +14,7 @@ import typer
 
 from autodist.cli.options import IsModule, Traceback
 from autodist.cli.script import Target
-from autodist.cli.telling import output
+from autodist.cli.telling import UsageError, output
 from autodist.resources import ResourceSpec
 
 FAULTY = 1
@@ -53,6 +53,8 @@ def check(
     * `autodist check --json cluster.yml > check.json`
     """
     spec = ResourceSpec.from_file(cluster)
+    if spec.is_given:
+        raise UsageError("the machines of `nodes: given` are known when a scheduler has started its processes there.")
     file = None if script is None else _file_of(Target(script, is_module, []))
     from autodist.cli.checking.links import Measured, measure
     from autodist.cli.checking.looking import look_at_all

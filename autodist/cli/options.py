@@ -31,4 +31,14 @@ Strategies = Annotated[
         "side.",
     ),
 ]
+Join = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="Where the process with index 0 runs: each process is started by hand, with its --index.",
+    ),
+]
+Index = Annotated[
+    int | None, typer.Option(min=0, help="Of this process; the one with 0, the chief, is told --workers, too.")
+]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")]

@@ -119,6 +119,11 @@ class _PlanningLook:
                 "the script makes two AutoDist objects, and it is not known which of them is meant; leave one, and "
                 "open its scope() again."
             )
+        if spec.is_given:
+            raise UsageError(
+                "the machines of a given cluster are known when its processes have met; say which to plan for, by "
+                "--cluster or --workers."
+            )
         self.chosen = spec, builder
         return ResourceSpec.local()
 

@@ -12,12 +12,27 @@ from rich.table import Table
 from rich.text import Text
 
 from autodist.asked import Asked
-from autodist.cli.options import Arguments, Cluster, IsModule, Replicas, Script, Strategy, Traceback, Workers
+from autodist.cli.options import (
+    Arguments,
+    Cluster,
+    Index,
+    IsModule,
+    Join,
+    Replicas,
+    Script,
+    Strategy,
+    Traceback,
+    Workers,
+)
 from autodist.cli.plan import make_plans_quietly, show
 from autodist.cli.plans import Plans
 from autodist.cli.script import Target
-from autodist.cli.telling import output
-from autodist.resources import ResourceSpec, Worker
+from autodist.cli.telling import UsageError, output
+from autodist.cluster.given.find import find, require
+from autodist.cluster.given.follower import Order, follow
+from autodist.cluster.given.form import CHIEF, INDEX, WORKERS, Given, host_and_port_of
+from autodist.cluster.script import Script as ScriptToRun
+from autodist.resources import ResourceSpec, Timeouts, Worker
 
 
 def run(
@@ -28,6 +43,8 @@ def run(
     strategy: Strategy = None,
     workers: Workers = None,
     replicas: Replicas = None,
+    join: Join = None,
+    index: Index = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be started where, and the plan; start nothing.")
     ] = False,
@@ -39,27 +56,94 @@ def run(
     and terminal are as with `python SCRIPT`. A script that makes no AutoDist, or two, or ends before a step of it, ends
     with status 2.
 
+    Where a scheduler has started several of these (SLURM, Open MPI, PMI, an indexed Job of Kubernetes, TF_CONFIG), and
+    the options name no machines, they train together: the environment says which is which.
+
     Examples:
 
     * `autodist run --workers 2 train.py --epochs 3`
 
     * `autodist run --cluster cluster.yml --strategy Parallax train.py`
 
+    * `srun autodist run train.py`
+
+    * `autodist run --join 10.0.0.1:15000 --index 1 train.py`
+
     * `autodist run --cluster cluster.yml --dry-run -m package.train --epochs 3`
     """
     target = Target(script, is_module, arguments or [])
     target.require()
-    asked = Asked(None if cluster is None else os.path.abspath(cluster), workers, replicas, strategy)
-    if asked.cluster is not None:
-        ResourceSpec.from_file(asked.cluster)  # told here, before TensorFlow is imported
+    file = None if cluster is None else os.path.abspath(cluster)
+    if join is None:
+        Asked(file, workers)  # told before the file is read
+    spec = None if file is None else ResourceSpec.from_file(file)  # told here, before TensorFlow is imported
+    given = find_given(spec, join, index, workers, replicas)
+    if given is not None:
+        _require_no_look(dry_run)
+        asked = Asked(file, strategy=strategy, given=True, replicas=replicas)
+        limits = spec or Timeouts()
+        if given.index:
+            follow(Order(given, _script(target), limits.join_timeout))
+    else:
+        asked = Asked(file, workers, replicas, strategy)
     if dry_run:
         _show_what_would_run(target, asked)
         return
     sys.stdout.flush()
     sys.stderr.flush()
-    words = ["-m", script] if is_module else [script]
-    command = [sys.executable, "-m", "autodist.cli.launched", *words, *target.arguments]
-    os.execve(sys.executable, command, os.environ | asked.environment())
+    os.execve(sys.executable, [sys.executable, *_launched(target)], os.environ | asked.environment())
+
+
+def find_given(
+    spec: ResourceSpec | None, join: str | None, index: int | None, workers: int | None, replicas: int | None
+) -> Given | None:
+    """What this process is in a given cluster; None where it is in none, or has been told its machines.
+
+    Raises:
+        UsageError: the options contradict one another.
+        ResourceSpecError: the environment is malformed.
+    """
+    if join is not None or index is not None:
+        _join_by_hand(spec, join, index, workers)
+    elif (not spec.is_given) if spec is not None else workers is not None:
+        return None
+    if spec is not None:
+        return require(os.environ)
+    given = find(os.environ)
+    return None if given is None or given.count == 1 else given
+
+
+def _join_by_hand(spec: ResourceSpec | None, join: str | None, index: int | None, workers: int | None) -> None:
+    """Puts the options into this process's environment, where it finds them as if a scheduler had put them there."""
+    if join is None or index is None:
+        raise UsageError("--join and --index belong together: where the chief is, and which process this is.")
+    if spec is not None and not spec.is_given:
+        raise UsageError("--join is for processes that are started by hand, and the YAML of --cluster names machines.")
+    if index == 0 and workers is None:
+        raise UsageError("the chief, --index 0, has to know how many processes are to come: add --workers.")
+    host_and_port_of(join, "--join", None)
+    os.environ |= {CHIEF: join, INDEX: str(index)}
+    if workers is not None:
+        os.environ[WORKERS] = str(workers)
+
+
+def _require_no_look(dry_run: bool) -> None:
+    if dry_run:
+        raise UsageError(
+            "--dry-run starts nothing, and the machines of a given cluster are known when its processes have met; say "
+            "which to look at, by --cluster or --workers alone."
+        )
+
+
+def _launched(target: Target) -> list[str]:
+    """Arguments of the Python that runs a script as this command does."""
+    return ["-m", "autodist.cli.launched", *(["-m"] if target.is_module else []), target.name, *target.arguments]
+
+
+def _script(target: Target) -> ScriptToRun:
+    """The script as a follower runs it."""
+    file = None if target.is_module else os.path.abspath(target.name)
+    return ScriptToRun(tuple(_launched(target)), os.getcwd(), file)
 
 
 def _show_what_would_run(target: Target, asked: Asked) -> None:

@@ -8,12 +8,13 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from autodist.cluster.addresses import check_reach, host_and_port
 from autodist.cluster.agent import find_facts
 from autodist.cluster.failure import Ending, choose_cause
+from autodist.cluster.given.meet import channels_of_followers
 from autodist.cluster.link import Link
 from autodist.cluster.output import Output
 from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch, wait_for
@@ -35,9 +36,10 @@ from autodist.cluster.protocol import (
 )
 from autodist.cluster.script import Script
 from autodist.cluster.stalls import SAME_STEPS
+from autodist.cluster.transport import Channel
 from autodist.cluster.ways import transport_to
 from autodist.errors import ClusterError, WorkerFailedError
-from autodist.resources import ResourceSpec
+from autodist.resources import ResourceSpec, Worker
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -299,20 +301,31 @@ class Coordinator:
         return self._script
 
     def _open_links(self) -> None:
+        is_given = self._spec.is_given
+        for workers, channels in self._followers() if is_given else self._opened():
+            with self._changed:
+                self._links += tuple(
+                    Link(worker.name, channel, self._changed, self._output, self._note_ending, shows=not is_given)
+                    for worker, channel in zip(workers, channels, strict=True)
+                )
+                is_stopped = self._phase is _Phase.STOPPED
+            if is_stopped:
+                self._close()
+            self._require_not_stopped()
+
+    def _followers(self) -> Iterator[tuple[Sequence[Worker], Sequence[Channel]]]:
+        """Workers whose agents a scheduler has started, with the way to these."""
+        yield self._workers[1:], channels_of_followers()
+
+    def _opened(self) -> Iterator[tuple[Sequence[Worker], Sequence[Channel]]]:
+        """Starts the agents of the workers, node by node."""
         for node, group in itertools.groupby(self._workers[1:], key=lambda worker: worker.node):
             workers = list(group)
             options = ["--stop", str(self._spec.stop_timeout)]
             if self._spec.ssh_group(node) is not None:
                 options += ["--silence", str(self._spec.silence_timeout)]
             transport = transport_to(self._spec, node, self._environment)
-            channels = transport.open(len(workers), "autodist.cluster.agent", *options)
-            with self._changed:
-                for worker, channel in zip(workers, channels, strict=True):
-                    self._links += (Link(worker.name, channel, self._changed, self._output, self._note_ending),)
-                is_stopped = self._phase is _Phase.STOPPED
-            if is_stopped:
-                self._close()
-            self._require_not_stopped()
+            yield workers, transport.open(len(workers), "autodist.cluster.agent", *options)
 
     def _require_not_stopped(self) -> None:
         if self._phase is _Phase.STOPPED:

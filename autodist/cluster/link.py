@@ -42,6 +42,7 @@ class Link:
         changed: shared by all links of a run.
         output: where its lines go.
         on_end: called under `changed`, once, when it has ended (badly or not).
+        shows: whether its lines are shown here; a scheduler that has started the worker keeps them itself.
 
     Attributes:
         answer: to `Inspect`; None until it is there.
@@ -53,7 +54,13 @@ class Link:
     """
 
     def __init__(
-        self, name: str, channel: Channel, changed: threading.Condition, output: Output, on_end: Callable[[Link], None]
+        self,
+        name: str,
+        channel: Channel,
+        changed: threading.Condition,
+        output: Output,
+        on_end: Callable[[Link], None],
+        shows: bool = True,
     ) -> None:
         self.name = name
         self.answer: Facts | Lost | None = None
@@ -62,6 +69,7 @@ class Link:
         self.ending: Ending | None = None
         self.status: int | None = None
         self._channel, self._changed, self._output, self._on_end = channel, changed, output, on_end
+        self._shows = shows
         self._sending = threading.Lock()
         self._lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         self._complaints: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
@@ -113,7 +121,8 @@ class Link:
         if isinstance(message, Line):
             if says_nothing(message.text) and not _log.isEnabledFor(logging.DEBUG):
                 return
-            self._output.line(message.stream, self.name, message.text)
+            if self._shows:
+                self._output.line(message.stream, self.name, message.text)
         with self._changed:
             self._note(message)
             self._changed.notify_all()

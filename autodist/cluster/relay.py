@@ -9,21 +9,18 @@ counts as lost, and the coordinator is told so.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
-import os
 import select
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import BinaryIO
 
 import paramiko
 
-from autodist.cluster.protocol import Heartbeat, Lost, encode
-from autodist.cluster.silence import Silence, beat_interval
+from autodist.cluster.passing import Ends, Relay
+from autodist.cluster.protocol import Lost, encode
+from autodist.cluster.silence import Silence
 from autodist.cluster.ssh_logins import Logins
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
@@ -31,119 +28,26 @@ from autodist.errors import ClusterError
 _CHUNK = 1 << 16
 
 
-@dataclass(frozen=True)
-class Ends:
-    """The chief's ends of one command's streams.
+class _OverSSH:
+    """A command that SSH has started."""
 
-    Attributes:
-        incoming: lines for the command.
-        outgoing: where its output goes.
-        errors: where its standard error goes.
-    """
+    def __init__(self, host: str, channel: paramiko.Channel) -> None:
+        self._host, self._channel = host, channel
 
-    incoming: BinaryIO
-    outgoing: BinaryIO
-    errors: BinaryIO
+    def send(self, content: bytes) -> None:
+        self._channel.sendall(content)
 
-    @staticmethod
-    def of(incoming: int, outgoing: int, errors: int) -> Ends:
-        """Of descriptors."""
-        return Ends(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), os.fdopen(errors, "wb"))
+    def receive(self) -> bytes:
+        return self._channel.recv(_CHUNK)
 
-    def tell(self, content: bytes) -> None:
-        """Says something to the chief, if it is there."""
-        with contextlib.suppress(BrokenPipeError):
-            _write(self.outgoing, content)
+    def receive_errors(self) -> bytes:
+        return self._channel.recv_stderr(_CHUNK)
+
+    def why_ended(self) -> str | None:
+        return None if self._channel.get_transport().is_active() else f"the SSH connection to {self._host} broke"
 
     def close(self) -> None:
-        """Nothing more comes; the lines for the command may still be read by the thread that passes them on."""
-        for stream in (self.outgoing, self.errors):
-            with contextlib.suppress(BrokenPipeError):
-                stream.close()
-
-
-class Relay:
-    """Passes bytes between the chief's process and one command on another machine.
-
-    Args:
-        host: its name, for messages.
-        channel: of the started command.
-        ends: the chief's ends of its streams.
-        silence: that is allowed for.
-    """
-
-    def __init__(self, host: str, channel: paramiko.Channel, ends: Ends, silence: Silence) -> None:
-        self._host, self._channel, self._ends = host, channel, ends
-        self._sending = threading.Lock()
-        self._ended = threading.Event()
-        self._problem: str | None = None
-        self._receiving = True
-        self._silence = silence
-
-    def run(self) -> None:
-        """Returns when either side has ended or the connection is lost; the coordinator has been told then."""
-        errors = threading.Thread(target=self._pass_errors, daemon=True)
-        errors.start()
-        for work in (self._pass_input, self._pass_output, self._beat):
-            threading.Thread(target=work, daemon=True).start()
-        while not self._ended.wait(self._silence.look_interval):
-            if not self._receiving:
-                self._silence.heard()
-            if self._silence.is_too_long():
-                self._end(
-                    f"nothing was heard from {self._host} for {self._silence.limit:g} s; see whether the machine is "
-                    "up, and the network to it; where that pauses for longer, raise `silence_timeout`"
-                )
-        errors.join(1)
-        if self._problem is not None:
-            self._ends.tell(b"\n" + encode(Lost(self._problem)))
-        else:
-            self._channel.close()  # other commands on the connection go on; where the link is cut, this might block
-        self._ends.close()
-
-    def _end(self, problem: str | None) -> None:
-        if not self._ended.is_set():
-            self._problem = problem
-            self._ended.set()
-
-    def _pass_input(self) -> None:
-        for line in self._ends.incoming:
-            self._send(line)
-        self._end(None)
-
-    def _beat(self) -> None:
-        while not self._ended.wait(beat_interval(self._silence.limit)):
-            self._send(encode(Heartbeat()))
-
-    def _send(self, line: bytes) -> None:
-        """Whole lines, since two threads send. Blocks when the link is cut and its buffers are full."""
-        try:
-            with self._sending:
-                self._channel.sendall(line)
-        except OSError:
-            return  # the channel has ended, which the reading side sees too
-
-    def _pass_output(self) -> None:
-        try:
-            while received := self._channel.recv(_CHUNK):
-                # A chief that does not take the output (its terminal may be halted) is no silence of the agent.
-                self._receiving = False
-                _write(self._ends.outgoing, received)
-                self._silence.heard()
-                self._receiving = True
-        except OSError as error:
-            self._end(f"passing on what {self._host} sent failed: {error}")
-        transport = self._channel.get_transport()
-        self._end(None if transport.is_active() else f"the SSH connection to {self._host} broke")
-
-    def _pass_errors(self) -> None:
-        while received := self._channel.recv_stderr(_CHUNK):
-            _write(self._ends.errors, received)
-
-
-def _write(target: BinaryIO, content: bytes) -> None:
-    target.write(content)
-    target.flush()
+        self._channel.close()
 
 
 def _relay_all(
@@ -160,7 +64,8 @@ def _relay_all(
                 except ClusterError as error:
                     problem = str(error)
                 else:
-                    relays.append(threading.Thread(target=Relay(settings.host, channel, ends, make_silence()).run))
+                    far = _OverSSH(settings.host, channel)
+                    relays.append(threading.Thread(target=Relay(settings.host, far, ends, make_silence()).run))
                     relays[-1].start()
                     continue
             ends.tell(encode(Lost(problem)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 
 from autodist.cluster.command_line import Command, TargetKind
+from autodist.cluster.given.form import OF_ONE_PROCESS
 from autodist.cluster.start import ScriptStart, noted_start
 from autodist.cluster.tools import Main, is_kernel, is_same, script_behind, tool_of
 from autodist.errors import ClusterError
@@ -49,12 +50,12 @@ class Script:
 
         What counts is what Python was told, and the working directory when AutoDist was imported, whatever the script
         has changed since. Of a debugger, a profiler and the like only the script is run that stands behind it.
-        Variables whose names begin with `AUTODIST_` go with it.
+        Variables whose names begin with `AUTODIST_` go with it, but those that tell a process its own part.
 
         Raises:
             ClusterError: there is none that others could run as well, as in an interactive session.
         """
-        own = tuple((name, value) for name, value in sorted(os.environ.items()) if name.startswith("AUTODIST_"))
+        own = tuple((name, value) for name, value in sorted(os.environ.items()) if _goes_with_the_script(name))
         start = noted_start()
         if start.directory is None:
             raise ClusterError(
@@ -69,6 +70,10 @@ class Script:
         elif command.kind is TargetKind.MODULE:
             file = _file_of_module(command.target, main, start.directory)
         return Script(command.arguments, start.directory, file, start.digest_of(file), own)
+
+
+def _goes_with_the_script(variable: str) -> bool:
+    return variable.startswith("AUTODIST_") and variable not in OF_ONE_PROCESS
 
 
 def require_script() -> None:

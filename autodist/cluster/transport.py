@@ -140,33 +140,45 @@ class SSHTransport:
         self._limits = {"silence_timeout": silence_timeout, "reach_timeout": reach_timeout}
 
     def open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
-        with _opening:
-            return self._open(count, module, *arguments)
+        order = {"settings": self._settings.as_json(), "module": [module, *arguments], "limits": self._limits}
+        return start_between("autodist.cluster.relay", count, order, self._environment)[1]
 
-    def _open(self, count: int, module: str, *arguments: str) -> tuple[Channel, ...]:
+
+def start_between(
+    module: str,
+    count: int,
+    order: Mapping[str, Any],
+    environment: Mapping[str, str] | None = None,
+    stdout: int = subprocess.DEVNULL,
+) -> tuple[subprocess.Popen[bytes], tuple[Channel, ...]]:
+    """Starts a process beside this one that passes bytes between it and commands on other machines.
+
+    Args:
+        module: that runs there. It reads a line of JSON from its standard input: the order, and as `channels` three
+            descriptors for each command.
+        count: of commands.
+        order: what else it is told.
+        environment: of the process; None: this one's.
+        stdout: its standard output.
+    """
+    with _opening:
         ways = [tuple(os.pipe() for _ in ("stdin", "stdout", "stderr")) for _ in range(count)]
         theirs = [(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in ways]
-        relay = _start(
-            "autodist.cluster.relay",
-            environment=self._environment,
+        process = _start(
+            module,
+            environment=environment,
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=theirs[0][2],  # what the relay itself has to say
+            stdout=stdout,
+            stderr=theirs[0][2],  # what it has to say itself
             pass_fds=[descriptor for three in theirs for descriptor in three],
         )
         for descriptor in (descriptor for three in theirs for descriptor in three):
             os.close(descriptor)
-        order = {
-            "settings": self._settings.as_json(),
-            "module": [module, *arguments],
-            "channels": theirs,
-            "limits": self._limits,
-        }
-        # By standard input: other users of this machine can see arguments, and the variables may be secret.
-        assert relay.stdin, "it is a pipe"
-        with contextlib.suppress(BrokenPipeError), relay.stdin:  # who reads the channels sees that the relay has ended
-            relay.stdin.write(json.dumps(order).encode() + b"\n")
-        return tuple(
-            Channel(relay, os.fdopen(stdin[1], "wb"), os.fdopen(stdout[0], "rb"), os.fdopen(stderr[0], "rb"))
+        # By standard input: other users of this machine can see arguments, and the order may be secret.
+        assert process.stdin, "it is a pipe"
+        with contextlib.suppress(BrokenPipeError), process.stdin:  # who reads the channels sees that it has ended
+            process.stdin.write(json.dumps({**order, "channels": theirs}).encode() + b"\n")
+        return process, tuple(
+            Channel(process, os.fdopen(stdin[1], "wb"), os.fdopen(stdout[0], "rb"), os.fdopen(stderr[0], "rb"))
             for stdin, stdout, stderr in ways
         )

@@ -8,11 +8,12 @@ from autodist.resources._node import DEFAULT_NETWORK_BANDWIDTH, Node, SSHGroup
 from autodist.resources._spec import ResourceSpec
 from autodist.resources._strategy import StrategySection, VariableOverride
 from autodist.resources._timeouts import Timeouts
-from autodist.resources._workers import Replica, Worker
+from autodist.resources._workers import Place, Replica, Worker
 
 __all__ = [
     "DEFAULT_NETWORK_BANDWIDTH",
     "Node",
+    "Place",
     "Replica",
     "ResourceSpec",
     "SSHGroup",

@@ -6,7 +6,7 @@ import functools
 import ipaddress
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -19,11 +19,17 @@ from autodist.resources._source import Source
 from autodist.resources._strategy import StrategySection
 from autodist.resources._timeouts import Timeouts
 from autodist.resources._translate import to_spec_error, unknown_key
-from autodist.resources._workers import Replica, Worker, deal_workers, list_replicas
+from autodist.resources._workers import Place, Replica, Worker, deal_workers, list_replicas, put_in_places
 from autodist.resources._yaml import read_yaml
 
-_EXAMPLE = "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}]"
-_HIDDEN = ("source",)
+_EXAMPLE = (
+    "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}], or given, where a scheduler starts the "
+    "processes"
+)
+_HIDDEN = ("source", "is_given", "places")
+
+GIVEN = "given"
+"""What stands under `nodes` where a scheduler starts the processes."""
 
 
 class ResourceSpec(Timeouts):
@@ -41,6 +47,9 @@ class ResourceSpec(Timeouts):
         strategy: None if the script or a default chooses.
         batch: whether what the script feeds is the global batch or one worker's part; None: the front end's own rule.
         source: for messages.
+        is_given: whether a scheduler starts the processes, which tell one another where they are.
+        places: in a given cluster, what each worker has for itself; none before its processes have met: until then
+            `nodes` is this machine alone.
     """
 
     nodes: Annotated[tuple[Node, ...], Field(strict=False)] = Field(description=_EXAMPLE)
@@ -50,6 +59,8 @@ class ResourceSpec(Timeouts):
     strategy: StrategySection | None = Field(default=None, description="a mapping, or a builder's name")
     batch: Literal["global", "per_worker"] | None = Field(default=None, description="global or per_worker")
     source: Source = Field(default_factory=Source, repr=False)
+    is_given: bool = Field(default=False, repr=False)
+    places: tuple[Place, ...] = Field(default=(), repr=False)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> ResourceSpec:
@@ -83,7 +94,25 @@ class ResourceSpec(Timeouts):
     def from_payload(cls, payload: str) -> ResourceSpec:
         """What `to_payload` was called on, equal to it, places included; no file is read."""
         content = json.loads(payload)
-        return cls._parse(content["spec"], Source(content["file"], content["lines"]))
+        spec = cls._parse(content["spec"], Source(content["file"], content["lines"]))
+        places = tuple(Place(tuple(devices), cores, port) for devices, cores, port in content["places"])
+        return spec.model_copy(update={"is_given": content["is_given"], "places": places})
+
+    def as_given(self) -> ResourceSpec:
+        """The same without its machines, since a scheduler has started the processes."""
+        alone = {"nodes": (Node(address="localhost", chief=True),), "is_given": True, "places": ()}
+        return self.model_copy(update=alone)
+
+    def with_nodes(self, nodes: Sequence[Mapping[str, Any]], places: Sequence[Place]) -> ResourceSpec:
+        """The same of a given cluster whose processes have met.
+
+        Args:
+            nodes: as the YAML would hold them; the chief's is the first.
+            places: of their workers.
+        """
+        made = self.from_dict({**self.to_dict(), "nodes": nodes})
+        kept = {"source": self.source, "strategy": self.strategy, "is_given": True, "places": tuple(places)}
+        return made.model_copy(update=kept)
 
     def for_workers(self) -> ResourceSpec:
         """The spec as other workers are told it: how machines are reached, secrets included, is the chief's affair."""
@@ -91,13 +120,19 @@ class ResourceSpec(Timeouts):
 
     def to_payload(self) -> str:
         """Text (JSON) that carries the spec to another process."""
-        return json.dumps({"spec": self.to_dict(), "file": self.file, "lines": dict(self.source.lines)})
+        places = [[place.devices, place.cores, place.port] for place in self.places]
+        given = {"is_given": self.is_given, "places": places}
+        content = self.model_dump(mode="json", include={"nodes"}) if self.is_given else {}
+        spec = self.to_dict() | content
+        return json.dumps({"spec": spec, "file": self.file, "lines": dict(self.source.lines), **given})
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as a YAML file would hold it, defaults filled in; `from_dict` reads it back."""
         content = self.model_dump(mode="json", include={"nodes", "ssh", "batch", *Timeouts.model_fields})
         if self.strategy is not None:
             content["strategy"] = plain_copy(self.strategy.to_dict())
+        if self.is_given:
+            content["nodes"] = GIVEN
         return content
 
     @property
@@ -113,7 +148,8 @@ class ResourceSpec(Timeouts):
     @functools.cached_property
     def workers(self) -> tuple[Worker, ...]:
         """The chief (index 0), the other workers of its node, then those of the other nodes in their order."""
-        return deal_workers(self.nodes)
+        dealt = deal_workers(self.nodes)
+        return put_in_places(dealt, self.places) if self.places else dealt
 
     @functools.cached_property
     def replicas(self) -> tuple[Replica, ...]:
@@ -126,7 +162,7 @@ class ResourceSpec(Timeouts):
         A node that is not this machine and names no group gets a group of defaults: the user's own SSH configuration,
         agent and keys, port 22, host keys checked.
         """
-        if node.is_local:
+        if self.is_given or node.is_local:
             return None
         return SSHGroup() if node.ssh_config is None else self.ssh[node.ssh_config]
 
@@ -141,6 +177,8 @@ class ResourceSpec(Timeouts):
         Raises:
             ResourceSpecError: one is not there.
         """
+        if self.places:
+            return  # each worker has told which of its own it sees
         for index, candidate in enumerate(self.nodes):
             # Whether a node is local may ask DNS, so nodes without GPUs are not asked.
             if not candidate.gpus or not (candidate.is_local if node is None else candidate == node):
@@ -162,10 +200,13 @@ class ResourceSpec(Timeouts):
         for key in _HIDDEN:
             if key in data:
                 raise source.error((key,), unknown_key(key, _known_keys()))
+        is_given = data.get("nodes") == GIVEN
+        if is_given:
+            data = {**data, "nodes": [{"address": "localhost"}]}
         try:
             strategy = data.get("strategy")
             section = None if strategy is None else StrategySection.from_plain(strategy, source)
-            return cls.model_validate({**data, "strategy": section, "source": source})
+            return cls.model_validate({**data, "strategy": section, "source": source, "is_given": is_given})
         except ValidationError as error:
             inner: dict[str, type[Model]] = {"nodes": Node, "ssh": SSHGroup}
             raise to_spec_error(error, source, cls, inner, _HIDDEN) from None

@@ -28,6 +28,7 @@ class Timeouts(Model):
             no more logins is tried again for so long. It limits each step of a connection, too: the server's greeting,
             logging in.
         reach_timeout: until every machine has said what it is, from when it should have been reached.
+        join_timeout: in a given cluster, until the processes that its scheduler starts have met.
         start_timeout: in the chief's first step, until every other worker's script has come to it.
         silence_timeout: without a word from the other end of an SSH connection before it counts as lost. TCP sends what
             was lost again after ever longer pauses: a link that was cut is silent for up to twice as long as it was
@@ -45,6 +46,7 @@ class Timeouts(Model):
 
     connect_timeout: float = _limit(60.0)
     reach_timeout: float = _limit(60.0)
+    join_timeout: float = _limit(300.0)
     start_timeout: float = _limit(300.0)
     silence_timeout: float = _limit(25.0)
     stall_timeout: float = _limit(60.0)

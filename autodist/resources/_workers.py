@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from autodist.resources._node import Node
@@ -24,6 +24,7 @@ class Worker:
         devices: one for each of its replicas; none for a worker that only owns variables. A GPU keeps its number on
             the machine ("gpu:3"); CPU devices are logical devices of the worker's own process and are counted from 0
             ("cpu:0", "cpu:1").
+        cores: that it has for itself; None: those of its machine are shared out among the workers there.
     """
 
     index: int
@@ -31,6 +32,7 @@ class Worker:
     node: Node
     port: int | None
     devices: tuple[str, ...]
+    cores: int | None = None
 
     @property
     def is_chief(self) -> bool:
@@ -57,6 +59,21 @@ class Replica:
     device: str
 
 
+@dataclass(frozen=True)
+class Place:
+    """What a process has for itself that a scheduler has started.
+
+    Attributes:
+        devices: of its replicas, as its own TensorFlow calls them.
+        cores: how many.
+        port: of its server; None: any free one.
+    """
+
+    devices: tuple[str, ...]
+    cores: int
+    port: int | None = None
+
+
 def deal_evenly(items: Sequence[T], hands: int) -> tuple[tuple[T, ...], ...]:
     """Cuts `items` into `hands` runs of equal length, in order.
 
@@ -79,6 +96,14 @@ def deal_workers(nodes: Iterable[Node]) -> tuple[Worker, ...]:
         (node, position, devices) for node in ordered for position, devices in enumerate(_devices_of_workers(node))
     ]
     return tuple(_worker(index, node, position, devices) for index, (node, position, devices) in enumerate(placed))
+
+
+def put_in_places(workers: Sequence[Worker], places: Sequence[Place]) -> tuple[Worker, ...]:
+    """Workers, each with what it has for itself."""
+    return tuple(
+        replace(worker, devices=place.devices, cores=place.cores, port=place.port)
+        for worker, place in zip(workers, places, strict=True)
+    )
 
 
 def list_replicas(workers: Iterable[Worker]) -> Iterator[Replica]:

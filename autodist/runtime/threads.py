@@ -28,6 +28,9 @@ class WorkerLike(Protocol):
     @property
     def devices(self) -> Sequence[str]: ...
 
+    @property
+    def cores(self) -> int | None: ...
+
 
 def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.ConfigProto:
     """The session of worker `index`: the cores of its machine are shared out among the workers there.
@@ -41,7 +44,7 @@ def session_config(workers: Sequence[WorkerLike], index: int) -> tf.compat.v1.Co
         index: whose session it is.
     """
     beside = sum(w.node.address == workers[index].node.address for w in workers)
-    cores = max(1, len(os.sched_getaffinity(0)) // beside)
+    cores = workers[index].cores or max(1, len(os.sched_getaffinity(0)) // beside)
     on_cpu = sum(device.startswith("cpu:") for device in workers[index].devices)
     config = tf.compat.v1.ConfigProto(
         intra_op_parallelism_threads=max(1, cores // max(1, on_cpu)),

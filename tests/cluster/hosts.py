@@ -85,6 +85,10 @@ class Hosts(ABC):
     @abstractmethod
     def _in_host(self, host: Host, command: list[str]) -> list[str]: ...
 
+    def command_on(self, number: int, command: list[str]) -> list[str]:
+        """The command that runs `command` on a host, or for 0 on the chief's machine."""
+        return self.chief_command(command) if number == 0 else self._in_host(self.hosts[number - 1], command)
+
     @property
     def ssh(self) -> dict[str, dict[str, Any]]:
         """The `ssh` part of the YAML: a group for each host."""

@@ -33,6 +33,7 @@ def note(what):
 _SCRIPT = """
 import json, os, signal, subprocess, sys, threading, time
 from autodist.cluster.coordinator import Coordinator
+from autodist.cluster.given.meet import meet
 from autodist.cluster.member import Member
 from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
@@ -51,7 +52,8 @@ def failed(error):
 stop = threading.Event()
 member = Member.from_environment()
 if member is None:
-    coordinator = Coordinator(ResourceSpec.from_dict(json.loads({spec!r})), failed)
+    spec = ResourceSpec.from_dict(json.loads({spec!r}))
+    coordinator = Coordinator(meet(spec, None, lambda: 0) if spec.is_given else spec, failed)
     addresses = coordinator.prepare()
     coordinator.start(b"payload \\xff")
 {chief}

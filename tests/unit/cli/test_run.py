@@ -12,6 +12,9 @@ from typer.testing import CliRunner
 
 from autodist.asked import VARIABLE
 from autodist.cli.app import app
+from autodist.cli.run import find_given
+from autodist.cluster.given.form import OF_ONE_PROCESS
+from autodist.resources import ResourceSpec
 
 RUNNER = CliRunner()
 
@@ -152,3 +155,42 @@ def test_what_cannot_be_run_is_refused_with_status_2(tmp_path: Path) -> None:
         result = RUNNER.invoke(app, ["run", *words])
         assert (result.exit_code, result.stdout) == (2, ""), words
         assert told in result.stderr and "it ran" not in result.stderr, result.stderr
+
+
+def test_options_of_processes_that_are_started_by_hand_are_looked_at_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("raise SystemExit(9)")
+    given, named = tmp_path / "given.yml", tmp_path / "named.yml"
+    given.write_text("nodes: given\n")
+    named.write_text("nodes: [{address: localhost}]\n")
+    join, script = ["--join", "10.0.0.1:15000"], str(tmp_path / "train.py")
+    for options, problem in [
+        (join, "--join and --index belong together"),
+        (["--index", "1"], "--join and --index belong together"),
+        ([*join, "--index", "0"], "has to know how many processes are to come: add --workers"),
+        (["--join", "10.0.0.1", "--index", "1"], "--join is '10.0.0.1'; allowed: HOST:PORT"),
+        ([*join, "--index", "1", "--cluster", str(named)], "the YAML of --cluster names machines"),
+        ([*join, "--index", "3", "--workers", "2"], "AUTODIST_INDEX is 3, and AUTODIST_WORKERS is 2"),
+        ([*join, "--index", "0", "--workers", "2", "--dry-run"], "--dry-run starts nothing"),
+        (["--cluster", str(given)], "this process's environment is of none of the forms"),
+    ]:
+        ended = RUNNER.invoke(app, ["run", *options, script], env=dict.fromkeys(OF_ONE_PROCESS))
+        assert ended.exit_code == 2, (options, ended.output)
+        assert problem in ended.stderr, options
+
+
+def test_a_step_of_slurm_is_found_unless_the_options_name_machines(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_JOB_ID": "5",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(name, value)
+    found = find_given(None, None, None, None, None)
+    assert found is not None
+    assert (found.form, found.index, found.chief) == ("SLURM", 1, "n1")
+    assert find_given(None, None, None, 2, None) is None
+    assert find_given(ResourceSpec.from_dict({"nodes": [{"address": "a"}]}), None, None, None, None) is None
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    assert find_given(None, None, None, None, None) is None, "a step of one task is no cluster"
+    alone = find_given(ResourceSpec.from_dict({"nodes": "given"}), None, None, None, None)
+    assert alone is not None
+    assert alone.count == 1

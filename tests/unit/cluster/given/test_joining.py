@@ -1,0 +1,221 @@
+"""Processes join a reception over real sockets, all within this one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pytest
+
+from autodist.cluster.given import follower as following
+from autodist.cluster.given.follower import Follower
+from autodist.cluster.given.form import Given
+from autodist.cluster.given.handshake import Welcome
+from autodist.cluster.given.reception import NEWS, Came, Failed, Listening, News, Order, Reception, Warned
+from autodist.cluster.given.roll import MOST_TRIES
+from autodist.cluster.passing import Ends
+from autodist.cluster.protocol import Line, Lost, decode, encode
+from autodist.cluster.script import Script
+from autodist.errors import ClusterError
+
+SECRET = "a secret of the run"
+SCRIPT = Script(("train.py",), "/", None)
+
+
+class Chief:
+    """A reception in threads of this process, and the chief's ends of its streams."""
+
+    def __init__(self, count: int, port: int, stays_open: bool = True) -> None:
+        ways = [tuple(os.pipe() for _ in range(3)) for _ in range(count - 1)]
+        self._theirs = [Ends.of(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in ways]
+        self.to = [os.fdopen(way[0][1], "wb") for way in ways]
+        self.of = [os.fdopen(way[1][0], "rb") for way in ways]
+        self.errors = [os.fdopen(way[2][0], "rb") for way in ways]
+        told, tell = os.pipe()
+        self.news: BinaryIO = os.fdopen(told, "rb")
+        self._tell: BinaryIO = os.fdopen(tell, "wb")
+        order = Order("127.0.0.1", port, count, SECRET, stays_open, 25.0, 3.0)
+        self._reception = Reception(order, self._theirs, self._tell)
+        self._thread = threading.Thread(target=self._reception.run)
+        self._thread.start()
+        assert isinstance(self.hears(), Listening)
+
+    def hears(self) -> News:
+        return NEWS.validate_json(self.news.readline())
+
+    def close(self) -> None:
+        for stream in self.to:
+            stream.close()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        for index in self._reception._roll.missing:
+            self._theirs[index - 1].close()
+            self._theirs[index - 1].incoming.close()
+        for other in (*self.of, *self.errors, self.news, self._tell):
+            other.close()
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture
+def chief(port: int) -> Iterator[Chief]:
+    with closing(Chief(3, port)) as made:
+        yield made
+
+
+def join(port: int, index: int, secret: str = SECRET, limit: float = 10, **about: Any) -> tuple[socket.socket, Welcome]:
+    given = Given("by hand", index, about.pop("count", 3), "127.0.0.1", port, **about)
+    return following.join(following.Order(given, SCRIPT, limit), {"AUTODIST_SECRET": secret})
+
+
+def test_who_knows_the_secret_is_let_in_and_heard(chief: Chief, port: int) -> None:
+    connection, welcome = join(port, 2)
+    with connection:
+        news = chief.hears()
+        assert isinstance(news, Came)
+        assert (news.arrival.hello.index, news.arrival.from_host) == (2, "127.0.0.1")
+        assert (welcome.silence_timeout, welcome.stop_timeout) == (25.0, 3.0)
+        connection.sendall(encode(Line("stdout", "it says")))
+        assert decode(chief.of[1].readline()) == Line("stdout", "it says")
+        chief.to[1].write(encode(Lost("the chief says")))
+        chief.to[1].flush()
+        with connection.makefile("rb") as lines:
+            assert decode(lines.readline()) == Lost("the chief says")
+
+
+def test_a_wrong_secret_is_refused_and_told_on_both_sides(chief: Chief, port: int) -> None:
+    with pytest.raises(ClusterError, match="refuses process 1: its secret is another than the chief's; give all"):
+        join(port, 1, "another secret of a run")
+    news = chief.hears()
+    assert isinstance(news, Warned)
+    assert news.text.startswith("a process at 127.0.0.1 was refused: its secret is another")
+
+
+def test_after_so_many_wrong_secrets_the_door_is_closed(chief: Chief, port: int) -> None:
+    for _ in range(MOST_TRIES):
+        with pytest.raises(ClusterError, match="its secret is another"):
+            join(port, 1, "another secret of a run")
+        assert isinstance(chief.hears(), Warned)
+    news = chief.hears()
+    assert isinstance(news, Failed)
+    assert f"{MOST_TRIES} times a process came with another secret" in news.problem
+    with pytest.raises(ClusterError, match="found no chief at 127.0.0.1"):
+        join(port, 1, limit=0.2)
+
+
+def test_a_second_process_with_the_same_index_is_refused_and_the_first_stays(chief: Chief, port: int) -> None:
+    first, _ = join(port, 1)
+    with first:
+        chief.hears()
+        with pytest.raises(ClusterError, match="its index, 1, is that of a process which came before"):
+            join(port, 1)
+        assert isinstance(chief.hears(), Warned)
+        first.sendall(encode(Line("stdout", "still here")))
+        assert decode(chief.of[0].readline()) == Line("stdout", "still here")
+
+
+def test_who_counts_otherwise_than_the_chief_is_refused(chief: Chief, port: int) -> None:
+    with pytest.raises(ClusterError, match="it counts 4 processes, the chief 3"):
+        join(port, 1, count=4)
+
+
+def test_who_leaves_before_all_have_come_is_named(chief: Chief, port: int) -> None:
+    connection, _ = join(port, 1)
+    chief.hears()
+    connection.close()
+    news = chief.hears()
+    assert isinstance(news, Failed)
+    assert "process 1 on" in news.problem
+    assert "left before all had come" in news.problem
+
+
+@pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n", b"x" * 100_000, b"\n"], ids=["HTTP", "long", "empty"])
+def test_somebody_else_who_connects_does_no_harm(chief: Chief, port: int, words: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.sendall(words)
+        stranger.shutdown(socket.SHUT_WR)
+        connection, _ = join(port, 1)
+        connection.close()
+
+
+def test_the_port_is_free_for_the_server_once_all_have_come(port: int) -> None:
+    with closing(Chief(2, port, stays_open=False)) as chief:
+        connection, _ = join(port, 1, count=2)
+        with connection:
+            assert isinstance(chief.hears(), Came)
+            with pytest.raises(ClusterError, match="found no chief at 127.0.0.1"):
+                join(port, 1, limit=0.2, count=2)
+            with socket.socket() as server:
+                server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                server.bind(("127.0.0.1", port))
+                server.listen()
+
+
+def test_who_comes_late_is_refused_where_the_port_is_nobody_elses(port: int) -> None:
+    with closing(Chief(2, port)) as chief:
+        connection, _ = join(port, 1, count=2)
+        with connection:
+            chief.hears()
+            with pytest.raises(ClusterError, match="is that of a process which came before"):
+                join(port, 1, count=2)
+
+
+def test_a_port_that_is_taken_is_told(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)):
+        read, write = os.pipe()
+        with os.fdopen(read, "rb") as news, os.fdopen(write, "wb") as tell:
+            Reception(Order("127.0.0.1", port, 2, SECRET, True, 25.0, 3.0), [], tell).run()
+            told = NEWS.validate_json(news.readline())
+    assert isinstance(told, Failed)
+    assert f"cannot meet at port {port} of this machine: Address already in use" in told.problem
+
+
+def test_without_a_chief_it_is_said_where_it_was_looked_for(port: int) -> None:
+    with pytest.raises(ClusterError, match=rf"Process 1 found no chief at 127.0.0.1, port {port}, within 0.2 s \("):
+        join(port, 1, limit=0.2)
+
+
+def test_a_chief_that_does_not_know_the_secret_is_none(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)) as impostor:
+
+        def answer() -> None:
+            connection, _ = impostor.accept()
+            with connection, connection.makefile("rb") as lines:
+                lines.readline()
+                connection.sendall(b'{"nonce":"x","kind":"Challenge"}\n')
+                lines.readline()
+                connection.sendall(b'{"digest":"x","silence_timeout":1,"stop_timeout":1,"kind":"Welcome"}\n')
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ClusterError, match="what listens there does not know the secret"):
+            join(port, 1)
+        thread.join(10)
+
+
+def test_a_secret_that_the_chief_has_not_left_is_told(
+    chief: Chief, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    order = following.Order(Given("SLURM", 1, 3, "127.0.0.1", port, job="slurm-1-0"), SCRIPT, 0.3)
+    with pytest.raises(ClusterError, match=r"the secret, which the chief leaves in .*slurm-1-0, is not there"):
+        following.join(order, {})
+
+
+def test_a_follower_that_was_told_why_nothing_starts_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        follower = Follower(theirs, SCRIPT, Welcome("", 25.0, 3.0))
+        ours.sendall(encode(Lost("the run did not start: process 2 of 3 did not come")))
+        follower.serve()
+        assert follower.status == 1
+    assert "autodist: the run did not start: process 2 of 3 did not come\n" in capsys.readouterr().err
