@@ -37,6 +37,34 @@ _UNREAD = Wiring(tf.compat.v1.GraphDef())
 
 
 @dataclass(frozen=True)
+class Replication:
+    """What came of replicating a step, for all that is done with it later.
+
+    Attributes:
+        stages: what runs once, as it was before; those nodes keep their names.
+        copied: captured nodes of which each replica has a copy of its own.
+        joins: what the replicas made and has to be combined, as far as it is not yet.
+        joined_gradients: the tensors that what runs once reads in place of the replicas' gradients.
+        keepers: for each variable that is owned, how its owner keeps it.
+        counts_examples: whether the step's last output is none of the script's, but above 0 if any worker has examples.
+        even_parts: that all replicas need equally many examples, and why; None where they do not.
+    """
+
+    stages: Stages
+    copied: frozenset[str] = frozenset()
+    joins: tuple[Join, ...] = ()
+    joined_gradients: frozenset[str] = frozenset()
+    keepers: Mapping[str, Keeper] = field(default_factory=dict)
+    counts_examples: bool = False
+    even_parts: EvenParts | None = None
+
+    @cached_property
+    def trained(self) -> dict[str, str]:
+        """For each tensor that stands for a gradient which has to be combined, its variable."""
+        return {t: j.variable for j in self.joins if j.variable is not None for t in j.result}
+
+
+@dataclass(frozen=True)
 class GraphItem:
     """A training step as it was captured: what one device would run.
 
@@ -54,9 +82,6 @@ class GraphItem:
         targets: nodes that run without being returned.
         spec_of: static shape and dtype of a tensor of the captured graph.
         origin_of: where the script has made a captured node.
-        joins: what the replicas made and has to be combined; empty until the step is replicated.
-        stages: what runs once, as it was when the step was replicated; those nodes keep their names.
-        joined_gradients: the tensors that what runs once reads in place of the replicas' gradients.
         owners: the worker that holds a variable (or a shard), by its name; every worker holds the others.
         cuts: how variables are cut, by the captured variable's name; `variables` has their shards in their place.
         flows: how the captured tensors depend on the batch, where a kernel has changed the graph since in ways that
@@ -64,7 +89,6 @@ class GraphItem:
         initializers: nodes that this worker runs once, before the first step that has them: what kernels keep between
             steps (the residual of a compressor, say) gets its first value. By a key that is the same in all programs
             that share the state, so that a second program does not set it again.
-        keepers: for each variable that is owned, how its owner keeps it; there once the step is replicated.
         served: nodes that the owner of stale variables runs once for every step, beside it.
         landed: nodes that end, run between two steps, once all is written that this worker's steps have asked for.
         copies: suffixes of a variable's name in the session under which every worker has copies of it.
@@ -74,9 +98,7 @@ class GraphItem:
             many examples there are in all.
         is_whole: whether each worker is to have the whole of what the step returns, rows of all workers in order, and
             nothing may be guessed: a step of which it is not known how it is that of one device is refused.
-        replicated: captured nodes of which each replica has a copy of its own, once the step is replicated.
-        counts_examples: whether the last of `outputs` is none of the script's, but above 0 if any worker has examples.
-        even_parts: that all replicas need equally many examples, and why; None where they do not.
+        replication: what came of replicating the step; None until it is, and where there is one replica alone.
         wiring: how the nodes of `graph_def` hang together; `replace` hands it on for as long as the graph is the same.
     """
 
@@ -91,23 +113,17 @@ class GraphItem:
     targets: tuple[str, ...] = ()
     spec_of: SpecOf = field(default=nothing_known, compare=False, repr=False)
     origin_of: Origins = field(default=no_origins, compare=False, repr=False)
-    joins: tuple[Join, ...] = ()
-    stages: Stages | None = None
-    joined_gradients: frozenset[str] = frozenset()
     owners: Mapping[str, int] = field(default_factory=dict)
     cuts: Mapping[str, Cut] = field(default_factory=dict)
     flows: Propagation | None = None
     initializers: Mapping[str, str] = field(default_factory=dict)
-    keepers: Mapping[str, Keeper] = field(default_factory=dict)
     served: tuple[str, ...] = ()
     landed: tuple[str, ...] = ()
     copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     jit_compile: bool = False
     is_global: bool = False
     is_whole: bool = False
-    replicated: frozenset[str] = frozenset()
-    counts_examples: bool = False
-    even_parts: EvenParts | None = None
+    replication: Replication | None = None
     wiring: Wiring = field(default=_UNREAD, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -49,6 +49,10 @@ class Stages:
     writes: tuple[str, ...]
     strays: frozenset[int] = frozenset()
 
+    def level_of(self, node: str) -> int:
+        """Which update stage a node belongs to, from 1."""
+        return self.levels.get(node, 1)
+
     def writes_before(self, node: str, handle: str) -> list[str]:
         """The writes of `handle` that are ordered before `node`, in topological order."""
         bits = self.before.get(node, 0)

@@ -16,15 +16,14 @@ def text_of_step(item: GraphItem, captured: GraphItem) -> str:
         item: the rewritten step.
         captured: the step of which it was made.
     """
+    keepers = item.replication.keepers if item.replication else {}
     return _text(
         {
             "runs": _runs(item),
             "inputs": [*_pairs(item.inputs), *(f"{name} has as many rows as {by}" for name, by in item.apart.items())],
             "variables": sorted(_variable(item, v) for v in item.variables),
             "placements": [_placement(item, v.name) for v in captured.variables],
-            "keepers": [
-                f"{name}: {k.owner}, {k.pace.value}, {k.staleness}" for name, k in sorted(item.keepers.items())
-            ],
+            "keepers": [f"{name}: {k.owner}, {k.pace.value}, {k.staleness}" for name, k in sorted(keepers.items())],
             **sections_of_graph(item.graph_def),
         }
     )
@@ -32,13 +31,14 @@ def text_of_step(item: GraphItem, captured: GraphItem) -> str:
 
 def text_of_notes(item: GraphItem) -> str:
     """What kernels know of a step that they have not rewritten to its end."""
+    made = item.replication
     return _text(
         {
             "gradients": [f"{g.variable}: {', '.join(g.tensors)} of call {g.call}" for g in item.gradients],
             "gradient calls": map(_call, item.gradient_calls),
             "whole sums": [f"{s.node}{' of ' + s.of if s.of else ''}" for s in item.whole_sums],
-            "joins": map(_join, item.joins),
-            "joined gradients": sorted(item.joined_gradients),
+            "joins": map(_join, made.joins if made else ()),
+            "joined gradients": sorted(made.joined_gradients if made else ()),
         }
     )
 
@@ -62,13 +62,14 @@ def _join(join: Join) -> str:
 
 def _runs(item: GraphItem) -> Iterator[str]:
     """What is returned, in its order, and what runs without being returned."""
-    yield f"returns {', '.join(item.outputs)}" + (", which counts examples" if item.counts_examples else "")
+    made = item.replication
+    yield f"returns {', '.join(item.outputs)}" + (", which counts examples" if made and made.counts_examples else "")
     yield from (f"target {name}" for name in sorted(item.targets))
     yield from (f"served {name}" for name in sorted(item.served))
     yield from (f"landed {name}" for name in sorted(item.landed))
     yield from (f"initially {key}: {name}" for key, name in sorted(item.initializers.items()))
-    if item.even_parts is not None:
-        yield f"needs even parts: {item.even_parts}"
+    if made is not None and made.even_parts is not None:
+        yield f"needs even parts: {made.even_parts}"
 
 
 def _pairs(mapping: Mapping[str, object]) -> Iterator[str]:

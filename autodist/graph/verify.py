@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.item import GraphItem
 from autodist.graph.names import tensor
+from autodist.graph.parts import Join
 
 
 def verify(item: GraphItem) -> None:
@@ -32,13 +33,17 @@ def verify(item: GraphItem) -> None:
     for use, name in _tensors(item):
         if tensor(name) not in found:
             raise RewriteError(f"{use} {name} is not in the step's graph")
-    for join in item.joins:
+    for join in _joins(item):
         dtype = found[tensor(join.local[-1])].dtype
         if dtype != join.dtype:
             raise RewriteError(f"the join {join.name} is of {join.dtype.name}, and the replicas' part of {dtype.name}")
-    if item.stages is None:  # later each replica has a part of what was captured
+    if item.replication is None:  # later each replica has a part of what was captured
         for made in found.values():
             _require_as_noted(item, made)
+
+
+def _joins(item: GraphItem) -> Sequence[Join]:
+    return item.replication.joins if item.replication else ()
 
 
 def _require_as_noted(item: GraphItem, made: tf.Tensor) -> None:
@@ -64,7 +69,7 @@ def _roots(item: GraphItem) -> Iterator[tuple[str, str]]:
 def _tensors(item: GraphItem) -> Iterator[tuple[str, str]]:
     yield from (("the input", name) for name in item.inputs)
     yield from (("the output", name) for name in item.outputs)
-    for join in item.joins:
+    for join in _joins(item):
         told = f"of the join {join.name}"
         yield from ((f"{told} the part", name) for name in join.local)
         yield from ((f"{told} the result", name) for name in join.result)

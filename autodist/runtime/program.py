@@ -59,8 +59,9 @@ class Program:
         self._make_run_with_options = lambda: host.callable_with_options(outputs, operations, feeds, collective)
         self._updates = updates
         self._gives_back = bool(item.gradients)
-        self._tells_of_examples = item.counts_examples
-        self._even, self._is_global = item.even_parts, item.is_global
+        self._tells_of_examples = item.replication is not None and item.replication.counts_examples
+        self._even = item.replication.even_parts if item.replication else None
+        self._is_global = item.is_global
         self._update = _callable_of(host, prefix, item.served)
         self.land = _callable_of(host, prefix, item.landed)
 

@@ -11,12 +11,11 @@ import tensorflow as tf
 from autodist.graph.devices import device_of
 from autodist.graph.effects import Effect
 from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem
+from autodist.graph.item import GraphItem, Replication
 from autodist.graph.keeper import Pace
 from autodist.graph.names import is_control, node_of
 from autodist.graph.order import topological
 from autodist.graph.parts import Join
-from autodist.graph.stages import Stages
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.clock import Clock
@@ -41,13 +40,16 @@ class AsynchronousServers(Kernel):
     name: ClassVar[str] = "asynchronous-servers"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        replication = item.replication
+        if replication is None:
+            return item
         kept = {
             item.by_name[name].handle: keeper.owner
-            for name, keeper in item.keepers.items() if keeper.pace is Pace.ASYNCHRONOUS
+            for name, keeper in replication.keepers.items() if keeper.pace is Pace.ASYNCHRONOUS
         }  # fmt: skip
-        if not kept or item.stages is None:
+        if not kept:
             return item
-        updates = _Updates(item, context, item.stages, kept)
+        updates = _Updates(item, replication, context, kept)
         return updates.run() if updates.writes else item
 
 
@@ -73,13 +75,14 @@ class _Lock:
 class _Updates:
     """The work of one `AsynchronousServers.apply`, in the order of `run`."""
 
-    def __init__(self, item: GraphItem, context: Context, stages: Stages, kept: Mapping[str, int]) -> None:
-        self.item, self.context, self.stages, self.kept = item, context, stages, kept
-        self.results = Results(item)
+    def __init__(self, item: GraphItem, replication: Replication, context: Context, kept: Mapping[str, int]) -> None:
+        self.item, self.context, self.kept = item, context, kept
+        self.stages, self.keepers = replication.stages, replication.keepers
+        self.results = Results(item, replication)
         self.editor = self.results.editor
         self.effects = {n: e for n, e in item.wiring.effects.items() if (e.reads | e.writes) & kept.keys()}
         self.writes = [name for name, effect in self.effects.items() if effect.writes & kept.keys()]
-        self.joins = [j for j in item.joins if j.variable and item.by_name[j.variable].handle in kept]
+        self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in kept]
         self.means: dict[str, Join] = {}
 
     def run(self) -> GraphItem:
@@ -119,15 +122,12 @@ class _Updates:
 
     # -- locks -----------------------------------------------------------------------------------------------------
 
-    def _level(self, name: str) -> int:
-        return self.stages.levels.get(name, 1)
-
     def _find_locks(self) -> list[_Lock]:
         """In the order in which they are taken: by stage, then by owner."""
         found: dict[tuple[int, int], _Lock] = {}
         for write in self.writes:
             owner = next(self.kept[h] for h in self.effects[write].writes if h in self.kept)
-            lock = found.setdefault((self._level(write), owner), _Lock(owner, self._level(write), []))
+            lock = found.setdefault((self.stages.level_of(write), owner), _Lock(owner, self.stages.level_of(write), []))
             lock.writes.append(write)
         ordered = [lock for _, lock in sorted(found.items())]
         taken: set[str] = set()
@@ -209,7 +209,7 @@ class _Updates:
     # -- time ------------------------------------------------------------------------------------------------------
 
     def _keep_time(self, unlocked: Iterable[str]) -> None:
-        bounded = {j.variable: self.item.keepers[j.variable].staleness for j in self.joins if j.variable}
+        bounded = {j.variable: self.keepers[j.variable].staleness for j in self.joins if j.variable}
         bounded = {name: staleness for name, staleness in bounded.items() if staleness}
         if not bounded:
             return

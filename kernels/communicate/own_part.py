@@ -149,13 +149,12 @@ def _in_rounds(item: GraphItem, transfers: Sequence[Transfer]) -> tuple[Transfer
 
 
 def _level(item: GraphItem, name: str) -> int:
-    return item.stages.levels.get(node_of(name), 1) if item.stages else 1
+    return item.replication.stages.level_of(node_of(name)) if item.replication else 1
 
 
 def _once(item: GraphItem) -> list[str]:
-    if item.stages is None:
-        return []
-    return sorted(item.stages.once, key=item.stages.order.__getitem__)
+    stages = item.replication and item.replication.stages
+    return sorted(stages.once, key=stages.order.__getitem__) if stages else []
 
 
 def _spec_of_result(join: Join, result: str) -> tf.TensorSpec:
@@ -165,8 +164,8 @@ def _spec_of_result(join: Join, result: str) -> tf.TensorSpec:
 
 def _holders(item: GraphItem, brought: Mapping[str, int]) -> dict[str, int]:
     """Who has the gradient behind each tensor that what runs once reads."""
-    gradients = (g for g in item.joined_gradients if g not in brought)
-    return {**dict.fromkeys(gradients, EVERY_WORKER), **brought}
+    joined = item.replication.joined_gradients if item.replication else frozenset()
+    return {**dict.fromkeys(joined, EVERY_WORKER), **brought}
 
 
 def _only_other(private: Mapping[str, Owners], name: str, me: int) -> int | None:

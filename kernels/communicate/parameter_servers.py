@@ -11,12 +11,11 @@ import tensorflow as tf
 
 from autodist.errors import FetchedElsewhereError
 from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem
+from autodist.graph.item import GraphItem, Replication
 from autodist.graph.keeper import Pace
 from autodist.graph.names import is_control, node_of
 from autodist.graph.parts import Join
 from autodist.graph.placement import EVERY_WORKER
-from autodist.graph.stages import Stages
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.communicate.exchange import Exchange
@@ -44,25 +43,25 @@ class ParameterServers(Kernel):
     name: ClassVar[str] = "parameter-servers"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        if not any(keeper.pace is Pace.SYNCHRONOUS for keeper in item.keepers.values()):
+        replication = item.replication
+        if replication is None or all(k.pace is not Pace.SYNCHRONOUS for k in replication.keepers.values()):
             return item
-        return _Servers(item, context).run()
+        return _Servers(item, replication, context).run()
 
 
 class _Servers:
     """The work of one `ParameterServers.apply`, in the order of `run`."""
 
-    def __init__(self, item: GraphItem, context: Context) -> None:
-        self.item, self.context = item, context
+    def __init__(self, item: GraphItem, replication: Replication, context: Context) -> None:
+        self.item, self.context, self.stages = item, context, replication.stages
         self.owner = {
             item.by_name[name].handle: keeper.owner
-            for name, keeper in item.keepers.items() if keeper.pace is Pace.SYNCHRONOUS
+            for name, keeper in replication.keepers.items() if keeper.pace is Pace.SYNCHRONOUS
         }  # fmt: skip
-        self.stages: Stages | None = item.stages
-        self.results = Results(item)
+        self.results = Results(item, replication)
         self.editor = self.results.editor
         self.effects = item.wiring.effects
-        self.joins = [j for j in item.joins if j.variable is not None and item.by_name[j.variable].handle in self.owner]
+        self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in self.owner]
         self.followers = self._find_followers()
 
     def run(self) -> GraphItem:
@@ -97,7 +96,7 @@ class _Servers:
         found: dict[str, list[str]] = {}
         for name, effect in self.effects.items():
             handles = effect.reads & self.owner.keys() - trained
-            if handles and not effect.writes and not self._runs_once(name):
+            if handles and not effect.writes and name not in self.stages.once:
                 if writes.isdisjoint(self.editor.ancestors([name])):
                     for handle in handles:
                         found.setdefault(handle, []).append(name)
@@ -152,8 +151,8 @@ class _Servers:
         handles = {self.item.by_name[j.variable].handle for j in joins if j.variable}
         reads = [
             name for name, effect in self.effects.items()
-            if effect.reads & handles and not effect.writes and not self._runs_once(name)
-            and self._level(name) <= first.level and not self._waits_for_a_write(name, handles)
+            if effect.reads & handles and not effect.writes and name not in self.stages.once
+            and self.stages.level_of(name) <= first.level and not self._waits_for_a_write(name, handles)
         ]  # fmt: skip
         for handle, early in self.followers.items():
             if self.owner[handle] == self._owner_of(first):
@@ -163,12 +162,6 @@ class _Servers:
     def _waits_for_a_write(self, name: str, handles: Collection[str]) -> bool:
         waits = (self.effects.get(node_of(i)) for i in self.editor[name].input if is_control(i))
         return any(effect is not None and effect.writes & set(handles) for effect in waits)
-
-    def _runs_once(self, name: str) -> bool:
-        return self.stages is not None and name in self.stages.once
-
-    def _level(self, name: str) -> int:
-        return self.stages.levels.get(name, 1) if self.stages else 1
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
@@ -193,7 +186,7 @@ class _Servers:
         for name in self._owned_writes(self.context.worker):
             for handle in self.effects[name].writes:
                 gradients = arrived.get(handle, ()) if handle not in self.followers else chain(*arrived.values())
-                ready = [node for level, node in gradients if level <= self._level(name)]
+                ready = [node for level, node in gradients if level <= self.stages.level_of(name)]
                 self.editor.add_control(name, ready)
 
     def _hand_out_tokens(self) -> None:

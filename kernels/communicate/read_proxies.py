@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.graph.editor import NodeDef
-from autodist.graph.item import GraphItem
+from autodist.graph.item import GraphItem, Replication
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Variable
-from autodist.graph.stages import Stages
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
@@ -34,17 +33,16 @@ class ReadProxies(Kernel):
     name: ClassVar[str] = "read-proxies"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        plan = context.plan
-        names = [name for name in item.keepers if plan.has_proxy(name)]
-        stages = item.stages
-        if not names or stages is None:
+        plan, replication = context.plan, item.replication
+        names = [name for name in replication.keepers if plan.has_proxy(name)] if replication else []
+        if replication is None or not names:
             return item
         item = replace(item, copies={**item.copies, **dict.fromkeys(names, (PROXY,))})
         if not context.computes:
             return item
-        work = _Proxies(item, context, stages)
+        work = _Proxies(item, replication, context)
         for name in names:
-            if item.keepers[name].is_free or item.keepers[name].owner != context.worker:
+            if replication.keepers[name].is_free or replication.keepers[name].owner != context.worker:
                 work.read_proxy(item.by_name[name])
         return work.editor.to_item()
 
@@ -52,12 +50,12 @@ class ReadProxies(Kernel):
 class _Proxies:
     """The edited step."""
 
-    def __init__(self, item: GraphItem, context: Context, stages: Stages) -> None:
-        self._item, self._context, self._stages = item, context, stages
+    def __init__(self, item: GraphItem, replication: Replication, context: Context) -> None:
+        self._item, self._context, self._stages = item, context, replication.stages
         self.editor = StepEditor(item)
         self._effects = item.wiring.effects
-        local = [t for join in item.joins for t in join.local]
-        self._compute = self.editor.ancestors([*local, *item.outputs], control=False) - stages.once
+        local = [t for join in replication.joins for t in join.local]
+        self._compute = self.editor.ancestors([*local, *item.outputs], control=False) - replication.stages.once
 
     def read_proxy(self, variable: Variable) -> None:
         """Lets the compute part read a variable's proxy, if this step updates the variable."""

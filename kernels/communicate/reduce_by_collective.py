@@ -57,18 +57,19 @@ class ReduceByCollective(Kernel):
     name: ClassVar[str] = "reduce-by-collective"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        plan = context.plan
-        if plan.collective is None or not item.joins:
+        plan, replication = context.plan, item.replication
+        if plan.collective is None or replication is None:
             return item
-        _require_types_that_travel(item.joins, plan.collective)
-        results = Results(item)
+        joins = replication.joins
+        _require_types_that_travel(joins, plan.collective)
+        results = Results(item, replication)
         group = _Group(context, plan.collective)
-        dense = [join for join in item.joins if not join.is_sparse]
+        dense = [join for join in joins if not join.is_sparse]
         buckets = make_buckets(dense, plan.group, self.bucket_bytes)
-        rows = [join for join in item.joins if join.is_sparse]
+        rows = [join for join in joins if join.is_sparse]
         # What a later stage reduces needs what an earlier one has reduced, and what a seed waits for comes before what
         # is made of it, in the order of the seeds; NCCL's one order has to agree with that.
-        position = {join.name: k for k, join in enumerate(item.joins)}
+        position = {join.name: k for k, join in enumerate(joins)}
         everything: list[Bucket | Join] = [*buckets, *rows]
         for work in sorted(everything, key=lambda work: _order(work, position)):
             if isinstance(work, Bucket):
@@ -76,7 +77,7 @@ class ReduceByCollective(Kernel):
             else:
                 _gather_rows(results, work, group)
         results.editor.run(group.effects)
-        return results.to_item(item.joins)
+        return results.to_item(joins)
 
 
 def _order(work: Bucket | Join, position: Mapping[str, int]) -> tuple[int, bool, int, int]:

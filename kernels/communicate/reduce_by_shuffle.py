@@ -44,11 +44,11 @@ class ReduceByShuffle(Kernel):
     name: ClassVar[str] = "reduce-by-shuffle"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        plan = context.plan
-        mine = [join for join in item.joins if plan.travels_by_shuffle(join)]
-        if not mine:
+        plan, replication = context.plan, item.replication
+        mine = [join for join in replication.joins if plan.travels_by_shuffle(join)] if replication else []
+        if replication is None or not mine:
             return item
-        results = Results(item)
+        results = Results(item, replication)
         stored_as = _names_in_session(item)
         for bucket, compressor in self._buckets(mine, plan):
             if compressor is None:

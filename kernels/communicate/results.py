@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from autodist.graph.item import GraphItem
+from autodist.graph.item import GraphItem, Replication
 from autodist.graph.parts import Join
 from autodist.graph.step_editor import StepEditor
 
@@ -13,13 +14,17 @@ from autodist.graph.step_editor import StepEditor
 class Results:
     """Collects what one synchronizer puts in the place of joins.
 
+    Args:
+        item: the step.
+        replication: its, or what it is to be.
+
     Attributes:
         editor: of the step.
     """
 
-    def __init__(self, item: GraphItem) -> None:
+    def __init__(self, item: GraphItem, replication: Replication) -> None:
         self.editor = StepEditor(item)
-        self._item = item
+        self._replication = replication
         self._given: dict[str, str] = {}
 
     def give(self, join: Join, tensors: Sequence[str]) -> None:
@@ -38,5 +43,6 @@ class Results:
         return self._given.get(name, name)
 
     def to_item(self, joins: Collection[Join], **changes: Any) -> GraphItem:
-        """The step in which `joins` are done; `changes` as for `StepEditor.to_item`."""
-        return self.editor.to_item(joins=tuple(join for join in self._item.joins if join not in joins), **changes)
+        """The step in which `joins` are done, with `changes` of its replication."""
+        left = tuple(join for join in self._replication.joins if join not in joins)
+        return self.editor.to_item(replication=replace(self._replication, joins=left, **changes))

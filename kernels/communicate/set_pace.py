@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.graph.fragment import fragment
-from autodist.graph.item import GraphItem
+from autodist.graph.item import GraphItem, Replication
 from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.parts import Join, JoinKind
 from autodist.kernels.base import Context, Kernel
@@ -41,25 +41,26 @@ class SetPace(Kernel):
     name: ClassVar[str] = "set-pace"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        if context.workers == 1 or not item.owners or item.stages is None:
+        replication = item.replication
+        if context.workers == 1 or not item.owners or replication is None:
             return item
-        keepers = find_keepers(item, item.stages, context.plan)
+        keepers = find_keepers(item, replication, context.plan)
         require_one_keeper_a_write(item, keepers)
         if any(keeper.is_free for keeper in keepers.values()):
-            require_written_by_updates(item, item.stages, keepers)
-            require_unmixed(item, item.stages, keepers)
-        item = replace(item, keepers=keepers)
-        return _keep_state(item, context) if runs_freely(item, keepers) else item
+            require_written_by_updates(item, replication, keepers)
+            require_unmixed(item, replication, keepers)
+        kept = replace(replication, keepers=keepers)
+        return _keep_state(item, kept, context) if runs_freely(kept, keepers) else replace(item, replication=kept)
 
 
-def _keep_state(item: GraphItem, context: Context) -> GraphItem:
-    own = [join for join in item.joins if join.kind is not JoinKind.GRADIENT]
-    _require_no_boundary(own, item.keepers)
-    _require_one_weight(own, item.keepers)
+def _keep_state(item: GraphItem, replication: Replication, context: Context) -> GraphItem:
+    own = [join for join in replication.joins if join.kind is not JoinKind.GRADIENT]
+    _require_no_boundary(own, replication.keepers)
+    _require_one_weight(own, replication.keepers)
     _require_no_sum(own)
     if own and context.worker == 0:
         _say_that_state_is_local()
-    results = Results(item)
+    results = Results(item, replication)
     for join in own:
         if join.name == EVEN_PARTS:
             _check_local_parts_alone(results, join, context)
@@ -67,7 +68,7 @@ def _keep_state(item: GraphItem, context: Context) -> GraphItem:
             _take_for_given(results, join)
         elif not context.computes:
             _have_nothing(results, join, item.outputs)
-    even = item.even_parts and replace(item.even_parts, is_own=True)
+    even = replication.even_parts and replace(replication.even_parts, is_own=True)
     return results.to_item(own, even_parts=even)
 
 

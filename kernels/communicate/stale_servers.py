@@ -11,11 +11,10 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from autodist.graph.fragment import Fragment, fragment
-from autodist.graph.item import GraphItem
+from autodist.graph.item import GraphItem, Replication
 from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.names import is_control, node_of
 from autodist.graph.parts import Join
-from autodist.graph.stages import Stages
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.communicate.exchange import Exchange
@@ -42,22 +41,23 @@ class StaleServers(Kernel):
     name: ClassVar[str] = "stale-servers"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        kept = {item.by_name[name].handle: keeper for name, keeper in item.keepers.items() if keeper.pace is Pace.STALE}
-        if not kept or item.stages is None:
+        replication = item.replication
+        stale = {name: k for name, k in replication.keepers.items() if k.pace is Pace.STALE} if replication else {}
+        if replication is None or not stale:
             return item
-        return _Apart(item, context, item.stages, kept).run()
+        return _Apart(item, replication, context, {item.by_name[name].handle: k for name, k in stale.items()}).run()
 
 
 class _Apart:
     """The work of one `StaleServers.apply`, in the order of `run`."""
 
-    def __init__(self, item: GraphItem, context: Context, stages: Stages, kept: dict[str, Keeper]) -> None:
-        self.item, self.context, self.stages, self.kept = item, context, stages, kept
+    def __init__(self, item: GraphItem, replication: Replication, context: Context, kept: dict[str, Keeper]) -> None:
+        self.item, self.context, self.stages, self.kept = item, context, replication.stages, kept
         self.owner = {handle: keeper.owner for handle, keeper in kept.items()}
-        self.results = Results(item)
+        self.results = Results(item, replication)
         self.editor = self.results.editor
         self.effects = item.wiring.effects
-        self.joins = [j for j in item.joins if j.variable and item.by_name[j.variable].handle in kept]
+        self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in kept]
         self.serving = Serving(item, context, self.editor, self.effects, self.owner, self.joins)
 
     def run(self) -> GraphItem:

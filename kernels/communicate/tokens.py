@@ -28,7 +28,7 @@ class Group:
 
 
 def group_writes(
-    item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[str, int], stages: Stages | None
+    item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[str, int], stages: Stages
 ) -> list[Group]:
     """The writes of owned variables (`owner`, by handle) by owner, stage and rank."""
     ranks = rank_writes(item, effects, owner)
@@ -36,7 +36,7 @@ def group_writes(
     for name, effect in effects.items():
         holders = {owner[h] for h in effect.writes if h in owner}
         if holders:
-            level = stages.levels.get(name, 1) if stages else 1
+            level = stages.level_of(name)
             together.setdefault((min(holders), level, ranks[name]), []).append(name)
     groups: list[Group] = []
     times: Counter[str] = Counter()

@@ -82,7 +82,7 @@ def _with_calls(item: GraphItem, regions: Iterable[Part]) -> GraphItem:
     editor = StepEditor(item)
 
     def short(_: int, name: str) -> str:
-        return name if item.stages is None else split_replica(name)[1]
+        return name if item.replication is None else split_replica(name)[1]
 
     for k, region in enumerate(regions):
         nodes = [editor[name] for name in (*region.copies, *region.nodes)]

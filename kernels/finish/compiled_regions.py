@@ -34,16 +34,17 @@ class PartOf:
     item: GraphItem
 
     def __call__(self, name: str) -> Key | None:
-        stages = self.item.stages
-        if stages is None:
+        replication = self.item.replication
+        if replication is None:
             return ("step",)
+        stages = replication.stages
         replica, own = split_replica(name)
         if own not in stages.order:
             return None
-        level = stages.levels.get(own, 1)
+        level = stages.level_of(own)
         if own in stages.once:
             return (UPDATE, level)
-        return (COMPUTE, replica, level) if own in self.item.replicated else (SHARED, level)
+        return (COMPUTE, replica, level) if own in replication.copied else (SHARED, level)
 
 
 def _copied(item: GraphItem) -> frozenset[str]:

@@ -7,17 +7,17 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from autodist.errors import StrategyError
-from autodist.graph.item import GraphItem
+from autodist.graph.item import GraphItem, Replication
 from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.placement import EVERY_WORKER, listed
-from autodist.graph.stages import Stages
 from autodist.kernels.place.assign_owners import computed_from, find_served
 from autodist.kernels.plan import Plan
 
 
-def find_keepers(item: GraphItem, stages: Stages, plan: Plan) -> dict[str, Keeper]:
+def find_keepers(item: GraphItem, replication: Replication, plan: Plan) -> dict[str, Keeper]:
     """How each owned variable of a replicated step is kept: a slot like the variables that it serves."""
+    stages = replication.stages
     asked = {name: plan.keeper(name) for name in item.by_name}
     owned = {name: owner for name, owner in item.owners.items() if name in item.by_name}
     free = [k for k in asked.values() if k is not None and k.is_free]
@@ -29,21 +29,20 @@ def find_keepers(item: GraphItem, stages: Stages, plan: Plan) -> dict[str, Keepe
         item.by_name[name].handle: EVERY_WORKER if keeper is None else distinct.index(keeper)
         for name, keeper in asked.items() if keeper is not None or name in mirrored
     }  # fmt: skip
-    gradients = {t: j.variable for j in item.joins if j.variable is not None for t in j.result}
     serves = find_served(item, stages, decided)
     found = {}
     for name, owner in owned.items():
         handle = item.by_name[name].handle
-        served = serves.get(handle) or computed_from(item, stages, decided, handle, gradients)
+        served = serves.get(handle) or computed_from(item, stages, decided, handle, replication.trained)
         like = [distinct[k] for k in sorted(served) if k != EVERY_WORKER]
         pace = Pace.ASYNCHRONOUS if plan.is_asynchronous else Pace.SYNCHRONOUS
         found[name] = asked[name] or (Keeper(owner, like[0].pace, like[0].staleness) if like else Keeper(owner, pace))
     return found
 
 
-def runs_freely(item: GraphItem, keepers: Mapping[str, Keeper]) -> bool:
+def runs_freely(replication: Replication, keepers: Mapping[str, Keeper]) -> bool:
     """Whether a step trains, and waits for none of the updates that it brings about."""
-    trained = [j.variable for j in item.joins if j.variable is not None]
+    trained = replication.trained.values()
     return bool(trained) and all(v in keepers and keepers[v].is_free for v in trained)
 
 
@@ -65,7 +64,7 @@ def require_one_keeper_a_write(item: GraphItem, keepers: Mapping[str, Keeper]) -
             )
 
 
-def require_written_by_updates(item: GraphItem, stages: Stages, keepers: Mapping[str, Keeper]) -> None:
+def require_written_by_updates(item: GraphItem, replication: Replication, keepers: Mapping[str, Keeper]) -> None:
     """Passes a step that writes no trained variable itself whose updates wait for no other worker.
 
     What a worker wrote there before it used it would undo the updates that came since it read the variable.
@@ -73,8 +72,8 @@ def require_written_by_updates(item: GraphItem, stages: Stages, keepers: Mapping
     Raises:
         StrategyError: names the variable and the operation.
     """
-    names = [j.variable for j in item.joins if j.variable is not None]
-    trained = {item.by_name[name].handle: name for name in names if name in keepers}
+    stages = replication.stages
+    trained = {item.by_name[name].handle: name for name in replication.trained.values() if name in keepers}
     for write in stages.state_writes:
         for handle in sorted(stages.effects[write].writes & trained.keys()):
             name = trained[handle]
@@ -86,13 +85,13 @@ def require_written_by_updates(item: GraphItem, stages: Stages, keepers: Mapping
                 )
 
 
-def require_unmixed(item: GraphItem, stages: Stages, keepers: Mapping[str, Keeper]) -> None:
+def require_unmixed(item: GraphItem, replication: Replication, keepers: Mapping[str, Keeper]) -> None:
     """Passes a step in which no update needs gradients that are combined at different times.
 
     Raises:
         StrategyError: names the variables and the operation where they meet.
     """
-    flow = _Flow(item, stages, keepers)
+    flow = _Flow(item, replication, keepers)
     for name in item.wiring.order:
         flow.visit(item.wiring.nodes[name])
 
@@ -100,16 +99,15 @@ def require_unmixed(item: GraphItem, stages: Stages, keepers: Mapping[str, Keepe
 class _Flow:
     """From which variables' gradients and values, one for each pace, the nodes of the updates are made."""
 
-    def __init__(self, item: GraphItem, stages: Stages, keepers: Mapping[str, Keeper]) -> None:
-        self._item, self._stages, self._keepers = item, stages, keepers
+    def __init__(self, item: GraphItem, replication: Replication, keepers: Mapping[str, Keeper]) -> None:
+        self._item, self._replication, self._keepers = item, replication, keepers
         self._effects = item.wiring.effects
-        self._gradients = {t: j.variable for j in item.joins if j.variable is not None for t in j.result}
         self._made_of: dict[str, Mapping[Pace, str]] = {}
         self._met_at: dict[str, tuple[str, str]] = {}
 
     def visit(self, node: tf.compat.v1.NodeDef) -> None:
         """Looks at a node whose inputs have been looked at."""
-        if node.name not in self._stages.once:
+        if node.name not in self._replication.stages.once:
             self._note(node, self._read_here(node.name))
             return
         found = self._read_here(node.name)
@@ -120,8 +118,8 @@ class _Flow:
             found |= self._made_of.get(source, {})
             if source in self._met_at:
                 self._met_at.setdefault(node.name, self._met_at[source])
-            if tensor(i) in self._gradients:
-                variable = self._gradients[tensor(i)]
+            if tensor(i) in self._replication.trained:
+                variable = self._replication.trained[tensor(i)]
                 found[self._pace(variable)] = variable
         self._note(node, found)
         written = self._effects[node.name].writes if node.name in self._effects else frozenset()
@@ -155,7 +153,7 @@ class _Flow:
         if variable in self._keepers:
             return
         for pace, source in found.items():
-            if pace is Pace.STALE or (pace is Pace.ASYNCHRONOUS and not runs_freely(self._item, self._keepers)):
+            if pace is Pace.STALE or (pace is Pace.ASYNCHRONOUS and not runs_freely(self._replication, self._keepers)):
                 raise StrategyError(
                     f"{variable} is kept by every worker and updated ({write}) from the gradient of {source} "
                     f"({pace.value}), which is not the same on all of them. Make {source} synchronous (sync: true, "

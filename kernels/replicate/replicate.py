@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
-from autodist.graph.item import GraphItem
+from autodist.graph.item import GraphItem, Replication
 from autodist.graph.names import is_control, node_of, replica_prefix
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import JoinKind
@@ -38,7 +38,7 @@ class Replicate(Kernel):
 
     The first local replica is the captured graph itself; another one's nodes stand under `autodist/replica_k/`, where k
     is the position among this worker's replicas. What no batch, weight or random draw reaches is computed once for all.
-    What has to be combined with other workers is noted in `GraphItem.joins`.
+    What has to be combined with other workers is noted in its `Replication`.
 
         x → f → g → update      becomes      x[:n] → f → g   ┐
                                              x[n:] → f'→ g'  ┴ add → update
@@ -95,13 +95,15 @@ class _Replication:
         self._run_all(clones)
         self.editor.run([*(c.write for c in changes), *joiner.checks])
         return self.editor.to_item(
-            counts_examples=some_examples is not None,
-            even_parts=joiner.even_parts,
             inputs={**self.item.inputs, **parts.given},
-            joins=tuple(joiner.joins),
-            stages=self.stages,
-            replicated=frozenset(clones[0]),
-            joined_gradients=frozenset(t for j in joiner.joins if j.kind is JoinKind.GRADIENT for t in j.result),
+            replication=Replication(
+                self.stages,
+                copied=frozenset(clones[0]),
+                joins=tuple(joiner.joins),
+                joined_gradients=frozenset(t for j in joiner.joins if j.kind is JoinKind.GRADIENT for t in j.result),
+                counts_examples=some_examples is not None,
+                even_parts=joiner.even_parts,
+            ),
         )
 
     def _free_constants(self) -> None:

@@ -40,20 +40,20 @@ class MergeRows(Kernel):
     name: ClassVar[str] = "merge-rows"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        joins = [j for j in item.joins if j.is_sparse and j.kind is JoinKind.GRADIENT]
-        if context.workers == 1 or not joins:
+        replication = item.replication
+        if context.workers == 1 or replication is None:
             return item
         editor = StepEditor(item)
         returned = frozenset(map(tensor, item.outputs))
         merged = {
-            join.name: _merge(editor, join) for join in joins
-            if returned.isdisjoint(join.result) and is_added_up(editor, *join.result)
+            join.name: _merge(editor, join) for join in replication.joins
+            if join.is_sparse and join.kind is JoinKind.GRADIENT
+            and returned.isdisjoint(join.result) and is_added_up(editor, *join.result)
         }  # fmt: skip
         if not merged:
             return item
-        return editor.to_item(
-            joins=tuple(replace(j, local=merged[j.name]) if j.name in merged else j for j in item.joins)
-        )
+        joins = tuple(replace(j, local=merged[j.name]) if j.name in merged else j for j in replication.joins)
+        return editor.to_item(replication=replace(replication, joins=joins))
 
 
 def _merge(editor: GraphEditor, join: Join) -> tuple[str, str]:

@@ -118,6 +118,7 @@ class _Watch:
     changed_by: set[str] = field(default_factory=set)
     joins: list[Join] = field(default_factory=list)
     _last: Mapping[str, object] = field(default_factory=dict)
+    _last_joins: tuple[Join, ...] = ()
 
     def __call__(self, kernel: str, item: GraphItem) -> None:
         now = {one.name: getattr(item, one.name) for one in fields(GraphItem) if one.compare}
@@ -125,9 +126,10 @@ class _Watch:
             self.changed_by.add(kernel)
         if kernel == WholeCotangents.name:
             self._try_rules(item)
-        if item.joins != self._last.get("joins"):
-            self.joins.extend(item.joins)
-        self._last = now
+        joins = item.replication.joins if item.replication else ()
+        if joins != self._last_joins:
+            self.joins.extend(joins)
+        self._last, self._last_joins = now, joins
 
     def _try_rules(self, item: GraphItem) -> None:
         for rule in RULES:  # one after the other, as the kernel that follows applies them

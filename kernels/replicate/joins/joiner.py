@@ -217,7 +217,7 @@ class Joiner:
 
     def level(self, name: str) -> int:
         """The stage in which a captured tensor is made."""
-        return self.stages.levels.get(node_of(name), 1)
+        return self.stages.level_of(node_of(name))
 
     def kept(self, f: Fragment, value: tf.Tensor, k: int, merge: Merge = Merge.ADD) -> tf.Tensor:
         """A local replica's value, or what changes nothing if it has no examples."""

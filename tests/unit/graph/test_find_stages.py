@@ -59,7 +59,7 @@ class Found:
         return node_of(self.item.outputs[position]) in self.stages.once
 
     def levels_of_writes(self):
-        return {name: self.stages.levels.get(w, 1) for w in self.stages.writes for name in self.names([w])}
+        return {name: self.stages.level_of(w) for w in self.stages.writes for name in self.names([w])}
 
 
 def dense_step(optimizer, *after):
@@ -279,5 +279,5 @@ def test_writes_before_a_node_are_told_in_order():
     second = next(w for w in found.stages.writes if found.names([w]) == {"maker"})
     critic = found.item.by_name["critic"].handle
     assert [found.names([w]) for w in found.stages.writes_before(second, critic)] in ([{"critic"}], [])
-    reads = [n for n, e in found.stages.effects.items() if critic in e.reads and found.stages.levels.get(n, 1) == 2]
+    reads = [n for n, e in found.stages.effects.items() if critic in e.reads and found.stages.level_of(n) == 2]
     assert all(len(found.stages.writes_before(r, critic)) == 1 for r in reads if not found.stages.effects[r].writes)

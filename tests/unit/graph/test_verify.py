@@ -12,6 +12,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.parts import Join, JoinKind
 from autodist.graph.verify import verify
 from tests.unit.graph.graph_text import from_text
+from tests.unit.graph.replications import replication
 
 GRAPH = from_text("""
     a = Placeholder()
@@ -20,11 +21,16 @@ GRAPH = from_text("""
     d = NoOp(^c)
 """)
 JOIN = Join("c/0", JoinKind.GRADIENT, ("b:0",), ("c:0",), None, 1, tf.float32, tf.TensorShape(None))
-STEP = GraphItem(GRAPH, inputs={"a:0": 0}, outputs=("c:0",), targets=("d",), initializers={"k": "d"}, joins=(JOIN,))
+STEP = GraphItem(GRAPH, inputs={"a:0": 0}, outputs=("c:0",), targets=("d",), initializers={"k": "d"})
+
+
+def _joining(join):
+    return {"replication": replication(joins=(join,))}
 
 
 def test_a_whole_step_passes():
     verify(STEP)
+    verify(replace(STEP, **_joining(JOIN)))
 
 
 @pytest.mark.parametrize(
@@ -37,10 +43,10 @@ def test_a_whole_step_passes():
         ({"inputs": {"e:0": 0}}, "the input e:0 is not"),
         ({"outputs": ("c:1",)}, "the output c:1 is not"),
         ({"outputs": ("d:0",)}, "the output d:0 is not"),
-        ({"joins": (replace(JOIN, local=("e:0",)),)}, "of the join c/0 the part e:0 is not"),
-        ({"joins": (replace(JOIN, result=("e:0",)),)}, "of the join c/0 the result e:0 is not"),
-        ({"joins": (replace(JOIN, weight="e:0"),)}, "of the join c/0 the weight e:0 is not"),
-        ({"joins": (replace(JOIN, dtype=tf.float64),)}, "is of float64, and the replicas' part of float32"),
+        (_joining(replace(JOIN, local=("e:0",))), "of the join c/0 the part e:0 is not"),
+        (_joining(replace(JOIN, result=("e:0",))), "of the join c/0 the result e:0 is not"),
+        (_joining(replace(JOIN, weight="e:0")), "of the join c/0 the weight e:0 is not"),
+        (_joining(replace(JOIN, dtype=tf.float64)), "is of float64, and the replicas' part of float32"),
         ({"graph_def": from_text("a = Placeholder()\nc = Neg(b)")}, "TensorFlow does not take"),
         ({"spec_of": {"b:0": tf.TensorSpec(None, tf.int32)}.__getitem__}, "b:0 is noted as int32.*makes float32"),
     ],

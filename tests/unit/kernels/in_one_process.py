@@ -223,7 +223,7 @@ class Session:
 
 def returned_by(item: GraphItem) -> list[str]:
     """The outputs that are the script's."""
-    return list(item.outputs[:-1] if item.counts_examples else item.outputs)
+    return list(item.outputs[:-1] if item.replication and item.replication.counts_examples else item.outputs)
 
 
 def in_shards(values: Values, cuts: Mapping[str, Cut]) -> Values:

@@ -76,7 +76,7 @@ def test_sums_of_one_layer_travel_together() -> None:
     captured = capture(step, *data[0])
     before = KERNELS[: next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, ReduceByShuffle))]
     item = rewrite(captured.item, Context(plan(captured.item, 2), 0), kernels=before)
-    joins = [join for join in item.joins if join.kind is JoinKind.WHOLE]
+    joins = [join for join in item.replication.joins if join.kind is JoinKind.WHOLE]
     assert len(joins) == 3 * 3 + 3 * 2  # sums, sums of squares and counts; of counts there is no gradient
     assert len(make_buckets(joins, lambda join: None)) == 2 * 3
 

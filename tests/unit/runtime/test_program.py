@@ -13,6 +13,7 @@ from autodist.runtime import program as module
 from autodist.runtime.host import Host
 from autodist.runtime.program import Program
 from autodist.runtime.updates import Updates
+from tests.unit.graph.replications import replication
 
 
 @pytest.fixture
@@ -46,7 +47,11 @@ def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(host
         check = tf.debugging.Assert(tf.reduce_all(x > 0), [UNEVEN, tf.constant(6, tf.int64)])
     even = EvenParts("loss:0", "node 'det' (MatrixDeterminant): why", 6, 2, is_own)
     item = GraphItem(
-        graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",), targets=(check.name,), even_parts=even
+        graph.as_graph_def(),
+        inputs={"x:0": None},
+        outputs=("y:0",),
+        targets=(check.name,),
+        replication=replication(even_parts=even),
     )
     step = Program(host, item, ["x:0"], Updates(lambda failure: failure))
     step.run([np.ones(2, np.float32)], 4)
@@ -62,7 +67,9 @@ def test_a_step_that_needs_even_parts_leaves_other_failures_as_they_are(host):
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.debugging.check_numerics(x, "not finite", name="y")
     even = EvenParts("loss:0", "why", 2, 2)
-    item = GraphItem(graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",), even_parts=even)
+    item = GraphItem(
+        graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",), replication=replication(even_parts=even)
+    )
     step = Program(host, item, ["x:0"], Updates(lambda failure: failure))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
         step.run([np.full(2, np.nan, np.float32)], 2)

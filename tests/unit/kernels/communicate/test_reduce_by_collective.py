@@ -17,6 +17,7 @@ from autodist.kernels.base import Context
 from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective, padded_lengths
 from autodist.proto import strategy_pb2
 from autodist.runtime.batches import share_of, take
+from tests.unit.graph.replications import replication
 from tests.unit.kernels.in_one_process import capture, one_device, plan, returned_by, rewritten
 
 Spec = strategy_pb2.AllReduce
@@ -124,7 +125,7 @@ def test_a_step_by_shuffle_is_left_as_it_is():
     captured = capture(make_step(), words(4))
     context = Context(plan(captured.item, 2), 0)
     join = Join("j", JoinKind.STATE, ("a:0",), ("b:0",), None, 1, tf.float32, tf.TensorShape([]))
-    item = GraphItem(tf.compat.v1.GraphDef(), joins=(join,))
+    item = GraphItem(tf.compat.v1.GraphDef(), replication=replication(joins=(join,)))
     assert ReduceByCollective().apply(item, context) is item
 
 
@@ -133,7 +134,7 @@ def test_no_queue_is_left_and_all_nodes_stand_on_their_own_worker():
     for worker, item in enumerate(rewritten(captured, by(Spec.RING, captured))):
         assert not [n.name for n in item.graph_def.node if "Queue" in n.op or "Accumulator" in n.op]
         assert {tf.DeviceSpec.from_string(n.device).task for n in item.graph_def.node} == {worker}
-        assert item.joins == ()
+        assert item.replication.joins == ()
         assert set(collectives(item)) <= set(item.targets)
 
 
@@ -164,7 +165,7 @@ def reduced_alone(weight):
         "kernel/0", JoinKind.GRADIENT, ("local:0",), ("result:0",), weight, 1, tf.float64, tf.TensorShape([2]),
         variable="kernel", weight_dtype=weight and tf.float64,
     )  # fmt: skip
-    item = GraphItem(graph.as_graph_def(), joins=(join,))
+    item = GraphItem(graph.as_graph_def(), replication=replication(joins=(join,)))
     return ReduceByCollective().apply(item, Context(by(Spec.RING, captured), 0))
 
 
@@ -206,7 +207,7 @@ def test_a_type_that_collectives_do_not_know_is_refused():
     context = Context(by(Spec.RING, captured), 0)
     join = Join("state/z", JoinKind.STATE, ("a:0",), ("b:0",), None, 1, tf.complex64, tf.TensorShape([2]))
     with pytest.raises(StrategyError, match="state/z is complex64.*SHUFFLE in place of RING"):
-        ReduceByCollective().apply(GraphItem(tf.compat.v1.GraphDef(), joins=(join,)), context)
+        ReduceByCollective().apply(GraphItem(tf.compat.v1.GraphDef(), replication=replication(joins=(join,))), context)
 
 
 def test_padded_lengths_waste_at_most_a_quarter_and_reach_all_sizes():

@@ -31,7 +31,11 @@ def merged(item, context):
     """The names of the joins whose rows the kernel merged."""
     found = MergeRows().apply(item, context)
     assert_imports(found.graph_def)
-    return [old.name for old, new in zip(item.joins, found.joins, strict=True) if old.local != new.local]
+    return [
+        old.name
+        for old, new in zip(item.replication.joins, found.replication.joins, strict=True)
+        if old.local != new.local
+    ]
 
 
 def test_nothing_travels_on_one_worker():
@@ -66,13 +70,13 @@ def test_rows_that_are_scaled_and_added_are_merged(optimizer):
 )
 def test_rows_on_which_something_depends_one_by_one_are_not(optimizer):
     item, context = joined(optimizer[1]())
-    assert [join.name for join in item.joins if join.is_sparse] == ["table/0"]
+    assert [join.name for join in item.replication.joins if join.is_sparse] == ["table/0"]
     assert MergeRows().apply(item, context) is item
 
 
 def test_a_join_that_the_step_returns_is_not_merged():
     item, context = joined(keras.optimizers.SGD(0.1))
-    (join,) = (join for join in item.joins if join.is_sparse)
+    (join,) = (join for join in item.replication.joins if join.is_sparse)
     returned = replace(item, outputs=(*item.outputs, join.result[0]))
     assert MergeRows().apply(returned, context) is returned
 
