@@ -48,7 +48,7 @@ class Host:
         if not self._target:
             return self
         if self._beside is None:
-            self._beside = Host(self._target, self._config)
+            self._beside = Host(self._target, _as_it_stands(self._config))
         return self._beside
 
     def add(self, graph_def: tf.compat.v1.GraphDef) -> str:
@@ -141,6 +141,15 @@ class Host:
         if not self._closed:
             self._closed = True
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
+
+
+def _as_it_stands(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:
+    """For graphs that run a few times each: making them better takes longer than they do."""
+    changed = tf.compat.v1.ConfigProto()
+    changed.CopyFrom(config)
+    changed.graph_options.rewrite_options.disable_meta_optimizer = True
+    changed.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
+    return changed
 
 
 def _options(has_collectives: bool) -> tf.compat.v1.RunOptions:

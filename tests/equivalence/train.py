@@ -8,6 +8,7 @@ Each worker leaves `PROGRAM.INDEX.npz`. With `--cores N` the machine seems to ha
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--unseeded", action="store_true", help="set no seed anywhere")
     parser.add_argument("programs", nargs="+")
     arguments = parser.parse_args()
+    gc.freeze()  # what was imported stays, and is not gone through with each program
     keras.config.set_floatx("float64")
     if arguments.cores is not None:
         _pretend_cores(arguments.cores)

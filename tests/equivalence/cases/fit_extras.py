@@ -132,7 +132,7 @@ def fit_masked_lstm(ad: Trainer) -> Results:
             ]
         )
         net.compile(keras.optimizers.SGD(0.1, momentum=0.9), make_loss(), metrics=["accuracy"])
-        history = net.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0)
+        history = net.fit(x, y, validation_data=(x[7:], y[7:]), batch_size=20, epochs=2, shuffle=False, verbose=0)
     return values_after_fit(net, history)
 
 
