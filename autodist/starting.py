@@ -113,9 +113,11 @@ class Starting:
             self.coordinator.start(self._payload)
             self._start_up.has_done("started %s", some_of([worker.name for worker in self._spec.workers[1:]]))
         except BaseException as error:  # noqa: BLE001 - all of it belongs to the script
+            if self._is_ended:
+                return  # which is all that went wrong
             self._error = error
-            if not self._is_awaited and not self._is_ended and isinstance(error, AutoDistError):
-                log.error("%s\nThe script is told so at its next use of AutoDist.", error)
+            if not self._is_awaited and isinstance(error, AutoDistError):
+                log.error("%s\nThe script is told so at its next use of AutoDist, or at its end.", error)
 
 
 def some_of(names: list[str]) -> str:

@@ -42,6 +42,7 @@ class Coordinator:
 
     def abort(self, reason: str, is_failure: bool = True) -> None:
         self.did.append(f"aborted: {reason}")
+        self.fault = ClusterError("the run was ended")
         self.may_prepare.set()
 
 
@@ -81,11 +82,19 @@ def test_what_keeps_workers_from_starting_is_told_at_once_and_raised_in_the_scri
     one = begin()
     one.coordinator.may_prepare.set()
     one._thread.join(10)
-    assert caplog.messages == ["no machine there\nThe script is told so at its next use of AutoDist."]
+    assert caplog.messages == ["no machine there\nThe script is told so at its next use of AutoDist, or at its end."]
     for use in (one.check, one.wait):
         with pytest.raises(ClusterError, match="no machine there"):
             use()
     assert one.coordinator.did == []
+
+
+def test_nothing_is_wrong_where_the_script_ends_before_the_others_are_reached() -> None:
+    one = begin()
+    one.abort("the script has ended without a step", is_failure=False)
+    one.check()
+    assert one.coordinator.did == ["aborted: the script has ended without a step"]
+    assert not one._thread.is_alive()
 
 
 def test_a_second_autodist_for_the_same_machines_has_the_workers_of_the_first() -> None:
