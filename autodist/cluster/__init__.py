@@ -9,6 +9,8 @@ worker's side of the run.
     Coordinator ── Channel ── agent ── guard ── the same script: Member
                  (local pipe or SSH)
 
+Where a scheduler has started all processes, `given` has them meet, and each is the agent of its own worker.
+
 This file imports nothing, since the agent and the guard start through it and have to be light: import what you need
 from its module (`autodist.cluster.coordinator`, `.member`, `.servers`).
 """

@@ -68,7 +68,7 @@ def warn_if_alone() -> None:
         return  # a variable that nobody has asked for
     if given is not None and (given.count or 2) > 1 and MET not in os.environ:
         _log.warning(
-            "this is process %d%s by %s, and it trains without the others: say `nodes: given` in the YAML, or start "
+            "this is process %d%s (%s), and it trains without the others: say `nodes: given` in the YAML, or start "
             "it by `autodist run`, and they train together.",
             given.index, f" of {given.count}" if given.count else "", given.form,
         )  # fmt: skip

@@ -50,7 +50,7 @@ class Meeting:
     def __init__(self, given: Given, limits: Timeouts, environment: MutableMapping[str, str]) -> None:
         assert given.index == 0 and given.count is not None, "the chief's is"
         self._given, self._limits, self._count = given, limits, given.count
-        self._source = SecretSource.of(given, environment)
+        self._source = SecretSource.of(given, environment) if given.count > 1 else None
         self._channels: tuple[Channel, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
         self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
@@ -75,7 +75,8 @@ class Meeting:
             self.close(f"the run did not start: {error}")
             raise
         finally:
-            self._source.forget()
+            if self._source is not None:
+                self._source.forget()
         atexit.register(self.close, "the chief's script ended before it started anything")
         return self._machines
 
@@ -113,17 +114,17 @@ class Meeting:
             self._process.wait()
 
     def _meet(self, own: Hello, replicas: int | None) -> Machines:
-        if self._count > 1:
-            self._open_reception()
+        if self._source is not None:
+            self._open_reception(self._source.make().decode())
             self._wait_for_all()
         return machines_of(own, list(self._arrivals.values()), replicas, self._given.addresses)
 
-    def _open_reception(self) -> None:
+    def _open_reception(self, secret: str) -> None:
         given = self._given
         # TensorFlow's server takes the port over where the environment says that it is the chief's.
         order = Order(
-            _host_to_listen_on(given.chief), given.port, self._count, self._source.make().decode(),
-            not given.addresses, self._limits.silence_timeout, self._limits.stop_timeout,
+            _host_to_listen_on(given.chief), given.port, self._count, secret, not given.addresses,
+            self._limits.silence_timeout, self._limits.stop_timeout,
         )  # fmt: skip
         module = "autodist.cluster.given.reception"
         self._process, self._channels = start_between(module, self._count - 1, asdict(order), stdout=subprocess.PIPE)
