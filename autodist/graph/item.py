@@ -42,7 +42,8 @@ class Replication:
 
     Attributes:
         stages: what runs once, as it was before; those nodes keep their names.
-        copied: captured nodes of which each replica has a copy of its own.
+        copies: for each node that a replica has of its own, which of this worker's replicas it is for, and its captured
+            name; the first one's keep their names.
         joins: what the replicas made and has to be combined, as far as it is not yet.
         joined_gradients: the tensors that what runs once reads in place of the replicas' gradients.
         keepers: for each variable that is owned, how its owner keeps it.
@@ -51,7 +52,7 @@ class Replication:
     """
 
     stages: Stages
-    copied: frozenset[str] = frozenset()
+    copies: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     joins: tuple[Join, ...] = ()
     joined_gradients: frozenset[str] = frozenset()
     keepers: Mapping[str, Keeper] = field(default_factory=dict)
@@ -133,6 +134,11 @@ class GraphItem:
     def with_graph(self, graph_def: tf.compat.v1.GraphDef) -> GraphItem:
         """The same step with another graph; the original is left unchanged."""
         return replace(self, graph_def=graph_def)
+
+    def replica_of(self, node: str) -> tuple[int, str]:
+        """Which of this worker's replicas a node is for, and its captured name; for what all share, the first."""
+        shared = 0, node
+        return self.replication.copies.get(node, shared) if self.replication else shared
 
     def placement(self, variable: str) -> Placement:
         """Where the value of a captured variable lies, once owners are assigned."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 
 _remembered = functools.lru_cache(maxsize=1 << 17)
 """Kernels ask for the parts of the same few names again and again."""
@@ -44,21 +43,3 @@ def output_index(spelling: str) -> int:
 def as_input(tensor_name: str) -> str:
     """How a NodeDef spells a tensor: the first output without its index."""
     return tensor_name[:-2] if tensor_name.endswith(":0") else tensor_name
-
-
-_COPY = re.compile(r"autodist/replica_(\d+)/")
-
-
-def replica_prefix(position: int) -> str:
-    """What stands before the names of the copies that a replica has of captured nodes."""
-    return f"autodist/replica_{position}/"
-
-
-def split_replica(name: str) -> tuple[int, str]:
-    """Which of this worker's replicas a node is for, and its captured name; the first one's keep their names.
-
-    >>> split_replica("autodist/replica_1/dense/MatMul"), split_replica("replica_1/MatMul")
-    ((1, 'dense/MatMul'), (0, 'replica_1/MatMul'))
-    """
-    copy = _COPY.match(name)
-    return (int(copy[1]), name[copy.end() :]) if copy else (0, name)

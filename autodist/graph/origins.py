@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.graph.names import node_of, split_replica
+from autodist.graph.names import node_of
 
 Origins = Callable[[str], str | None]
 """By the name of a captured node, "train.py:12" where it was made; None where that is not known."""
@@ -37,7 +37,7 @@ def note_origins(graph: tf.Graph, nodes: Iterable[str]) -> Origins:
     """
     wanted = set(nodes)
     lines = {operation.name: line_of(operation) for operation in graph.get_operations() if operation.name in wanted}
-    return lambda name: lines.get(split_replica(name)[1])
+    return lines.get
 
 
 def line_of(operation: tf.Operation) -> str | None:

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import is_in_jit_scope
-from autodist.graph.names import node_of, split_replica
+from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.split import Part
 from autodist.graph.step_editor import StepEditor
@@ -82,7 +82,7 @@ def _with_calls(item: GraphItem, regions: Iterable[Part]) -> GraphItem:
     editor = StepEditor(item)
 
     def short(_: int, name: str) -> str:
-        return name if item.replication is None else split_replica(name)[1]
+        return item.replica_of(name)[1]
 
     for k, region in enumerate(regions):
         nodes = [editor[name] for name in (*region.copies, *region.nodes)]
@@ -97,7 +97,7 @@ def _tell_what_is_left(item: GraphItem, context: Context, asked: Callable[[str],
     left = Counter(
         node.op for name, node in item.wiring.nodes.items()
         if node.op not in _NEEDS_NO_COMPILER and asked(name) and part_of(name) is not None
-        and not split_replica(name)[0] and not compilable.can_compile(node)
+        and not item.replica_of(name)[0] and not compilable.can_compile(node)
     )  # fmt: skip
     if left and context.worker == 0:
         told = ", ".join(f"{op} ({count})" if count > 1 else op for op, count in sorted(left.items()))

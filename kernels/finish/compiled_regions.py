@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from autodist.graph.item import GraphItem
-from autodist.graph.names import node_of, split_replica
+from autodist.graph.names import node_of
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of, types_of_inputs
 from autodist.graph.ops import Trait, having
 from autodist.graph.placement import EVERY_WORKER
@@ -38,13 +38,13 @@ class PartOf:
         if replication is None:
             return ("step",)
         stages = replication.stages
-        replica, own = split_replica(name)
+        replica, own = self.item.replica_of(name)
         if own not in stages.order:
             return None
         level = stages.level_of(own)
         if own in stages.once:
             return (UPDATE, level)
-        return (COMPUTE, replica, level) if own in replication.copied else (SHARED, level)
+        return (COMPUTE, replica, level) if own in replication.copies else (SHARED, level)
 
 
 def _copied(item: GraphItem) -> frozenset[str]:

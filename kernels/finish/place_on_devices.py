@@ -11,7 +11,6 @@ import tensorflow as tf
 from autodist.graph.devices import device_of
 from autodist.graph.editor import NodeDef
 from autodist.graph.item import GraphItem
-from autodist.graph.names import split_replica
 from autodist.kernels.base import Context, Kernel
 
 
@@ -32,7 +31,7 @@ class PlaceOnDevices(Kernel):
         known: dict[tuple[str, str], str] = {}
         nodes = dict(zip(item.wiring.nodes, placed.node, strict=True))
         for name, node in nodes.items():
-            key = (node.device, _replica_device(name, devices))
+            key = (node.device, _replica_device(item, name, devices))
             if key not in known:
                 known[key] = _device(*key, context)
             node.device = known[key]
@@ -65,6 +64,6 @@ def _stay_with_variables(item: GraphItem, nodes: Mapping[str, NodeDef], context:
             nodes[name].device = homes[taken]
 
 
-def _replica_device(name: str, devices: list[str]) -> str:
-    position, _ = split_replica(name)
+def _replica_device(item: GraphItem, name: str, devices: list[str]) -> str:
+    position, _ = item.replica_of(name)
     return devices[position if position < len(devices) else 0]

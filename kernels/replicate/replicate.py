@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem, Replication
-from autodist.graph.names import is_control, node_of, replica_prefix
+from autodist.graph.names import is_control, node_of
 from autodist.graph.ops import Trait, having
+from autodist.graph.origins import Origins
 from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Propagation
 from autodist.graph.seeds import varying_seeds
@@ -94,11 +96,13 @@ class _Replication:
         self.editor.run_no_more(w for w in self.stages.state_writes if w in varying)  # they became values
         self._run_all(clones)
         self.editor.run([*(c.write for c in changes), *joiner.checks])
+        copies = {copy: (k, name) for k, renamed in enumerate(clones) for name, copy in renamed.items()}
         return self.editor.to_item(
+            origin_of=_origins_of_copies(self.item.origin_of, copies),
             inputs={**self.item.inputs, **parts.given},
             replication=Replication(
                 self.stages,
-                copied=frozenset(clones[0]),
+                copies=copies,
                 joins=tuple(joiner.joins),
                 joined_gradients=frozenset(t for j in joiner.joins if j.kind is JoinKind.GRADIENT for t in j.result),
                 counts_examples=some_examples is not None,
@@ -114,7 +118,9 @@ class _Replication:
         """For each local replica what its copies are called; the first one's keep their names."""
         names = [name for name in self.editor.names if name in varying]
         count = len(self.context.copied_replicas)
-        return [{name: name for name in names}] + [self.editor.clone(names, replica_prefix(k)) for k in range(1, count)]
+        return [{name: name for name in names}] + [
+            self.editor.clone(names, f"autodist/replica_{k}/") for k in range(1, count)
+        ]
 
     def _vary_draws(self, clones: list[dict[str, str]], offsets: list[str]) -> None:
         for renamed, replica in zip(clones, self.context.copied_replicas, strict=True):
@@ -145,3 +151,8 @@ class _Replication:
         for name in self.editor.targets:
             if name in clones[0]:
                 self.editor.run_instead(name, [renamed[name] for renamed in clones])
+
+
+def _origins_of_copies(origin_of: Origins, copies: Mapping[str, tuple[int, str]]) -> Origins:
+    """A copy is made where the captured node was."""
+    return lambda name: origin_of(copies[name][1] if name in copies else name)
