@@ -53,6 +53,8 @@ from autodist.session_requests import (
 
 log = logging.getLogger("autodist")
 
+_PULLS = having(Trait.ITERATOR_GET | Trait.QUEUE_GET)
+
 _COUNT = itertools.count()
 """Sessions of this process; all workers make theirs in the same order."""
 
@@ -422,7 +424,7 @@ class DistributedSession(SessionInterface):
         )[0]  # fmt: skip
 
     def _require_fed_data(self, item: GraphItem) -> None:
-        pulling = [node.name for node in item.graph_def.node if node.op in having(Trait.ITERATOR_GET | Trait.QUEUE_GET)]
+        pulling = [node.name for node in item.graph_def.node if node.op in _PULLS]
         if pulling and len(self._run.spec.replicas) > 1:
             raise CaptureError(
                 f"the graph takes its data from a queue or from an iterator's optional elements ({pulling[0]}), whose "

@@ -14,6 +14,8 @@ from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.wiring import Wiring
 
+_TELLS, _ENTRANCES = having(Trait.TELLS), having(Trait.ENTER | Trait.SWITCH)
+
 
 @dataclass(frozen=True)
 class BuiltStep:
@@ -41,7 +43,7 @@ def build_step(graph: tf.Graph, function: Callable[[], Any]) -> BuiltStep:
     initial = GraphEditor(wiring.graph_def, wiring).ancestors(initializers_of(graph).values())
     own = [op for op in made if op.name not in initial]
     writes = [op for op in own if op.name in wiring.effects and wiring.effects[op.name].writes]
-    checks = [op for op in own if op.type in having(Trait.TELLS)]
+    checks = [op for op in own if op.type in _TELLS]
     effects = tuple(op for op in (*writes, *checks) if graph.is_fetchable(op))
     return BuiltStep(outputs, effects, _order(wiring, [op.name for op in own]))
 
@@ -68,4 +70,4 @@ def _order(wiring: Wiring, made: Collection[str]) -> dict[str, list[str]]:
 def _takes_handles(wiring: Wiring, name: str) -> bool:
     """Whether it takes variables' handles as they are; within a loop or branch of TensorFlow 1 they are passed on."""
     sources = [wiring.nodes[node_of(i)] for i in wiring.nodes[name].input]
-    return not any(source.op in having(Trait.ENTER | Trait.SWITCH) for source in sources)
+    return not any(source.op in _ENTRANCES for source in sources)

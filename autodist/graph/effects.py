@@ -12,6 +12,7 @@ from autodist.graph.ops import Trait, having
 
 READS = having(Trait.READ)
 QUERIES = having(Trait.QUERY)
+_BRANCHES = having(Trait.BRANCH)
 
 PASSES = having(Trait.SAME | Trait.ENTER | Trait.SWITCH)
 """They pass a handle on as it is."""
@@ -100,7 +101,7 @@ class Effects:
     def _called(node: tf.compat.v1.NodeDef) -> list[tuple[str, int]] | None:
         """The functions that a node calls, each with how many inputs come before its arguments."""
         found = []
-        shift = 1 if node.op in having(Trait.BRANCH) else 0
+        shift = 1 if node.op in _BRANCHES else 0
         for value in node.attr.values():
             if value.HasField("func"):
                 found.append((value.func.name, shift))

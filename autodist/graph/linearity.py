@@ -14,6 +14,8 @@ from autodist.graph.ops import Trait, having, linear_operands
 from autodist.graph.propagation.bodies import Body, Library
 from autodist.graph.wiring import Wiring
 
+_CALLS, _BRANCHES, _LOOPS = map(having, (Trait.CALL, Trait.BRANCH, Trait.LOOP))
+_BY_SHAPES, _ZEROS = having(Trait.BY_SHAPES), having(Trait.ZEROS)
 _SMALL = 64
 """Constants with more elements are not searched for something else than zeros, unless one value stands for all."""
 
@@ -139,21 +141,21 @@ class _Walk:
     def _grades_of(self, node: tf.compat.v1.NodeDef, taken: Sequence[Grade], called: str) -> list[Grade]:
         """The grades of a node's outputs; the last holds for all behind it that are asked for."""
         count = _outputs_of(node)
-        if node.op in having(Trait.BY_SHAPES):
+        if node.op in _BY_SHAPES:
             return [Grade.FREE] * count
-        if node.op in having(Trait.ZEROS) or _is_zero(node, taken):
+        if node.op in _ZEROS or _is_zero(node, taken):
             return [Grade.ZERO] * count
         if node.op == "IdentityN":
             return list(taken)
         if node.op == "Cast":
             made = tf.as_dtype(node.attr["DstT"].type)
             return [taken[0] if made.is_floating or made.is_complex else _unknown(taken)] * count
-        if node.op in having(Trait.LOOP):
+        if node.op in _LOOPS:
             return self._loop(node, taken, called)
-        if node.op in having(Trait.BRANCH):
+        if node.op in _BRANCHES:
             names = _branches_of(node)
             return self._branches(names, taken, called)
-        if node.op in having(Trait.CALL):
+        if node.op in _CALLS:
             return self._call(node.attr["f"].func.name, taken, called)
         if self.library.has(node.op):
             return self._call(node.op, taken, called)

@@ -197,7 +197,7 @@ def may_need_compiler(wiring: Wiring, region: Iterable[str]) -> bool:
 
     Keras asks to compile convolutions in three dimensions for that alone: those in groups, and channels first.
     """
-    return any(wiring.nodes[name].op in having(Trait.CONVOLUTION) for name in region)
+    return any(wiring.nodes[name].op in _CONVOLUTIONS for name in region)
 
 
 def work_in(wiring: Wiring, region: Iterable[str]) -> int:
@@ -205,4 +205,5 @@ def work_in(wiring: Wiring, region: Iterable[str]) -> int:
     return sum(wiring.nodes[name].op not in _NO_WORK for name in region)
 
 
+_CONVOLUTIONS = having(Trait.CONVOLUTION)
 _NO_WORK = having(Trait.SOURCE | Trait.SAME | Trait.RESHAPES | Trait.BY_SHAPES) | {"AssignVariableOp"}

@@ -33,6 +33,8 @@ from autodist.kernels.replicate.split_batch import split_batch
 from autodist.kernels.replicate.state_writes import take_state_writes
 from autodist.kernels.varying import find_varying, sources_of
 
+_SEEDED = having(Trait.SEEDED)
+
 
 @dataclass(frozen=True)
 class Replicate(Kernel):
@@ -128,7 +130,7 @@ class _Replication:
                 self.editor[renamed[name]].attr["value"].tensor.int64_val[0] *= replica
             for name, copy in renamed.items():
                 node = self.editor[name]
-                if node.op in having(Trait.SEEDED) and (node.attr["seed"].i or node.attr["seed2"].i):
+                if node.op in _SEEDED and (node.attr["seed"].i or node.attr["seed2"].i):
                     seed = self.captured_seeds[name] + replica * STRIDE
                     self.editor[copy].attr["seed2"].i = seed % 2**31
 
