@@ -56,6 +56,8 @@ def check(
     if spec.is_given:
         raise UsageError("the machines of `nodes: given` are known when a scheduler has started its processes there.")
     file = None if script is None else _file_of(Target(script, is_module, []))
+    if file is not None and spec.sync is not None and file.startswith(os.path.join(spec.sync.folder, "")):
+        script = file = None  # it is brought when a run starts
     from autodist.cli.checking.links import Measured, measure
     from autodist.cli.checking.looking import look_at_all
     from autodist.cli.checking.report import report_of, usable

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from autodist.cluster.addresses import check_reach, host_and_port
 from autodist.cluster.agent import find_facts
+from autodist.cluster.bring import bring_to_all
 from autodist.cluster.failure import Ending, choose_cause
 from autodist.cluster.given.meet import channels_of_followers
 from autodist.cluster.link import Link
@@ -128,6 +129,8 @@ class Coordinator:
     def prepare(self) -> tuple[str, ...]:
         """Reaches every worker's machine, all at once, starts an agent for each worker, and checks what must hold.
 
+        Before that, the folder under `sync` is brought to the machines.
+
         Returns:
             "host:port" of every worker's server, by the worker's index.
 
@@ -138,6 +141,7 @@ class Coordinator:
         try:
             check_reach([worker.node.address for worker in self._workers])
             script = self._script_to_run()
+            bring_to_all(self._spec, lambda: self._phase is _Phase.STOPPED)
             self._open_links()
             answers, own = self._inspect(script)
             self._require_not_stopped()

@@ -61,6 +61,15 @@ class Logins:
             raise ClusterError(f"{self._settings.host}: the SSH server starts no command: {error}") from error
         return session
 
+    def client(self) -> paramiko.SSHClient:
+        """A login of its own.
+
+        Raises:
+            ClusterError: with the host, the cause and the mend.
+        """
+        self._clients.append(self._log_in())
+        return self._clients[-1]
+
     def _open_session(self) -> paramiko.Channel:
         if self._clients:
             try:

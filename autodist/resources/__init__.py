@@ -7,6 +7,7 @@ from autodist.resources._local import is_own_address
 from autodist.resources._node import DEFAULT_NETWORK_BANDWIDTH, Node, SSHGroup
 from autodist.resources._spec import ResourceSpec
 from autodist.resources._strategy import StrategySection, VariableOverride
+from autodist.resources._sync import Sync
 from autodist.resources._timeouts import Timeouts
 from autodist.resources._workers import Place, Replica, Worker
 
@@ -18,6 +19,7 @@ __all__ = [
     "ResourceSpec",
     "SSHGroup",
     "StrategySection",
+    "Sync",
     "Timeouts",
     "VariableOverride",
     "Worker",

@@ -17,6 +17,7 @@ from autodist.resources._plain import plain_copy
 from autodist.resources._read import read_text
 from autodist.resources._source import Source
 from autodist.resources._strategy import StrategySection
+from autodist.resources._sync import SYNC, Sync
 from autodist.resources._timeouts import Timeouts
 from autodist.resources._translate import to_spec_error, unknown_key
 from autodist.resources._workers import Place, Replica, Worker, deal_workers, list_replicas, put_in_places
@@ -46,6 +47,7 @@ class ResourceSpec(Timeouts):
         ssh: SSH groups by name.
         strategy: None if the script or a default chooses.
         batch: whether what the script feeds is the global batch or one worker's part; None: the front end's own rule.
+        sync: the folder that is brought to the machines; None: they have the script already.
         source: for messages.
         is_given: whether a scheduler starts the processes, which tell one another where they are.
         places: in a given cluster, what each worker has for itself; none before its processes have met: until then
@@ -58,6 +60,7 @@ class ResourceSpec(Timeouts):
     )
     strategy: StrategySection | None = Field(default=None, description="a mapping, or a builder's name")
     batch: Literal["global", "per_worker"] | None = Field(default=None, description="global or per_worker")
+    sync: Sync | None = Field(default=None, description=SYNC)
     source: Source = Field(default_factory=Source, repr=False)
     is_given: bool = Field(default=False, repr=False)
     places: tuple[Place, ...] = Field(default=(), repr=False)
@@ -128,7 +131,7 @@ class ResourceSpec(Timeouts):
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as a YAML file would hold it, defaults filled in; `from_dict` reads it back."""
-        content = self.model_dump(mode="json", include={"nodes", "ssh", "batch", *Timeouts.model_fields})
+        content = self.model_dump(mode="json", include={"nodes", "ssh", "batch", "sync", *Timeouts.model_fields})
         if self.strategy is not None:
             content["strategy"] = plain_copy(self.strategy.to_dict())
         if self.is_given:
@@ -208,7 +211,7 @@ class ResourceSpec(Timeouts):
             section = None if strategy is None else StrategySection.from_plain(strategy, source)
             return cls.model_validate({**data, "strategy": section, "source": source, "is_given": is_given})
         except ValidationError as error:
-            inner: dict[str, type[Model]] = {"nodes": Node, "ssh": SSHGroup}
+            inner: dict[str, type[Model]] = {"nodes": Node, "ssh": SSHGroup, "sync": Sync}
             raise to_spec_error(error, source, cls, inner, _HIDDEN) from None
 
     @field_validator("nodes")

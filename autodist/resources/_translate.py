@@ -14,6 +14,8 @@ from autodist.resources._source import KeyPath, Source, as_yaml, key_text
 
 _MOST = 20  # faults in one message
 
+_WITHOUT_ITEMS = ("sync",)
+
 MISSING, UNKNOWN_KEY = "missing", "extra_forbidden"  # pydantic's names of these errors
 
 
@@ -34,7 +36,7 @@ def to_spec_error(
         error: what was raised while `root` was validated.
         source: places of the values.
         root: the model.
-        inner: models of the items of its fields, by field.
+        inner: models of the items of its fields, by field; of `sync`, which has no items, its own.
         hidden: fields of the root that are not keys of the YAML.
     """
     faults = sorted(error.errors(), key=lambda details: source.line(_path(details)))
@@ -56,13 +58,14 @@ def _explain(details: ErrorDetails, root: type[Model], inner: dict[str, type[Mod
     if isinstance(fault, Fault):
         return fault.problem
     path = _path(details)
-    model = inner.get(str(path[0]), root) if len(path) > 2 else root
+    depth = 1 if path[0] in _WITHOUT_ITEMS else 2
+    model = inner.get(str(path[0]), root) if len(path) > depth else root
     fields = {name: field for name, field in model.model_fields.items() if model is not root or name not in hidden}
     if details["type"] == UNKNOWN_KEY:
         return unknown_key(str(path[-1]), fields)
-    name = str(path[0] if model is root else path[2])
+    name = str(path[0] if model is root else path[depth])
     allowed = fields[name].description
-    if len(path) == 2 and str(path[0]) in inner:  # a node or a group as a whole
+    if len(path) == 2 == depth and str(path[0]) in inner:  # a node or a group as a whole
         allowed = f"a mapping with the keys {', '.join(inner[str(path[0])].model_fields)}"
     if details["type"] == MISSING:
         return f"missing; allowed: {allowed}"

@@ -16,7 +16,7 @@ NODE = "nodes:\n  - address: 10.0.0.1\n    "
 NODE_KEYS = "address, chief, cpus, gpus, network_bandwidth, port, ssh_config, workers"
 KEYS = (
     "answer_timeout, batch, cause_timeout, connect_timeout, deadlock_timeout, end_timeout, join_timeout, nodes, "
-    "reach_timeout, silence_timeout, ssh, stall_timeout, start_timeout, stop_timeout, strategy"
+    "reach_timeout, silence_timeout, ssh, stall_timeout, start_timeout, stop_timeout, strategy, sync"
 )
 SECONDS = "a number of seconds above 0, at most 1000000"
 INDICES = "a list of different whole numbers from 0, such as [0, 1]"
@@ -42,6 +42,20 @@ SHAPE = {
     "too long": (HEAD + "end_timeout: 1000001\n", 3, "end_timeout", "1000001 is not allowed; allowed: "),
     "time as text": (HEAD + "end_timeout: 5 min\n", 3, "end_timeout", '"5 min" is not allowed; allowed: '),
     "time as bool": (HEAD + "end_timeout: yes\n", 3, "end_timeout", "true is not allowed; allowed: "),
+    "sync is text": (HEAD + "sync: .\n", 3, "sync", '"." is not allowed; allowed: a mapping of `folder` and `exclude`'),
+    "sync key": (
+        HEAD + "sync: {foldr: .}\n",
+        3,
+        "sync.foldr",
+        "unknown key; did you mean folder? allowed: exclude, folder",
+    ),
+    "sync folder": (
+        HEAD + "sync: {folder: 3}\n",
+        3,
+        "sync.folder",
+        "3 is not allowed; allowed: the path of a folder on",
+    ),
+    "sync exclude": (HEAD + "sync: {exclude: a}\n", 3, "sync.exclude", '"a" is not allowed; allowed: a list of names'),
     "batch": (HEAD + "batch: local\n", 3, "batch", '"local" is not allowed; allowed: global or per_worker'),
     "syntax": (
         "nodes:\n  - {address: a\nssh: {}\n",
