@@ -68,8 +68,13 @@ def bring_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
     Raises:
         ClusterError: with the fault of every machine that has one.
     """
+    if spec.sync is None:
+        return
+    if spec.is_given:
+        _log.warning("sync is left out: a scheduler has started the processes, and nothing is reached over SSH")
+        return
     nodes = [node for node in spec.nodes if spec.ssh_group(node) is not None]
-    if spec.sync is None or not nodes:
+    if not nodes:
         return
     folder, files = spec.sync.folder, find_files(spec.sync.folder, spec.sync.exclude)
     interrupted = False

@@ -245,6 +245,16 @@ class ResourceSpec(Timeouts):
         return self
 
     @model_validator(mode="after")
+    def _check_sync(self) -> ResourceSpec:
+        if self.is_given and self.sync is not None:
+            raise Fault(
+                "a folder is brought over SSH, and `nodes: given` reaches no machine so; allowed: no `sync`, let the "
+                "scheduler bring the code, or use a folder that the machines share",
+                "sync",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_groups(self) -> ResourceSpec:
         for index, node in enumerate(self.nodes):
             if node.ssh_config is not None and node.ssh_config not in self.ssh:

@@ -225,3 +225,11 @@ def test_each_machine_is_told_of_and_all_faults_come_in_one_table(
 def test_without_sync_nothing_is_brought(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("autodist.cluster.bring.bring", lambda *about: pytest.fail("nothing was asked for"))
     bring_to_all(SPEC, lambda: False)
+
+
+def test_where_a_scheduler_has_started_the_processes_it_is_said_that_nothing_is_brought(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bring_to_all(SPEC.model_copy(update={"sync": Sync(folder=str(tmp_path)), "is_given": True}), lambda: False)
+    (told,) = caplog.messages
+    assert told.startswith("sync is left out: a scheduler has started the processes")

@@ -42,6 +42,12 @@ SHAPE = {
     "too long": (HEAD + "end_timeout: 1000001\n", 3, "end_timeout", "1000001 is not allowed; allowed: "),
     "time as text": (HEAD + "end_timeout: 5 min\n", 3, "end_timeout", '"5 min" is not allowed; allowed: '),
     "time as bool": (HEAD + "end_timeout: yes\n", 3, "end_timeout", "true is not allowed; allowed: "),
+    "sync of given": (
+        "nodes: given\nsync: {}\n",
+        2,
+        "sync",
+        "a folder is brought over SSH, and `nodes: given` reaches no",
+    ),
     "sync is text": (HEAD + "sync: .\n", 3, "sync", '"." is not allowed; allowed: a mapping of `folder` and `exclude`'),
     "sync key": (
         HEAD + "sync: {foldr: .}\n",
