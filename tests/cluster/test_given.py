@@ -205,6 +205,25 @@ def test_a_process_that_is_killed_ends_the_run(hosts: Hosts, tmp_path: Path, vic
         assert ("its process was sent SIGTERM" in failure) == ("asked" in victim)
 
 
+def test_a_worker_that_stands_does_not_answer_and_is_ended(hosts: Hosts, tmp_path: Path) -> None:
+    chief = """
+while not os.path.exists(os.path.join(directory, "notes", "halted")):
+    time.sleep(0.05)
+print("ASKED", {name: said is not None for name, said in coordinator.ask(3).items()})
+coordinator.abort("asked")
+"""
+    with GivenRun(hosts, tmp_path, [by_hand(hosts, index) for index in range(3)], chief, SLEEP) as run:
+        halted = run.wait_for_note("asleep1", 40)
+        run.wait_for_note("asleep2")
+        os.kill(halted, signal.SIGSTOP)
+        (run.directory / "notes" / "halted").touch()
+        assert run.wait(40) == 0, run.stderr
+        assert bad_ends(run.wait_for_others())
+        run.assert_gone()
+    first, second = ("10.200.0.2", "10.200.0.3") if "10.200" in run.stdout else ("127.0.0.1:1", "127.0.0.1:2")
+    assert f"ASKED {{'{first}': False, '{second}': True}}" in run.stdout
+
+
 def test_a_link_that_is_cut_ends_the_run_on_both_sides(hosts: Hosts, tmp_path: Path) -> None:
     if HOST_KINDS[0].__name__ == "LoopbackHosts":
         pytest.skip("without root, links to processes on this machine cannot be cut")

@@ -194,3 +194,13 @@ def test_a_step_of_slurm_is_found_unless_the_options_name_machines(monkeypatch: 
     alone = find_given(ResourceSpec.from_dict({"nodes": "given"}), None, None, None, None)
     assert alone is not None
     assert alone.count == 1
+
+
+@pytest.mark.parametrize("command", ["plan", "check"])
+def test_machines_that_are_not_known_yet_are_not_looked_at(command: str, tmp_path: Path) -> None:
+    given = write(tmp_path, "nodes: given", "given.yml")
+    script = write(tmp_path, STEP)
+    words = [given] if command == "check" else ["--cluster", given, script]
+    ended = RUNNER.invoke(app, [command, *words])
+    assert ended.exit_code == 2, ended.output
+    assert "are known when" in ended.stderr

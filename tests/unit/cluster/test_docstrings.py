@@ -6,8 +6,9 @@ from types import ModuleType
 import pytest
 
 from autodist.cluster import addresses, command_line, preflight, ssh_connection
+from autodist.cluster.given import here
 
-MODULES = [addresses, command_line, preflight, ssh_connection]
+MODULES = [addresses, command_line, here, preflight, ssh_connection]
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
