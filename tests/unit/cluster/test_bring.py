@@ -11,8 +11,9 @@ from typing import Any, BinaryIO
 import paramiko
 import pytest
 
-from autodist.cluster.bring import Bringing, Brought, StoppedError, bring_to_all
+from autodist.cluster.bring import bring_to_all
 from autodist.cluster.folder import PART, RECORD, find_files
+from autodist.cluster.sftp_folder import Bringing, Brought, StoppedError
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 from autodist.resources import ResourceSpec, Sync
