@@ -12,6 +12,7 @@ from autodist.kernels.finish.place_on_devices import PlaceOnDevices
 from autodist.kernels.finish.prune import Prune
 from autodist.proto import strategy_pb2
 from tests.unit.graph.graph_text import assert_text, from_text
+from tests.unit.graph.replications import replication
 
 GRAPH = "a = Placeholder()\nb = Neg(a)\nc = Neg(a)\nv = VarHandleOp()"
 V = Variable("v", "v", (), tf.float32, trainable=True)
@@ -44,7 +45,8 @@ def placed(names_and_devices, where):
     graph_def = tf.compat.v1.GraphDef()
     for name, device in names_and_devices.items():
         graph_def.node.add(name=name, op="NoOp", device=device)
-    found = PlaceOnDevices().apply(GraphItem(graph_def), where).graph_def
+    made = replication(copies={"copy": (1, "a"), "another": (7, "a")})
+    found = PlaceOnDevices().apply(GraphItem(graph_def, replication=made), where).graph_def
     return {n.name: n.device for n in found.node}
 
 
@@ -56,17 +58,11 @@ GPUS = context((0, "gpu:0"), (0, "gpu:1"), (1, "gpu:0"), (1, "gpu:1"), worker=1)
     [
         ("a", "", ONE, "/job:localhost/replica:0/task:0/device:CPU:0"),
         ("a", "/device:GPU:0", ONE, "/job:localhost/replica:0/task:0/device:CPU:0"),
-        (
-            "autodist/replica_1/a",
-            "",
-            context((0, "cpu:0"), (0, "cpu:1")),
-            "/job:localhost/replica:0/task:0/device:CPU:0",
-        ),
+        ("copy", "", context((0, "cpu:0"), (0, "cpu:1")), "/job:localhost/replica:0/task:0/device:CPU:0"),
         ("a", "", GPUS, "/job:worker/replica:0/task:1/device:GPU:0"),
-        ("autodist/replica_1/a", "", GPUS, "/job:worker/replica:0/task:1/device:GPU:1"),
-        ("replica_1/a", "", GPUS, "/job:worker/replica:0/task:1/device:GPU:0"),
-        ("autodist/replica_7/a", "", GPUS, "/job:worker/replica:0/task:1/device:GPU:0"),
-        ("autodist/replica_x/a", "", GPUS, "/job:worker/replica:0/task:1/device:GPU:0"),
+        ("copy", "", GPUS, "/job:worker/replica:0/task:1/device:GPU:1"),
+        ("another", "", GPUS, "/job:worker/replica:0/task:1/device:GPU:0"),
+        ("autodist/replica_1/a", "", GPUS, "/job:worker/replica:0/task:1/device:GPU:0"),  # a script's own name
         ("a", "/device:CPU:0", GPUS, "/job:worker/replica:0/task:1/device:CPU:0"),
         ("a", "/job:worker/replica:0/task:0/device:CPU:0", GPUS, "/job:worker/replica:0/task:0/device:CPU:0"),
     ],
