@@ -23,10 +23,11 @@ from autodist.capture.keras_models import KerasModels
 from autodist.capture.local_training import put_back
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.whole_sums import SumNotes, noting_sums
+from autodist.checkpoint import Checkpoints
 from autodist.cluster.given.meet import meet, warn_if_alone
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
-from autodist.errors import AutoDistError, CaptureError, MisusedError, ResourceSpecError
+from autodist.errors import AutoDistError, CaptureError, CheckpointError, MisusedError, ResourceSpecError
 from autodist.evaluation_step import EvaluationStep
 from autodist.function_step import DistributedFunction, Tracing
 from autodist.graph_function import GraphSessions
@@ -275,6 +276,24 @@ class AutoDist:
     def pull(self) -> None:
         """Brings the script's variables up to date; reading one does it too."""
         self._run.pull()
+
+    def checkpoint(self, folder: str | os.PathLike[str], *, keep: int = 3, **objects: Any) -> Checkpoints:
+        """Saves what the script trains, and restores it, whatever the strategy; files that TensorFlow reads.
+
+        Args:
+            folder: of the checkpoints, on the chief's machine; to restore from it, all machines have to see it.
+            keep: how many stay there; older ones are removed.
+            objects: by name, as for `tf.train.Checkpoint`: `model=model, optimizer=optimizer`.
+
+        Raises:
+            CheckpointError: the folder is on no file system, or a graph is being built.
+        """
+        if not tf.executing_eagerly():
+            raise CheckpointError(
+                "ad.checkpoint saves objects of eager TensorFlow, and a graph is being built. Save its variables by a "
+                "tf.compat.v1.train.Saver, whose files ad.checkpoint restores."
+            )
+        return Checkpoints(self._run, folder, keep, objects)
 
     # -- end -------------------------------------------------------------------------------------------------------
 

@@ -107,6 +107,32 @@ class ReductionError(AutoDistError, ValueError):
     """Values cannot be reduced over the workers as asked; raised on all workers alike."""
 
 
+class CheckpointError(AutoDistError):
+    """A checkpoint cannot be written or read; what was there before is as it was."""
+
+
+class CheckpointMismatchError(CheckpointError):
+    """A checkpoint is not of the objects that are to be restored; none of them was changed.
+
+    Args:
+        path: of the checkpoint.
+        missing: what the objects have and the checkpoint has not.
+        left_over: what the checkpoint has and the objects have not.
+        others: what differs in shape or dtype, with both.
+    """
+
+    def __init__(
+        self, path: str, missing: tuple[str, ...], left_over: tuple[str, ...], others: tuple[str, ...]
+    ) -> None:
+        self.path, self.missing, self.left_over, self.others = path, missing, left_over, others
+        lists = {"not in the checkpoint": missing, "left over in it": left_over, "of another shape or dtype": others}
+        told = "".join(f"\n  {title}: {', '.join(names)}" for title, names in lists.items() if names)
+        super().__init__(
+            f"The checkpoint {path} is not of these objects, and nothing was restored:{told}\nGive the objects that "
+            "were saved, under the same names, and build a model or an optimizer that makes its variables later."
+        )
+
+
 class ClusterError(AutoDistError):
     """The machines cannot be reached or cannot run the script."""
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from autodist.cluster.member import Member
 from autodist.cluster.script_end import watch_script_end
-from autodist.errors import AutoDistError, ClusterError
+from autodist.errors import AutoDistError, CheckpointError, ClusterError
 from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
@@ -322,6 +322,11 @@ class Run:
         assert self._host is not None, "the first plan starts the host"
         return self._host
 
+    @property
+    def pieces(self) -> Pieces:
+        """Where the variables' values lie; there from the first plan on."""
+        return self._pieces
+
     def _close_session(self) -> None:
         """Takes leave of the other workers' servers, unless one may be gone: that would wait for it for ever."""
         if self._host is None:
@@ -419,6 +424,34 @@ class Run:
                 "before the first training step, evaluations run on this worker alone, since the script has asked "
                 "which worker it is; all workers share those that come before ad.is_chief and ad.worker_index."
             )
+
+    def chief_does(self, what: str, act: Callable[[], str]) -> str | None:
+        """Lets the chief do something between two steps, and what it gives; the others wait where they come to it too.
+
+        Args:
+            what: by which workers know that they come to the same.
+            act: what the chief does.
+
+        Raises:
+            CheckpointError: on another worker, that the chief could not do it.
+        """
+        others_wait = self._host is not None and self.workers > 1
+        if not (others_wait and self.makes_together(lambda: (what, ""), is_certain=False)):
+            return act() if self.index == 0 else None
+        with self._turn:
+            self.meet()
+            if self.index > 0:
+                fault = self.guard(self._messages.exchange).decode()
+                if fault:
+                    raise CheckpointError(fault)
+                return None
+            try:
+                found = act()
+            except Exception as error:
+                self.guard(self._messages.exchange, (str(error) or type(error).__name__).encode())
+                raise
+            self.guard(self._messages.exchange, b"")
+            return found
 
     def wait_for_chief(self, say: bytes = b"set") -> None:
         """On another worker, returns once the chief has called it as well."""

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autodist.graph.placement import EVERY_WORKER, Placement, Shard
 from autodist.runtime.host import Host
-from autodist.runtime.variables import Tracked
+from autodist.runtime.variables import Kept, Tracked
 
 _Key = tuple[str, Placement]
 """A variable's name in the session and where it lies there."""
@@ -80,46 +80,46 @@ class Pieces:
             for copy in shard.copies:
                 yield worker, shard.name + copy
 
-    @staticmethod
-    def _handle(tracked: Tracked, shard: Shard, name: str) -> tf.Tensor:
-        return tf.raw_ops.VarHandleOp(
-            dtype=tracked.source.dtype.base_dtype, shape=shard.shape, shared_name=tracked.shared_name + name
-        )
+    def shards(self, kept: Kept) -> Iterator[tuple[Shard, int, tf.Tensor]]:
+        """Each shard of a variable, the worker that has it (this one, where all have), and what reads it there."""
+        for shard in kept.shards:
+            worker = self._worker if shard.owner == EVERY_WORKER else shard.owner
+            with self._host.graph.as_default(), self._on(kept, worker):
+                handle = self._handle(kept, shard, shard.name)
+                yield shard, worker, tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
 
-    def _on(self, tracked: Tracked, worker: int) -> AbstractContextManager[None]:
+    @staticmethod
+    def _handle(kept: Kept, shard: Shard, name: str) -> tf.Tensor:
+        return tf.raw_ops.VarHandleOp(dtype=kept.dtype, shape=shard.shape, shared_name=kept.shared_name + name)
+
+    def _on(self, kept: Kept, worker: int) -> AbstractContextManager[None]:
         """Where a worker keeps a variable."""
-        return tf.device(self._home(worker, tracked.source.dtype.base_dtype))
+        return tf.device(self._home(worker, kept.dtype))
 
     def _read(self, tracked: Tracked) -> tf.Tensor:
         key = (tracked.shared_name, tracked.placement)
         if key not in self._reads:
-            parts = []
-            with self._host.graph.as_default():
-                for shard in tracked.shards:
-                    worker = self._worker if shard.owner == EVERY_WORKER else shard.owner
-                    with self._on(tracked, worker):
-                        handle = self._handle(tracked, shard, shard.name)
-                        parts.append(tf.raw_ops.ReadVariableOp(resource=handle, dtype=tracked.source.dtype.base_dtype))
-                with self._on(tracked, self._worker):
-                    self._reads[key] = _together(parts, tracked.placement)
+            parts = [read for _, _, read in self.shards(tracked.kept)]
+            with self._host.graph.as_default(), self._on(tracked.kept, self._worker):
+                self._reads[key] = _together(parts, tracked.placement)
         return self._reads[key]
 
     def _write(self, tracked: Tracked) -> tuple[tf.Tensor, list[tf.Operation]]:
         key = (tracked.shared_name, tracked.placement)
         if key not in self._writes:
-            source, made = tracked.source, []
+            kept, made = tracked.kept, []
             with self._host.graph.as_default():
-                with self._on(tracked, self._worker):
-                    given = tf.compat.v1.placeholder(source.dtype.base_dtype, source.shape)
+                with self._on(kept, self._worker):
+                    given = tf.compat.v1.placeholder(kept.dtype, kept.shape)
                     # What is fed is the memory of the script's object; with a copy of its own the session lets go of
                     # it, and the next group's copies take its place.
                     whole = tf.raw_ops.DeepCopy(x=given)
-                for shard in tracked.shards:
-                    with self._on(tracked, self._worker):
+                for shard in kept.shards:
+                    with self._on(kept, self._worker):
                         part = tf.slice(whole, shard.begin, shard.shape) if shard.name else whole
                     for worker, name in self._holders(shard):
-                        with self._on(tracked, worker):
-                            handle = self._handle(tracked, shard, name)
+                        with self._on(kept, worker):
+                            handle = self._handle(kept, shard, name)
                             made.append(tf.raw_ops.AssignVariableOp(resource=handle, value=part))
             self._writes[key] = (given, made)
         return self._writes[key]

@@ -16,6 +16,28 @@ LARGE = 1 << 20
 """Bytes from which an outdated value of the script's object is let go: the session has the true one."""
 
 
+@dataclass(frozen=True)
+class Kept:
+    """A variable's value as the session has it.
+
+    Attributes:
+        shared_name: under which the session knows it, the same on all workers.
+        dtype: its type.
+        shape: of the whole.
+        placement: where it lies.
+    """
+
+    shared_name: str
+    dtype: tf.DType
+    shape: tuple[int, ...]
+    placement: Placement
+
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The parts in which the session keeps it."""
+        return tuple(self.placement.shards(self.shape))
+
+
 @dataclass(eq=False)
 class Tracked:
     """A variable of the script that steps read or write.
@@ -41,9 +63,15 @@ class Tracked:
     known: np.ndarray | None = None
 
     @property
+    def kept(self) -> Kept:
+        """How the session has it."""
+        shape = tuple(self.source.shape.as_list())
+        return Kept(self.shared_name, self.source.dtype.base_dtype, shape, self.placement)
+
+    @property
     def shards(self) -> tuple[Shard, ...]:
         """The parts in which the session keeps it."""
-        return tuple(self.placement.shards(self.source.shape.as_list()))
+        return self.kept.shards
 
     @property
     def byte_size(self) -> int:
@@ -97,6 +125,10 @@ class VariableTracker:
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(self._by_id.values())
+
+    def of(self, source: tf.Variable) -> Tracked | None:
+        """The record of a variable; None: no step works on it."""
+        return self._by_id.get(id(source))
 
     def track(self, source: tf.Variable, name: str) -> Tracked:
         """The record of a variable; made, and the variable watched, when it is first seen."""

@@ -1,0 +1,133 @@
+"""SavedObjects: what `tf.train.Checkpoint` would save of some objects, under which keys, without reading any value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2 as graph_pb2
+from tensorflow.python.checkpoint import graph_view, save_util  # which name the keys, as a Checkpoint does
+from tensorflow.python.trackable import base
+from tensorflow.python.training.saving.saveable_object import SaveSpec  # which is read when it is asked
+
+from autodist.errors import CheckpointError
+
+GRAPH_KEY = base.OBJECT_GRAPH_PROTO_KEY
+"""Under which a checkpoint has the graph of the objects that were saved."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is saved of one object.
+
+    Attributes:
+        key: in the checkpoint.
+        full_name: by which a `Saver` knows it.
+        variable: whose value it is; None: it is something else's.
+        read: gives the value.
+    """
+
+    key: str
+    full_name: str
+    variable: tf.Variable | None
+    read: Callable[[], tf.Tensor]
+
+
+@dataclass(frozen=True)
+class SavedObjects:
+    """Objects as they are now.
+
+    Attributes:
+        values: what is saved, by key.
+        graph: how the objects hang together, with the key of each value.
+        objects: by number of the graph's node.
+    """
+
+    values: Mapping[str, Value]
+    graph: graph_pb2.TrackableObjectGraph
+    objects: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, root: tf.train.Checkpoint) -> SavedObjects:
+        """What a Checkpoint would save now.
+
+        Raises:
+            CheckpointError: an object writes files of its own.
+        """
+        view = graph_view.ObjectGraphView(root)
+        tensors, _, savers, graph = save_util.serialize_graph_view(view)
+        if savers:
+            raise CheckpointError(
+                f"objects are saved in a way of their own ({', '.join(sorted(savers))}), which is not known here. Save "
+                "them by a tf.train.Checkpoint beside."
+            )
+        names = {a.checkpoint_key: a.full_name for node in graph.nodes for a in node.attributes}
+        values = {}
+        for trackable, saved in tensors.items():
+            for key, tensor in saved.items():
+                values[key] = Value(key, names.get(key, ""), _variable_of(trackable), _reader(key, tensor))
+        return cls(values, graph, tuple(view.breadth_first_traversal()[0]))
+
+
+def match(ours: graph_pb2.TrackableObjectGraph, theirs: graph_pb2.TrackableObjectGraph) -> dict[int, int]:
+    """By node of one graph of objects that of the other, to which the same names lead; as `Checkpoint.restore` does.
+
+    Keys do not tell: they name the shortest way, which is another one once an optimizer, say, has a model's variables.
+    """
+    found = {0: 0}
+    ahead = [0]
+    for mine in ahead:
+        children = {child.local_name: child.node_id for child in theirs.nodes[found[mine]].children}
+        for child in ours.nodes[mine].children:
+            if child.local_name in children and child.node_id not in found:
+                found[child.node_id] = children[child.local_name]
+                ahead.append(child.node_id)
+    return found
+
+
+def build_optimizers(objects: SavedObjects, theirs: graph_pb2.TrackableObjectGraph) -> bool:
+    """Makes the slots of optimizers that have none yet, for the variables for which the saved one had them.
+
+    Returns:
+        Whether one was built, so that there is more to restore.
+    """
+    found = match(objects.graph, theirs)
+    variables = {node: objects.objects[mine] for mine, node in found.items()}
+    built = False
+    for mine, node in found.items():
+        optimizer = objects.objects[mine]
+        if not isinstance(optimizer, keras.Optimizer) or optimizer.built:
+            continue
+        trained = [variables.get(child) for child in _trained(theirs, node)]
+        if trained and all(isinstance(variable, keras.Variable) for variable in trained):
+            with keras.name_scope(optimizer.name, caller=optimizer):  # in which `apply` calls it
+                optimizer.build(trained)
+            built = True
+    return built
+
+
+def _trained(graph: graph_pb2.TrackableObjectGraph, optimizer: int) -> Iterator[int]:
+    """The nodes of the variables that an optimizer trains, in its order."""
+    for child in graph.nodes[optimizer].children:
+        if child.local_name == "_trainable_variables":
+            listed = [c for c in graph.nodes[child.node_id].children if c.local_name.isdigit()]
+            yield from (c.node_id for c in sorted(listed, key=lambda c: int(c.local_name)))
+
+
+def _variable_of(trackable: Any) -> tf.Variable | None:
+    if isinstance(trackable, keras.Variable):
+        trackable = trackable.value
+    return trackable if isinstance(trackable, tf.Variable) else None
+
+
+def _reader(key: str, tensor: Any) -> Callable[[], tf.Tensor]:
+    if isinstance(tensor, Mapping):
+        raise CheckpointError(f"{key} is saved in slices by itself, which is not known here.")
+
+    def read() -> tf.Tensor:
+        return tf.convert_to_tensor(tensor.tensor if isinstance(tensor, SaveSpec) else tensor)
+
+    return read

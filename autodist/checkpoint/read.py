@@ -1,0 +1,124 @@
+"""What a checkpoint has, seen before any variable is changed: whether it is whole, and whose it is."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.core.protobuf import trackable_object_graph_pb2 as graph_pb2
+
+from autodist.checkpoint.folder import FORMAT, digest
+from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, Value, match
+from autodist.errors import CheckpointError, CheckpointMismatchError
+
+_COUNTER = "save_counter/.ATTRIBUTES/VARIABLE_VALUE"
+"""What `Checkpoint.save` has and `Checkpoint.write` has not."""
+
+_UNREADABLE = (tf.errors.OpError, ValueError, RuntimeError, OSError, IndexError)
+"""What TensorFlow raises where files are not what they were."""
+
+
+def read_about(prefix: str) -> Mapping[str, Any]:
+    """What the side file says; nothing where TensorFlow alone has written the checkpoint.
+
+    Raises:
+        CheckpointError: it is damaged, or of a later version.
+    """
+    try:
+        with open(f"{prefix}.json") as opened:
+            about = json.load(opened)
+        is_known = about["format"] <= FORMAT
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _damaged(prefix, f"{prefix}.json: {error}") from error
+    if not is_known:
+        raise CheckpointError(
+            f"{prefix}.json has format {about['format']}, and this AutoDist knows {FORMAT}: a later one has "
+            "written it. Restore it with that version."
+        )
+    return dict(about)
+
+
+def require_whole(prefix: str, about: Mapping[str, Any]) -> None:
+    """Passes a checkpoint whose files are what was written, by their checksums: ours, else TensorFlow's own.
+
+    Raises:
+        CheckpointError: one is missing, shorter or altered.
+    """
+    if not os.path.exists(f"{prefix}.index"):
+        raise CheckpointError(f"there is no checkpoint {prefix}: {prefix}.index is missing. Give the path of another.")
+    for suffix, told in about.get("files", {}).items():
+        path = prefix + suffix
+        if not os.path.exists(path):
+            raise _damaged(prefix, f"{path} is missing")
+        size = os.path.getsize(path)
+        if size != told["bytes"]:
+            raise _damaged(prefix, f"{path} has {size} bytes, and {told['bytes']} were written")
+        if digest(path) != told["sha256"]:
+            raise _damaged(prefix, f"{path} is not what was written: it has another SHA-256")
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+        for key in () if about else reader.get_variable_to_shape_map():
+            reader.get_tensor(key)
+    except _UNREADABLE as error:
+        raise _damaged(prefix, str(error)) from error
+
+
+def _damaged(prefix: str, what: str) -> CheckpointError:
+    return CheckpointError(f"the checkpoint {prefix} is damaged, and nothing was restored: {what}. Restore another.")
+
+
+def saved_graph(prefix: str) -> graph_pb2.TrackableObjectGraph | None:
+    """The objects that a checkpoint was saved of; None: it knows variables by their names alone, as a `Saver`'s."""
+    reader = tf.train.load_checkpoint(prefix)
+    if not reader.has_tensor(GRAPH_KEY):
+        return None
+    graph = graph_pb2.TrackableObjectGraph()
+    graph.ParseFromString(reader.get_tensor(GRAPH_KEY))
+    return graph
+
+
+def require_same(prefix: str, objects: SavedObjects, graph: graph_pb2.TrackableObjectGraph | None) -> dict[str, str]:
+    """By key of each of our values the key of the saved one.
+
+    Raises:
+        CheckpointMismatchError: it was saved of other objects; names all that differs.
+    """
+    reader = tf.train.load_checkpoint(prefix)
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    keys = dict(_keys_by_objects(objects, graph) if graph is not None else _keys_by_names(objects, shapes))
+    missing = sorted(objects.values.keys() - keys.keys() - {_COUNTER})
+    left_over = sorted(shapes.keys() - set(keys.values()) - {GRAPH_KEY, _COUNTER})
+    others = [
+        f"{key} (saved {tuple(shapes[saved])} {dtypes[saved].name}, now {now})"
+        for key, saved in keys.items()
+        if (now := _told(objects.values[key])) not in ("", f"{tuple(shapes[saved])} {dtypes[saved].name}")
+    ]
+    if missing or left_over or others:
+        raise CheckpointMismatchError(prefix, tuple(missing), tuple(left_over), tuple(others))
+    return keys
+
+
+def _told(value: Value) -> str:
+    """A variable's shape and dtype; what else is saved may have had another shape."""
+    if value.variable is None:
+        return ""
+    return f"{tuple(value.variable.shape.as_list())} {value.variable.dtype.base_dtype.name}"
+
+
+def _keys_by_objects(objects: SavedObjects, theirs: graph_pb2.TrackableObjectGraph) -> Iterator[tuple[str, str]]:
+    for mine, node in match(objects.graph, theirs).items():
+        saved = {attribute.name: attribute.checkpoint_key for attribute in theirs.nodes[node].attributes}
+        for attribute in objects.graph.nodes[mine].attributes:
+            if attribute.name in saved:
+                yield attribute.checkpoint_key, saved[attribute.name]
+
+
+def _keys_by_names(objects: SavedObjects, saved: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for value in objects.values.values():
+        if value.variable is not None and value.full_name in saved:
+            yield value.key, value.full_name

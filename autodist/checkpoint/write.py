@@ -1,0 +1,179 @@
+"""PartWriter: writes values slice by slice, each on the worker that has it, into part files that are merged."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.graph.placement import Shard
+from autodist.runtime.host import Host
+from autodist.runtime.pieces import GROUP_BYTES, Pieces
+from autodist.runtime.variables import Kept
+
+_Asked = tuple[tuple[tuple[str, Kept], ...], frozenset[int]]
+
+WITNESS = "witness"
+"""A file that the chief writes, by which others tell whether they see its folder."""
+
+
+@dataclass(frozen=True)
+class _Slice:
+    """What is written of a variable at once.
+
+    Attributes:
+        key: of the variable.
+        place: its place there, as TensorFlow spells it: the shape of the whole, and begin and length on each axis.
+        byte_size: of the value.
+        writer: the worker that writes it.
+        value: what is written.
+    """
+
+    key: str
+    place: str
+    byte_size: int
+    writer: int
+    value: tf.Tensor
+
+
+class PartWriter:
+    """Writes what the session has.
+
+    A worker writes what it owns itself if it sees the folder; otherwise the chief does, and is sent a group of slices
+    at a time.
+
+    Args:
+        host: where it runs.
+        pieces: where the values lie.
+        desk: the device of a worker on which its files are written.
+    """
+
+    def __init__(self, host: Host, pieces: Pieces, desk: Callable[[int], str]) -> None:
+        self._host, self._pieces, self._desk = host, pieces, desk
+        with host.graph.as_default():
+            self._folder = tf.compat.v1.placeholder(tf.string, [])
+        self._looks: dict[int, tf.Tensor] = {}
+        self._rounds: dict[_Asked, list[list[tuple[str, tf.Operation]]]] = {}
+
+    def write(self, values: Mapping[str, Kept], folder: str) -> list[str]:
+        """Writes values, by key, into part files; returns their prefixes.
+
+        Args:
+            values: how the session has each.
+            folder: of the part files, in which nothing else is; on the chief's machine.
+        """
+        owners = {s.owner for kept in values.values() for s in kept.shards if s.owner > 0}
+        asked = (tuple(values.items()), frozenset(self._seeing(sorted(owners), folder)))
+        if asked not in self._rounds:
+            self._rounds.clear()  # what was made for other placements is not asked for again
+            self._rounds[asked] = self._make(*asked)
+        for together in self._rounds[asked]:
+            self._host.session.run([operation for _, operation in together], {self._folder: folder})
+        return [os.path.join(folder, name) for together in self._rounds[asked] for name, _ in together]
+
+    def _seeing(self, workers: Iterable[int], folder: str) -> Iterator[int]:
+        """Those workers that see the chief's folder."""
+        content = os.urandom(16)
+        path = os.path.join(folder, WITNESS)
+        with open(path, "wb") as witness:
+            witness.write(content)
+        for worker in workers:
+            if worker not in self._looks:
+                with self._host.graph.as_default(), tf.device(self._desk(worker)):
+                    self._looks[worker] = tf.io.read_file(tf.strings.join([self._folder, WITNESS], "/"))
+            try:
+                if self._host.session.run(self._looks[worker], {self._folder: folder}) == content:
+                    yield worker
+            except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
+                continue
+        os.unlink(path)
+
+    def _make(
+        self, values: tuple[tuple[str, Kept], ...], seeing: frozenset[int]
+    ) -> list[list[tuple[str, tf.Operation]]]:
+        """Part files that are written at the same time, by different workers; each with what writes it."""
+        slices = list(itertools.chain.from_iterable(self._slices(key, kept, seeing) for key, kept in values))
+        files: dict[int, list[list[_Slice]]] = {}
+        for writer in sorted({s.writer for s in slices}):
+            files[writer] = list(_in_groups([s for s in slices if s.writer == writer]))
+        rounds = itertools.zip_longest(*files.values())
+        number = itertools.count()
+        return [
+            [self._save(f"part-{next(number)}", group) for group in together if group is not None]
+            for together in rounds
+        ]
+
+    def _slices(self, key: str, kept: Kept, seeing: frozenset[int]) -> Iterator[_Slice]:
+        for shard, worker, value in self._pieces.shards(kept):
+            size = kept.dtype.size
+            for length in shard.shape:
+                size *= length
+            yield _Slice(key, place_of(kept, shard), size, worker if worker in seeing else 0, value)
+
+    def _save(self, name: str, group: Sequence[_Slice]) -> tuple[str, tf.Operation]:
+        with self._host.graph.as_default(), tf.device(self._desk(group[0].writer)):
+            operation = tf.raw_ops.SaveV2(
+                prefix=tf.strings.join([self._folder, name], "/"),
+                tensor_names=[s.key for s in group],
+                shape_and_slices=[s.place for s in group],
+                tensors=[s.value for s in group],
+            )
+        return name, operation
+
+
+def place_of(kept: Kept, shard: Shard) -> str:
+    """A shard's place in its variable as SaveV2 and RestoreV2 take it; empty for a whole variable."""
+    if kept.placement.cut is None:
+        return ""
+    lengths = " ".join(map(str, kept.shape))
+    return f"{lengths} {':'.join(f'{b},{n}' for b, n in zip(shard.begin, shard.shape, strict=True))}"
+
+
+def write_here(values: Iterable[tuple[str, Callable[[], tf.Tensor]]], folder: str) -> list[str]:
+    """Writes what this process has, read as it comes to it, into part files; returns their prefixes."""
+    prefixes: list[str] = []
+    group: list[tuple[str, tf.Tensor]] = []
+
+    def save() -> None:
+        prefix = os.path.join(folder, f"here-{len(prefixes)}")
+        with tf.device("/cpu:0"):
+            tf.raw_ops.SaveV2(
+                prefix=prefix,
+                tensor_names=[key for key, _ in group],
+                shape_and_slices=[""] * len(group),
+                tensors=[value for _, value in group],
+            )
+        prefixes.append(prefix)
+        group.clear()
+
+    for key, read in values:
+        group.append((key, read()))
+        if sum(value.dtype.size * int(tf.size(value)) for _, value in group) >= GROUP_BYTES:
+            save()
+    if group:
+        save()
+    return prefixes
+
+
+def merge(parts: Sequence[str], prefix: str) -> None:
+    """Makes one checkpoint of part files on one file system, which go into it as they are."""
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        session.run(
+            tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix, delete_old_dirs=False)
+        )
+
+
+def _in_groups(slices: Sequence[_Slice]) -> Iterator[list[_Slice]]:
+    group: list[_Slice] = []
+    size = 0
+    for one in slices:
+        group.append(one)
+        size += one.byte_size
+        if size >= GROUP_BYTES:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

@@ -1,0 +1,287 @@
+"""`ad.checkpoint`: what one strategy trains, another and TensorFlow go on with; what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist import AutoDist, ResourceSpec
+from autodist.errors import CheckpointError, CheckpointMismatchError
+from autodist.strategies import (
+    PS,
+    AllReduce,
+    Parallax,
+    PartitionedAR,
+    PartitionedPS,
+    PSLoadBalancing,
+    RandomAxisPartitionAR,
+    ShardedAllReduce,
+    UnevenPartitionedPS,
+)
+
+X = np.random.default_rng(0).normal(size=(12, 5))
+IDS = np.random.default_rng(1).integers(0, 7, size=12)
+
+
+class Model(tf.Module):
+    """A table and a matrix, trained with momentum, and what counts the steps."""
+
+    def __init__(self, width: int = 4) -> None:
+        super().__init__()
+        draw = np.random.default_rng(2)
+        self.table = tf.Variable(draw.normal(size=(7, 5)), name="table")
+        self.matrix = tf.Variable(draw.normal(size=(5, width)), name="matrix")
+        self.momenta = [tf.Variable(tf.zeros_like(v), name=f"{v.name[:-2]}_momentum") for v in self.trained]
+        self.steps = tf.Variable(0, dtype=tf.int64, name="steps", trainable=False)
+
+    @property
+    def trained(self) -> list[tf.Variable]:
+        return [self.table, self.matrix]
+
+    def step(self, x: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            rows = tf.gather(self.table, ids)
+            loss = tf.reduce_mean(tf.square(tf.tanh((x + rows) @ self.matrix)))
+        for variable, momentum, gradient in zip(
+            self.trained, self.momenta, tape.gradient(loss, self.trained), strict=True
+        ):
+            momentum.assign(0.9 * momentum + tf.convert_to_tensor(gradient))
+            variable.assign_sub(0.1 * momentum)
+        self.steps.assign_add(1)
+        return loss
+
+    def values(self) -> dict[str, np.ndarray]:
+        return {v.name: v.numpy() for v in (*self.trained, *self.momenta, self.steps)}
+
+
+def autodist(builder: Any = None, replicas: int = 2) -> AutoDist:
+    spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": list(range(replicas))}]})
+    return AutoDist(resource_spec=spec, strategy_builder=builder or AllReduce())
+
+
+def distributed(ad: AutoDist, width: int = 4) -> tuple[Model, Callable]:
+    with ad.scope():
+        model = Model(width)
+        return model, ad.function(model.step)
+
+
+def assert_close(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
+SHARDS = {"min_partition_bytes": 1}
+
+CHAIN = [
+    (PartitionedPS(max_shards=3, **SHARDS), 2),
+    (AllReduce(), 3),
+    (ShardedAllReduce(**SHARDS), 2),
+    (PS(), 1),
+    (PartitionedAR(max_shards=2, **SHARDS), 3),
+    (Parallax(), 2),
+    (UnevenPartitionedPS(max_shards=4, **SHARDS), 2),
+    (PSLoadBalancing(), 3),
+    (RandomAxisPartitionAR(max_shards=3, seed=1, **SHARDS), 2),
+    (PartitionedPS(max_shards=2, **SHARDS), 3),
+]
+"""Each goes on with what the one before has saved: with other shards, on another number of replicas."""
+
+
+@pytest.mark.slow
+def test_each_strategy_goes_on_with_what_another_has_trained(tmp_path):
+    expected = Model()
+    for position, (builder, replicas) in enumerate(CHAIN):
+        ad = autodist(builder, replicas)
+        model, step = distributed(ad)
+        checkpoint = ad.checkpoint(tmp_path, model=model, keep=2)
+        assert checkpoint.restore() == (position or None)
+        assert_close(model.values(), expected.values())
+        step(X, IDS)
+        expected.step(tf.constant(X), tf.constant(IDS))
+        path = checkpoint.save(step=position + 1)
+        now = model.values()
+        assert_close(now, expected.values())
+        plain = Model()
+        tf.train.Checkpoint(model=plain).read(path).assert_existing_objects_matched()
+        for name, value in plain.values().items():
+            np.testing.assert_array_equal(value, now[name], err_msg=name)
+    there = {name.partition(".")[0] for name in os.listdir(tmp_path)}
+    assert there == {"checkpoint", f"ckpt-{len(CHAIN) - 1}", f"ckpt-{len(CHAIN)}"}
+
+
+def test_a_variable_in_shards_is_written_in_slices_and_read_by_saver_and_loader(tmp_path):
+    ad = autodist(PartitionedPS(max_shards=3, **SHARDS))
+    model, step = distributed(ad)
+    step(X, IDS)
+    path = ad.checkpoint(tmp_path, model=model).save()
+    now = model.values()
+    loaded = tf.train.load_checkpoint(path).get_tensor("model/table/.ATTRIBUTES/VARIABLE_VALUE")
+    np.testing.assert_array_equal(loaded, now["table:0"])
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        table = tf.compat.v1.get_variable("table", [7, 5], tf.float64)
+        tf.compat.v1.train.Saver([table]).restore(session, path)
+        np.testing.assert_array_equal(session.run(table), now["table:0"])
+
+
+def test_between_two_steps_values_are_put_back_for_the_next(tmp_path):
+    ad = autodist(PartitionedPS(max_shards=3, **SHARDS))
+    model, step = distributed(ad)
+    checkpoint = ad.checkpoint(tmp_path, model=model)
+    losses = [float(step(X, IDS))]
+    checkpoint.save(step=1)
+    losses += [float(step(X, IDS)), float(step(X, IDS))]
+    assert checkpoint.restore() == 1
+    assert [float(step(X, IDS)), float(step(X, IDS))] == losses[1:]
+
+
+def test_what_tensorflow_has_saved_is_restored(tmp_path):
+    saved = Model()
+    saved.step(tf.constant(X), tf.constant(IDS))
+    expected = saved.values()
+    by_objects = tf.train.Checkpoint(model=saved).save(str(tmp_path / "objects"))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        named = [tf.compat.v1.get_variable(name[:-2], initializer=value) for name, value in expected.items()]
+        session.run(tf.compat.v1.global_variables_initializer())
+        by_names = tf.compat.v1.train.Saver(named).save(session, str(tmp_path / "names"))
+    ad = autodist()
+    for path in (by_objects, by_names):
+        model, _ = distributed(ad)
+        assert ad.checkpoint(tmp_path, model=model).restore(path) == 0
+        for name, value in expected.items():
+            np.testing.assert_array_equal(model.values()[name], value, err_msg=name)
+
+
+def test_keras_goes_on_with_the_slots_of_an_optimizer_that_has_made_no_step(tmp_path):
+    def build() -> keras.Model:
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        return model
+
+    x = X.astype(np.float32)
+    for part, builder in ((slice(0, 6), PartitionedPS(max_shards=3, **SHARDS)), (slice(6, 12), AllReduce())):
+        ad = autodist(builder)
+        with ad.scope():
+            model = build()
+        checkpoint = ad.checkpoint(tmp_path, model=model, optimizer=model.optimizer)
+        checkpoint.restore()
+        model.fit(x[part], x[part, :1], batch_size=3, shuffle=False, verbose=0)
+        checkpoint.save()
+    plain = build()
+    plain.fit(x, x[:, :1], batch_size=3, shuffle=False, verbose=0)
+    for one, other in zip(
+        [*model.weights, *model.optimizer.variables], [*plain.weights, *plain.optimizer.variables], strict=True
+    ):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert int(model.optimizer.iterations) == 4
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_all_that_differs(tmp_path):
+    ad = autodist()
+    model, _ = distributed(ad)
+    path = ad.checkpoint(tmp_path, model=model, more=tf.Variable(1.0)).save()
+    other, _ = distributed(ad, width=3)
+    before = other.values()
+    with pytest.raises(CheckpointMismatchError) as raised:
+        ad.checkpoint(tmp_path, model=other, new=tf.Variable(1.0)).restore()
+    error = raised.value
+    assert error.path == path
+    assert error.missing == ("new/.ATTRIBUTES/VARIABLE_VALUE",)
+    assert error.left_over == ("more/.ATTRIBUTES/VARIABLE_VALUE",)
+    assert [other.partition("/.")[0] for other in error.others] == ["model/matrix", "model/momenta/1"]
+    assert "(saved (5, 4) float64, now (5, 3) float64)" in str(error)
+    for name, value in other.values().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize("by_tensorflow", [False, True])
+@pytest.mark.parametrize("suffix", [".data-00000-of-00001", ".index"])
+@pytest.mark.parametrize("harm", ["shorter", "altered", "gone"])
+def test_a_damaged_file_is_refused_before_anything_is_changed(tmp_path, by_tensorflow, suffix, harm):
+    ad = autodist()
+    saved, model = Model(), Model()
+    saved.step(tf.constant(X), tf.constant(IDS))
+    if by_tensorflow:
+        path = tf.train.Checkpoint(model=saved).save(str(tmp_path / "model"))
+    else:
+        path = ad.checkpoint(tmp_path, model=saved).save()
+    file = Path(path + suffix)
+    if harm == "shorter":
+        os.truncate(file, file.stat().st_size - 9)
+    elif harm == "altered":
+        flip(file)
+    else:
+        file.unlink()
+    before = model.values()
+    with pytest.raises(CheckpointError, match="is damaged|there is no checkpoint"):
+        ad.checkpoint(tmp_path, model=model).restore(path)
+    for name, value in model.values().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
+def test_a_side_file_that_is_damaged_or_of_a_later_version_is_refused(tmp_path):
+    ad = autodist()
+    checkpoint = ad.checkpoint(tmp_path, model=Model())
+    side = Path(f"{checkpoint.save()}.json")
+    side.write_text(json.dumps({**json.loads(side.read_text()), "format": 2}))
+    with pytest.raises(CheckpointError, match="a later one has written it"):
+        checkpoint.restore()
+    side.write_text("{")
+    with pytest.raises(CheckpointError, match="is damaged"):
+        checkpoint.restore()
+
+
+def test_a_save_that_fails_leaves_the_earlier_ones(tmp_path, monkeypatch):
+    ad = autodist()
+    model = Model()
+    checkpoint = ad.checkpoint(tmp_path, model=model)
+    path = checkpoint.save(step=5)
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("autodist.checkpoint.folder.os.fsync", full)
+        with pytest.raises(CheckpointError, match="No space left on device.*Make room"):
+            checkpoint.save(step=6)
+    assert checkpoint.latest == path and checkpoint.restore() == 5
+    assert checkpoint.save(step=7) != path and checkpoint.restore() == 7
+
+
+def test_a_run_that_does_not_go_on_writes_beside_what_is_there(tmp_path):
+    ad = autodist()
+    first = ad.checkpoint(tmp_path, model=Model()).save(step=1)
+    second = ad.checkpoint(tmp_path, model=Model()).save(step=2)
+    assert [os.path.basename(path) for path in (first, second)] == ["ckpt-1", "ckpt-2"]
+    assert os.path.exists(f"{first}.index")
+
+
+def test_an_empty_folder_restores_nothing(tmp_path):
+    assert autodist().checkpoint(tmp_path / "none", model=Model()).restore() is None
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("asked", [{"keep": 0, "model": Model()}, {}])
+def test_what_cannot_be_meant_is_refused(tmp_path, asked):
+    with pytest.raises(ValueError):
+        autodist().checkpoint(tmp_path, **asked)
+
+
+def test_in_a_graph_a_saver_is_named(tmp_path):
+    ad = autodist()
+    with tf.Graph().as_default(), pytest.raises(CheckpointError, match="Saver"):
+        ad.checkpoint(tmp_path, model=Model)

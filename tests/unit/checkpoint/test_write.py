@@ -1,0 +1,106 @@
+"""PartWriter: what lies in shards at several workers becomes one checkpoint, which TensorFlow reads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.checkpoint.write import PartWriter, merge, place_of, write_here
+from autodist.graph.placement import EVERY_WORKER, Cut, Placement
+from autodist.runtime import pieces as pieces_module
+from autodist.runtime.host import Host
+from autodist.runtime.pieces import Pieces
+from autodist.runtime.variables import Tracked
+
+VALUE = np.arange(24.0).reshape(4, 6)
+
+PLACEMENTS = {
+    "whole": Placement(),
+    "whole_at_worker": Placement(None, (1,)),
+    "rows_at_owners": Placement(Cut(0, (1, 3)), (1, 0), ((), ())),
+    "rows_everywhere": Placement(Cut(0, (1, 3)), (EVERY_WORKER, EVERY_WORKER), ((), ())),
+    "columns": Placement(Cut(1, (2, 1, 3)), (0, EVERY_WORKER, 1), ((), (), ())),
+}
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    host = Host("", tf.compat.v1.ConfigProto())
+    yield host
+    host.close()
+
+
+def push(host: Host) -> tuple[Pieces, dict[str, Tracked]]:
+    """The chief's pieces, of two workers whose variables stand in one process, and one variable of each placement."""
+    pieces = Pieces(host, 0, 2, lambda worker, dtype: "")
+    variables = {
+        name: Tracked(tf.Variable(VALUE * k), f"v{k}", placement)
+        for k, (name, placement) in enumerate(PLACEMENTS.items(), start=1)
+    }
+    pieces.push(list(variables.values()))
+    return pieces, variables
+
+
+def read(prefix: str) -> dict[str, np.ndarray]:
+    reader = tf.train.load_checkpoint(prefix)
+    return {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
+
+
+def test_variables_wherever_they_lie_are_read_whole_by_tensorflow(host, tmp_path):
+    pieces, variables = push(host)
+    writer = PartWriter(host, pieces, lambda worker: "")
+    kept = {name: tracked.kept for name, tracked in variables.items()}
+    for step in (1, 2):  # the second time by what was made for the first
+        folder = tmp_path / str(step)
+        folder.mkdir()
+        parts = [*writer.write(kept, str(folder)), *write_here([("here", lambda: tf.constant([1.5]))], str(folder))]
+        merge(parts, str(folder / "merged"))
+        found = read(str(folder / "merged"))
+        assert found.keys() == {*PLACEMENTS, "here"}
+        for k, name in enumerate(PLACEMENTS, start=1):
+            np.testing.assert_array_equal(found[name], VALUE * k)
+        assert len(writer._rounds) == 1
+
+
+def test_shards_are_written_by_their_owners_and_in_files_of_their_own(host, tmp_path, monkeypatch):
+    """A file takes no more than a group of slices, so that no more is in memory at once."""
+    monkeypatch.setattr(pieces_module, "GROUP_BYTES", 1)
+    monkeypatch.setattr("autodist.checkpoint.write.GROUP_BYTES", 1)
+    pieces, variables = push(host)
+    wrote = []
+    writer = PartWriter(host, pieces, lambda worker: wrote.append(worker) or "")
+    parts = writer.write({"w": variables["rows_at_owners"].kept}, str(tmp_path))
+    assert wrote == [1, 0, 1]  # whether worker 1 sees the folder, then a file of each
+    sizes = sorted(os.path.getsize(f"{part}.data-00000-of-00001") for part in parts)
+    assert sizes == [6 * 8, 18 * 8]
+    merge(parts, str(tmp_path / "merged"))
+    np.testing.assert_array_equal(read(str(tmp_path / "merged"))["w"], VALUE * 3)
+
+
+def test_the_chief_writes_for_those_that_do_not_see_its_folder(host, tmp_path, monkeypatch):
+    pieces, variables = push(host)
+    wrote = []
+    writer = PartWriter(host, pieces, lambda worker: wrote.append(worker) or "")
+    with host.graph.as_default():
+        writer._looks[1] = tf.io.read_file(str(tmp_path / "elsewhere"))  # as a machine without the folder answers
+    merge(writer.write({"w": variables["rows_at_owners"].kept}, str(tmp_path)), str(tmp_path / "merged"))
+    assert wrote == [0]
+    np.testing.assert_array_equal(read(str(tmp_path / "merged"))["w"], VALUE * 3)
+
+
+def test_a_place_is_spelt_as_tensorflow_does(host):
+    kept = Tracked(tf.Variable(VALUE), "v", PLACEMENTS["columns"]).kept
+    assert [place_of(kept, shard) for shard in kept.shards] == ["4 6 0,4:0,2", "4 6 0,4:2,1", "4 6 0,4:3,3"]
+
+
+def test_values_of_this_process_are_read_a_group_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr("autodist.checkpoint.write.GROUP_BYTES", 16)
+    values = [(f"v{k}", lambda k=k: tf.fill([1], np.float64(k))) for k in range(5)]
+    parts = write_here(values, str(tmp_path))
+    assert len(parts) == 3
+    merge(parts, str(tmp_path / "merged"))
+    assert {name: value[0] for name, value in read(str(tmp_path / "merged")).items()} == {f"v{k}": k for k in range(5)}
