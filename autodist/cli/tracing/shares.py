@@ -179,7 +179,7 @@ def _share(mine: Stretches, everybody: Mapping[int, Stretches], step: _Step) -> 
     worker = mine.trace.worker
     waiting: dict[tuple[int, Meanwhile], float] = {}
     for start, end in _moments(mine, everybody.values()):
-        whom = _held_up_by(worker, (start + end) / 2, everybody)
+        whom = _held_up_by(worker, start, everybody)
         for meanwhile, time in _meanwhile((start, end), everybody.get(whom)):
             waiting[whom, meanwhile] = waiting.get((whom, meanwhile), 0.0) + time
     sent: dict[int, int] = {}
@@ -194,7 +194,7 @@ def _moments(mine: Stretches, everybody: Iterable[Stretches]) -> Iterator[tuple[
     cuts = sorted({cut for one in everybody for them in one.waiting.values() for stretch in them for cut in stretch})
     for start, end in mine.all_waiting:
         inner = cuts[bisect.bisect_right(cuts, start) : bisect.bisect_left(cuts, end)]
-        yield from itertools.pairwise([start, *inner, end])
+        yield from ((a, b) for a, b in itertools.pairwise([start, *inner, end]) if a < b)
 
 
 def _held_up_by(worker: int, moment: float, everybody: Mapping[int, Stretches]) -> int:

@@ -85,6 +85,15 @@ def test_a_collective_waits_for_the_last_to_come_and_sends_from_then_on(tmp_path
     assert waiting(second) == {}
 
 
+def test_a_wait_as_short_as_times_of_today_can_tell_is_for_somebody(tmp_path: Path) -> None:
+    begin, tick = 1795379667971010.75, 0.25  # microseconds since 1970 have no finer fractions
+    assert (begin + (begin + tick)) / 2 == begin + tick
+    work, wait = ran("MatMul", 0, 0.001), ran("QueueDequeueV2", 0, 0, queue="q/1/0")
+    write(tmp_path, 0, work | {"ts": begin - 1}, wait | {"ts": begin, "dur": tick}, workers=1)
+    (share,) = shares(tmp_path)
+    assert share.waiting == {(ANYBODY, Meanwhile.ELSE): tick}
+
+
 def test_reading_data_is_told_by_itself(tmp_path: Path) -> None:
     write(tmp_path, 0, ran("IteratorGetNext", 0, 6), ran("MatMul", 6, 1), workers=1)
     (share,) = shares(tmp_path)
