@@ -86,7 +86,8 @@ class Pieces:
             worker = self._worker if shard.owner == EVERY_WORKER else shard.owner
             with self._host.graph.as_default(), self._on(kept, worker):
                 handle = self._handle(kept, shard, shard.name)
-                yield shard, worker, tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
+                read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
+            yield shard, worker, read  # outside of the graph, in which whoever asks is not
 
     @staticmethod
     def _handle(kept: Kept, shard: Shard, name: str) -> tf.Tensor:
