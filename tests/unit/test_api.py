@@ -25,6 +25,9 @@ class AnotherWorker:
     def let_chief_fail_first(self, limit: float) -> None:
         """There is no chief."""
 
+    def hold(self) -> None:
+        """There is no chief."""
+
     def wait_for_end(self) -> None:
         """There is no chief."""
 
