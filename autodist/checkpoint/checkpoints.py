@@ -164,12 +164,12 @@ class Checkpoints:
         self._matched(prefix)
         return {"prefix": prefix, "index": digest(f"{prefix}.index"), "step": about.get("step", 0)}
 
-    def _matched(self, prefix: str) -> tuple[SavedObjects, dict[str, str]]:
-        """The objects, and by key of each of their values the saved one's."""
+    def _matched(self, prefix: str) -> tuple[SavedObjects, dict[str, str], bool]:
+        """The objects, by key of each of their values the saved one's, and whether a graph of objects was saved."""
         objects, graph = SavedObjects.of(self._root), saved_graph(prefix)
         if graph is not None and build_optimizers(objects, graph):
             objects = SavedObjects.of(self._root)
-        return objects, require_same(prefix, objects, graph)
+        return objects, require_same(prefix, objects, graph), graph is not None
 
     def _require_seen(self, prefix: str, index: str) -> None:
         """Passes where this worker's machine has the checkpoint that the chief has found."""
@@ -181,8 +181,8 @@ class Checkpoints:
             )
 
     def _assign(self, prefix: str) -> None:
-        objects, keys = self._matched(prefix)
-        if saved_graph(prefix) is not None:
+        objects, keys, has_graph = self._matched(prefix)
+        if has_graph:
             self._root.restore(prefix).expect_partial()  # a save counter may be missing, and nothing else
             return
         reader = tf.train.load_checkpoint(prefix)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from autodist.graph.placement import Shard
 from autodist.runtime.host import Host
-from autodist.runtime.pieces import GROUP_BYTES, Pieces
+from autodist.runtime.pieces import Pieces, in_groups
 from autodist.runtime.variables import Kept
 
 _Asked = tuple[tuple[tuple[str, Kept], ...], frozenset[int]]
@@ -37,6 +37,18 @@ class _Slice:
     byte_size: int
     writer: int
     value: tf.Tensor
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A value that this process has, by the key of its variable."""
+
+    key: str
+    value: tf.Tensor
+
+    @property
+    def byte_size(self) -> int:
+        return self.value.dtype.size * int(tf.size(self.value))
 
 
 class PartWriter:
@@ -98,7 +110,7 @@ class PartWriter:
         slices = list(itertools.chain.from_iterable(self._slices(key, kept, seeing) for key, kept in values))
         files: dict[int, list[list[_Slice]]] = {}
         for writer in sorted({s.writer for s in slices}):
-            files[writer] = list(_in_groups([s for s in slices if s.writer == writer]))
+            files[writer] = list(in_groups([s for s in slices if s.writer == writer]))
         rounds = itertools.zip_longest(*files.values())
         number = itertools.count()
         return [
@@ -135,26 +147,17 @@ def place_of(kept: Kept, shard: Shard) -> str:
 def write_here(values: Iterable[tuple[str, Callable[[], tf.Tensor]]], folder: str) -> list[str]:
     """Writes what this process has, read as it comes to it, into part files; returns their prefixes."""
     prefixes: list[str] = []
-    group: list[tuple[str, tf.Tensor]] = []
-
-    def save() -> None:
+    for group in in_groups(_Read(key, read()) for key, read in values):
         prefix = os.path.join(folder, f"here-{len(prefixes)}")
         with tf.device("/cpu:0"):
             tf.raw_ops.SaveV2(
                 prefix=prefix,
-                tensor_names=[key for key, _ in group],
+                tensor_names=[one.key for one in group],
                 shape_and_slices=[""] * len(group),
-                tensors=[value for _, value in group],
+                tensors=[one.value for one in group],
             )
         prefixes.append(prefix)
-        group.clear()
-
-    for key, read in values:
-        group.append((key, read()))
-        if sum(value.dtype.size * int(tf.size(value)) for _, value in group) >= GROUP_BYTES:
-            save()
-    if group:
-        save()
+        del group  # its values go before the next are read
     return prefixes
 
 
@@ -164,16 +167,3 @@ def merge(parts: Sequence[str], prefix: str) -> None:
         session.run(
             tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=prefix, delete_old_dirs=False)
         )
-
-
-def _in_groups(slices: Sequence[_Slice]) -> Iterator[list[_Slice]]:
-    group: list[_Slice] = []
-    size = 0
-    for one in slices:
-        group.append(one)
-        size += one.byte_size
-        if size >= GROUP_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -20,12 +21,24 @@ GROUP_BYTES = 16 << 20
 """Values are sent in groups of about this size: what is under way lies in memory twice."""
 
 
-def _in_groups(variables: Sequence[Tracked]) -> Iterator[list[Tracked]]:
-    group: list[Tracked] = []
+class HasSize(Protocol):
+    """What is brought somewhere together with others."""
+
+    @property
+    def byte_size(self) -> int: ...
+
+
+T = TypeVar("T", bound=HasSize)
+
+
+def in_groups(values: Iterable[T]) -> Iterator[list[T]]:
+    """What is brought together, in the order of the values; the next are not asked for before a group was taken."""
+    group: list[T] = []
     size = 0
-    for tracked in variables:
-        group.append(tracked)
-        size += tracked.byte_size
+    for value in values:
+        group.append(value)
+        size += value.byte_size
+        del value  # whoever has taken the group may let it go before the next is asked for
         if size >= GROUP_BYTES:
             yield group
             group, size = [], 0
@@ -57,7 +70,7 @@ class Pieces:
     def push(self, variables: Sequence[Tracked]) -> None:
         """On the chief, gives every piece of the variables the value that its script has; nobody is in a step."""
         self.prepare_push(variables)
-        for some in _in_groups(variables):
+        for some in in_groups(variables):
             made = [self._write(t) for t in some]
             values = {given: np.asarray(t.read()) for t, (given, _) in zip(some, made, strict=True)}
             self._host.session.run([op for _, ops in made for op in ops], values)

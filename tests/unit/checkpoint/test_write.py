@@ -69,7 +69,6 @@ def test_variables_wherever_they_lie_are_read_whole_by_tensorflow(host, tmp_path
 def test_shards_are_written_by_their_owners_and_in_files_of_their_own(host, tmp_path, monkeypatch):
     """A file takes no more than a group of slices, so that no more is in memory at once."""
     monkeypatch.setattr(pieces_module, "GROUP_BYTES", 1)
-    monkeypatch.setattr("autodist.checkpoint.write.GROUP_BYTES", 1)
     pieces, variables = push(host)
     wrote = []
     writer = PartWriter(host, pieces, lambda worker: wrote.append(worker) or "")
@@ -98,7 +97,7 @@ def test_a_place_is_spelt_as_tensorflow_does(host):
 
 
 def test_values_of_this_process_are_read_a_group_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("autodist.checkpoint.write.GROUP_BYTES", 16)
+    monkeypatch.setattr("autodist.runtime.pieces.GROUP_BYTES", 16)
     values = [(f"v{k}", lambda k=k: tf.fill([1], np.float64(k))) for k in range(5)]
     parts = write_here(values, str(tmp_path))
     assert len(parts) == 3

@@ -46,6 +46,19 @@ def capture(
     return replace(captured, item=replace(captured.item, is_global=is_global, is_whole=is_whole))
 
 
+def capture_one_weight() -> CapturedFunction:
+    """A step that trains one variable, "weight", for tests to which it does not matter what is trained."""
+    weight = tf.Variable(np.ones(2), name="weight")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x * weight)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    return capture(step, np.ones((1, 2)))
+
+
 def plan(
     item: GraphItem,
     workers: int = 1,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -11,19 +10,7 @@ from autodist.kernels import KERNELS, Context, rewrite
 from autodist.kernels.finish.prune import Prune
 from autodist.kernels.pipeline import DUMP_VARIABLE
 from autodist.proto import graph_item_pb2
-from tests.unit.kernels.in_one_process import capture, plan
-
-
-def _captured():
-    weight = tf.Variable(np.ones(2), name="weight")
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(x * weight)
-        weight.assign_sub(tape.gradient(loss, weight))
-        return loss
-
-    return capture(step, np.ones((1, 2)))
+from tests.unit.kernels.in_one_process import capture_one_weight, plan
 
 
 def test_every_kernel_has_a_name_of_its_own():
@@ -32,7 +19,7 @@ def test_every_kernel_has_a_name_of_its_own():
 
 def test_the_step_is_dumped_after_each_kernel(tmp_path, monkeypatch):
     monkeypatch.setenv(DUMP_VARIABLE, str(tmp_path))
-    item = _captured().item
+    item = capture_one_weight().item
     rewrite(item, Context(plan(item, replicas=2), 0), "some_step")
     folders = sorted((tmp_path / "some_step" / "worker_0").iterdir(), key=lambda f: int(f.name.partition("_")[0]))
     assert [f.name.partition("_")[2] for f in folders] == ["captured", *(kernel.name for kernel in KERNELS)]
@@ -46,7 +33,7 @@ def test_the_step_is_dumped_after_each_kernel(tmp_path, monkeypatch):
 
 def test_the_dumped_text_has_what_kernels_tell_each_other(tmp_path, monkeypatch):
     monkeypatch.setenv(DUMP_VARIABLE, str(tmp_path))
-    item = _captured().item
+    item = capture_one_weight().item
     rewrite(item, Context(plan(item, workers=2, replicas=2), 0), "some_step")
     texts = {f.parent.name.partition("_")[2]: f.read_text() for f in tmp_path.glob("some_step/worker_0/*/step.txt")}
     assert texts.keys() == {"captured", *(kernel.name for kernel in KERNELS)}
@@ -62,7 +49,7 @@ def test_an_error_says_in_which_kernel_it_was_raised():
         def apply(self, item, context):
             raise RewriteError("no way")
 
-    item = _captured().item
+    item = capture_one_weight().item
     with pytest.raises(RewriteError) as raised:
         rewrite(item, Context(plan(item, replicas=2), 0), kernels=[Fails()])
     assert raised.value.__notes__ == ["in the kernel prune, for worker 0"]
@@ -71,6 +58,6 @@ def test_an_error_says_in_which_kernel_it_was_raised():
 def test_nothing_is_dumped_unasked(tmp_path, monkeypatch):
     monkeypatch.delenv(DUMP_VARIABLE, raising=False)
     monkeypatch.chdir(tmp_path)
-    item = _captured().item
+    item = capture_one_weight().item
     rewrite(item, Context(plan(item, replicas=2), 0))
     assert not list(tmp_path.iterdir())

@@ -27,7 +27,7 @@ from autodist.kernels import (
 )
 from autodist.kernels.pipeline import DUMP_VARIABLE
 from autodist.kernels.registry import with_own
-from tests.unit.kernels.in_one_process import CapturedFunction, capture, plan, train
+from tests.unit.kernels.in_one_process import capture_one_weight, plan, train
 
 
 @pytest.fixture(autouse=True)
@@ -66,25 +66,13 @@ class Silent(Kernel):
         return item
 
 
-def captured() -> CapturedFunction:
-    weight = tf.Variable(np.ones(2), name="weight")
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(x * weight)
-        weight.assign_sub(tape.gradient(loss, weight))
-        return loss
-
-    return capture(step, np.ones((1, 2)))
-
-
 def names_of(kernels):
     return [kernel.name for kernel in kernels]
 
 
 @pytest.mark.parametrize("after", ["split-bundles", "replicate", "reduce-by-shuffle", "prune"])
 def test_it_rewrites_the_step_of_every_worker_before_and_after_the_replicas_are_made(after):
-    step, batch = captured(), np.arange(8.0).reshape(4, 2)
+    step, batch = capture_one_weight(), np.arange(8.0).reshape(4, 2)
     trained = []
     for kernel in (None, HalfSteps):
         if kernel is not None:
@@ -125,7 +113,7 @@ def test_an_error_in_it_says_its_name_and_the_worker():
         def apply(self, item: GraphItem, context: Context) -> GraphItem:
             raise KeyError("some node")
 
-    step = captured()
+    step = capture_one_weight()
     with pytest.raises(KeyError, match="some node") as error:
         rewrite(step.item, Context(plan(step.item, workers=2), 1))
     assert error.value.__notes__ == ["in the kernel fails, for worker 1"]
@@ -140,7 +128,7 @@ def test_what_it_returns_has_to_be_a_step():
         def apply(self, item: GraphItem, context: Context) -> GraphItem:
             return None  # type: ignore[return-value]
 
-    step = captured()
+    step = capture_one_weight()
     with pytest.raises(RewriteError, match="returned None and no step: let it return") as error:
         rewrite(step.item, Context(plan(step.item), 0))
     assert error.value.__notes__ == ["in the kernel forgets, for worker 0"]
@@ -149,7 +137,7 @@ def test_what_it_returns_has_to_be_a_step():
 def test_its_step_is_dumped_and_verified_as_ours_are(tmp_path, monkeypatch):
     monkeypatch.setenv(DUMP_VARIABLE, str(tmp_path))
     register_kernel(after="replicate")(Silent)
-    step = captured()
+    step = capture_one_weight()
     rewrite(step.item, Context(plan(step.item, replicas=2), 0), "some_step")
     assert [f.name for f in tmp_path.glob("some_step/worker_0/*_silent")] == [
         f"{names_of(KERNELS).index('replicate') + 2}_silent"
@@ -238,7 +226,7 @@ def test_what_is_no_kernel_is_refused_with_the_reason(found, fault):
 
 
 def test_workers_that_register_other_kernels_are_told_which():
-    item = captured().item
+    item = capture_one_weight().item
     register_kernel(after="replicate")(HalfSteps)
     chief, _ = Fingerprint.unpack(Fingerprint.of(item, own_kernels()).packed_with(b""))
     require_equal(chief, Fingerprint.of(item, own_kernels()), "worker 1")
