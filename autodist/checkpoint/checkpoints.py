@@ -99,6 +99,7 @@ class Checkpoints:
     # -- saving ----------------------------------------------------------------------------------------------------
 
     def _write(self, step: int | None) -> str:
+        self._folder.claim()
         self._run.land()
         try:
             with self._folder.unfinished() as made:

@@ -20,6 +20,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from autodist.checkpoint.lock import FolderLock
 from autodist.errors import CheckpointError
 
 FORMAT = 1
@@ -67,6 +68,23 @@ class Folder:
         numbers = self.numbers()
         return self.prefix(numbers[-1]) if numbers else None
 
+    def claim(self) -> None:
+        """Makes the folder this process's, for as long as it lives.
+
+        Raises:
+            CheckpointError: another one has it, which is named, or it cannot be written.
+        """
+        try:
+            os.makedirs(self.path, exist_ok=True)
+            FolderLock.take(self.path)
+        except OSError as error:
+            raise self._not_writable(error) from error
+
+    def _not_writable(self, error: OSError) -> CheckpointError:
+        return CheckpointError(
+            f"no checkpoint can be written in {self.path}: {error}. Name another folder, or make this one writable."
+        )
+
     @contextmanager
     def unfinished(self) -> Iterator[str]:
         """A folder in which a checkpoint is made; what earlier runs have left half done goes.
@@ -79,9 +97,7 @@ class Folder:
             self._clean()
             made = tempfile.mkdtemp(prefix=_UNFINISHED, dir=self.path)
         except OSError as error:
-            raise CheckpointError(
-                f"no checkpoint can be written in {self.path}: {error}. Name another folder, or make this one writable."
-            ) from error
+            raise self._not_writable(error) from error
         try:
             yield made
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from collections.abc import Callable
@@ -14,6 +15,7 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
+from autodist.checkpoint.lock import FolderLock
 from autodist.errors import CheckpointError, CheckpointMismatchError
 from autodist.strategies import (
     PS,
@@ -268,6 +270,19 @@ def test_a_run_that_does_not_go_on_writes_beside_what_is_there(tmp_path):
     second = ad.checkpoint(tmp_path, model=Model()).save(step=2)
     assert [os.path.basename(path) for path in (first, second)] == ["ckpt-1", "ckpt-2"]
     assert os.path.exists(f"{first}.index")
+
+
+def test_a_folder_that_another_run_writes_is_refused_and_left_as_it_is(tmp_path):
+    ad = autodist()
+    path = ad.checkpoint(tmp_path, model=Model()).save(step=1)
+    FolderLock.release_all()
+    before = sorted(os.listdir(tmp_path))
+    with open(tmp_path / "checkpoint.lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(CheckpointError, match="is in use by another process"):
+            ad.checkpoint(tmp_path, model=Model()).save(step=2)
+        assert sorted(os.listdir(tmp_path)) == [*before[:1], "checkpoint.lock", *before[1:]]
+        assert ad.checkpoint(tmp_path, model=Model()).restore(path) == 1  # reading is everybody's
 
 
 def test_an_empty_folder_restores_nothing(tmp_path):
