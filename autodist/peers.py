@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -54,6 +55,8 @@ class Peers:
         start_up: is told how far that is.
 
     Attributes:
+        apart: on another worker, where it has come to another call than the chief before all had joined, its own and
+            the chief's; "" is a step. None: it has not.
         failure: of another worker, once the chief knows of it.
         is_told: whether the script has seen that failure raised.
     """
@@ -66,6 +69,7 @@ class Peers:
             member.let_chief_fail_first(spec.cause_timeout)
         self._caller: Caller | None = None
         self._ended_at: float | None = None
+        self.apart: tuple[str, str] | None = None
         self.failure: WorkerFailedError | None = None
         self._lines_before = 0
         self.is_told = False
@@ -99,16 +103,32 @@ class Peers:
             if self.failure is not None:
                 raise self._as_told_last(self.failure)
 
-    def say(self, text: str) -> None:
-        """On the chief, tells the others what they `hear`, before all have joined."""
+    def say(self, what: str, text: str) -> None:
+        """On the chief, tells the others what they `hear`, before all have joined.
+
+        Args:
+            what: is called, in which they hear it.
+            text: is said.
+        """
         self.begin()
         if self._starting is not None:
-            self._starting.coordinator.say(text)
+            self._starting.coordinator.say(json.dumps([what, text]))
 
-    def hear(self) -> str:
-        """On another worker, waits for what the chief says."""
+    def hear(self, what: str) -> str | None:
+        """On another worker, waits for what the chief says where it calls the same; None: it has gone on without."""
         assert self._member is not None, "the chief says it"
-        return self._member.hear()
+        said, text = json.loads(self._member.hear() or '["", ""]')
+        if said == what:
+            return str(text)
+        self.apart = self.apart or (what, said)
+        return None
+
+    def note_unheard(self) -> None:
+        """On another worker, notes what the chief has said and this one's script has not called; both join."""
+        assert self._member is not None, "the chief says it"
+        unheard = self._member.hear()
+        if unheard is not None:
+            self.apart = self.apart or ("", json.loads(unheard)[0])
 
     def join(self, config: tf.compat.v1.ConfigProto) -> str:
         """Brings all workers together; returns the target for this one's session.
@@ -156,6 +176,7 @@ class Peers:
         member.progress = self._progress
         server = start_server(member.addresses, member.index, member.held, config)
         member.wait_for_chief()
+        self.note_unheard()
         # Longer than the chief waits, who says which worker is late.
         wait_until_listening(member.addresses, self._spec.start_timeout + self._spec.cause_timeout)
         return server

@@ -52,6 +52,9 @@ log = logging.getLogger("autodist")
 
 _INTERRUPTED = "the chief was interrupted"
 
+FIT = "fit"
+RESTORE = "ad.checkpoint(…).restore"
+
 
 @dataclass
 class Run:
@@ -310,6 +313,7 @@ class Run:
             send = self._mailbox.open_box(lambda message: calls.receive(Note.decode(message)))
             self._calls = calls = CommonCalls(self.index, self.workers, lambda to, note: send(to, note.encode()))
             self._mailbox.start()
+            self._require_alike()
 
     def _home(self, worker: int, dtype: tf.DType) -> str:
         """The device on which a worker keeps a variable."""
@@ -375,17 +379,51 @@ class Run:
             parts = self.guard(self._messages.gather, mine)
             return unpack(self.guard(self._messages.exchange, combine_parts(parts) if parts else b""))
 
-    def share(self, said: str) -> str:
-        """What the chief says, on every worker; all of them call it alike, also before there are others."""
+    def share(self, said: str, what: str = FIT, is_certain: bool = True) -> str:
+        """What the chief says, on every worker; all of them call it alike, also before there are others.
+
+        Args:
+            said: by the chief.
+            what: is called, by the script, in which they do.
+            is_certain: whether all are known to call it. Before they have joined, those that do not are found out then.
+
+        Raises:
+            CheckpointError, ClusterError: they do not; where it comes out as they join, on all workers.
+        """
         if self._host is None:
             self.check_others()
-            if self.index > 0:
-                return self._peers.hear()
-            self._peers.say(said)
-            return said
-        with self.missed_step.noted():
+            if self.index == 0:
+                self._peers.say(what, said)
+                return said
+            heard = self._peers.hear(what)
+            if heard is not None:
+                return heard
+            with self.missed_step.noted():
+                self._start()  # which raises, on all workers
+        with self.missed_step.noted(but=CheckpointError):
+            if not is_certain and self._calls is not None:
+                if not self.guard(self._calls.are_made_together, Call(what), True):
+                    raise _not_alike(f"{self._who(self.index)} calls {what}, and others do not", what)
             self.passes()
             return self.guard(self._messages.exchange, said.encode()).decode()
+
+    def _who(self, index: int) -> str:
+        return f"worker {index}" if index > 0 else "the chief"
+
+    def _require_alike(self) -> None:
+        """Passes where all workers have come to the same calls by now, in which the chief has said something.
+
+        Raises:
+            CheckpointError, ClusterError: they have not; on all workers.
+        """
+        parts = self.guard(self._messages.gather, json.dumps(self._peers.apart).encode())
+        apart = {w: told for w, part in enumerate(parts) if (told := json.loads(part)) is not None}
+        found = json.dumps(next(iter(apart.items()), None)).encode()
+        first = json.loads(self.guard(self._messages.exchange, found))
+        if first is not None:
+            worker, (mine, chiefs) = first
+            told = f"{self._who(worker)} has come to {mine or 'a step'}, and the chief to {chiefs or 'a step'}"
+            raise _not_alike(told, RESTORE if RESTORE in (mine, chiefs) else FIT)
 
     def passes(self) -> None:
         """This worker comes to what all workers do alike: a step, or what they tell one another between two."""
@@ -547,3 +585,11 @@ def share_names(item: GraphItem, names: Mapping[str, str]) -> GraphItem:
         if node.name in by_handle:
             node.attr["shared_name"].s = by_handle[node.name].encode()
     return item.with_graph(definition)
+
+
+def _not_alike(told: str, what: str) -> CheckpointError | ClusterError:
+    """What to raise where workers call different things."""
+    mend = f"Call {what} on every worker at the same place, and not under `if ad.is_chief:`."
+    if what == RESTORE:
+        return CheckpointError(f"{told}. All workers restore what the chief has found, or none. {mend}")
+    return ClusterError(f"{told}. {mend}")

@@ -18,7 +18,7 @@ from autodist.checkpoint.write import PartWriter, merge, write_here
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
 from autodist.proto import strategy_pb2
-from autodist.run import Run
+from autodist.run import RESTORE, Run
 from autodist.runtime.variables import Kept
 
 
@@ -77,8 +77,9 @@ class Checkpoints:
 
         Raises:
             CheckpointMismatchError: it was saved of other objects.
-            CheckpointError: it is damaged or not there, or this worker does not see it. Nothing is changed then, and
-                all workers raise it.
+            CheckpointError: it is damaged or not there: on all workers, and nothing is changed then. Or this worker
+                does not see it. Or not all workers call it: on those that do, or, before they have joined, on all in
+                the first step.
         """
         error = None
         found: Mapping[str, Any] = {}
@@ -87,7 +88,7 @@ class Checkpoints:
                 found = self._find(path)
             except CheckpointError as raised:
                 error, found = raised, {"error": str(raised)}
-        told = json.loads(self._run.share(json.dumps(found)))
+        told = json.loads(self._run.share(json.dumps(found), RESTORE, is_certain=False))
         if error is not None or "error" in told:
             raise error or CheckpointError(told["error"])
         if not told:

@@ -67,7 +67,7 @@ class Member:
         self._waiting = threading.Event()
         self._sending = threading.Lock()
         self._ended = threading.Event()
-        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._chief_waits = threading.Event()
         self._holds_for = 0.0
         began = time.monotonic()
@@ -84,9 +84,12 @@ class Member:
         """
         return _member()
 
-    def hear(self) -> str:
-        """What the chief says next, with `Coordinator.say`; waits for it."""
-        return self._said.get()
+    def hear(self) -> str | None:
+        """What the chief says next, with `Coordinator.say`; waits for it. None: it has come to its first step."""
+        said = self._said.get()
+        if said is None:
+            self._said.put(None)
+        return said
 
     def wait_for_chief(self) -> None:
         """Returns once the chief's script has come to its first step; it may take its time."""
@@ -158,6 +161,7 @@ class Member:
                     case Said(text):
                         self._said.put(text)
                     case Waiting():
+                        self._said.put(None)
                         self._chief_waits.set()
                     case Release():
                         released = True

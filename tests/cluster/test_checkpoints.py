@@ -1,0 +1,75 @@
+"""`ad.checkpoint` on several workers: what some have saved, others go on with; who restores alone is told so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cluster.trainings import Training
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+BOTH = """
+from autodist.errors import CheckpointError
+
+draw = np.random.default_rng(0)
+with ad.scope():
+    table, momentum = tf.Variable(draw.normal(size=(6, 4))), tf.Variable(np.zeros((6, 4)))
+
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.tanh(x @ table) ** 2)
+    momentum.assign(0.9 * momentum + tape.gradient(loss, table))
+    table.assign_sub(0.1 * momentum)
+    return loss
+
+batches = draw.normal(size=(8, 9, 6))
+checkpoint = ad.checkpoint(FOLDER, table=table, momentum=momentum)
+done = checkpoint.restore() or 0
+train = ad.function(batch="global")(step)
+"""
+
+FIRST = """
+for batch in batches[:5]:
+    train(batch)
+checkpoint.save(step=5)
+"""
+
+SECOND = """
+for batch in batches[done:7]:
+    train(batch)
+told = ""
+if ad.is_chief:
+    try:
+        checkpoint.restore()
+    except CheckpointError as error:
+        told = str(error)
+train(batches[7])
+found = [table.numpy(), momentum.numpy()]
+table.assign(np.random.default_rng(0).normal(size=(6, 4)))  # on one device from here on
+momentum.assign(np.zeros((6, 4)))
+for batch in batches:
+    step(tf.constant(batch))
+keep(done=done, told=told, found=found, expected=[table.numpy(), momentum.numpy()])
+"""
+
+
+def test_what_three_workers_have_saved_in_shards_two_go_on_with(tmp_path: Path):
+    """The chief that restores alone is told so, and nothing is changed, since the other workers were not asked."""
+    both = BOTH.replace("FOLDER", repr(str(tmp_path / "saved")))
+    nodes = [{"address": "localhost", "cpus": [0, 1, 2], "workers": 3}]
+    strategy = {"builder": "PartitionedPS", "max_shards": 3, "min_partition_bytes": 1}
+    with Training(tmp_path / "first", both + FIRST, {"nodes": nodes, "strategy": strategy}) as run:
+        assert run.wait(120) == 0, run.stderr
+    nodes = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]
+    strategy = {"builder": "PartitionedPS", "max_shards": 2, "min_partition_bytes": 1}
+    with Training(tmp_path / "second", both + SECOND, {"nodes": nodes, "strategy": strategy}) as run:
+        assert run.wait(120) == 0, run.stderr
+        for worker in range(2):
+            kept = run.kept(worker)
+            assert kept["done"] == 5
+            np.testing.assert_allclose(kept["found"], kept["expected"], rtol=1e-9, atol=1e-12)
+        assert "on every worker at the same place" in str(run.kept(0)["told"])
+        run.assert_gone()
