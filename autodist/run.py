@@ -6,7 +6,7 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -69,6 +69,8 @@ class Run:
     Attributes:
         on_training: called where a step that trains is made ready to run on all replicas.
         is_told_apart: whether the script has asked which worker it is, so that each may do something else.
+        before_end: called on the chief at the end of its script, while all values are still there; what one raises is
+            how the run ends.
         tables: names of the lookup tables that this worker has filled.
         recorder: records its training steps; None: nobody has asked for that.
     """
@@ -105,6 +107,7 @@ class Run:
         )
         self._landings: list[Callable[[], Any]] = []
         self.on_training: Callable[[], None] = lambda: None
+        self.before_end: list[Callable[[], None]] = []
         self.is_told_apart = False
         self.tables: set[str] = set()
         self.recorder = recorder()
@@ -529,13 +532,26 @@ class Run:
             self._close_session()
             self._peers.abort("the chief's updates failed")
             raise
+        failures = [] if self._ends_badly else list(self._close_what_is_open())
         # Before the other workers end: closing takes leave of their servers.
         self._close_session()
         if self._ends_badly:  # another worker just leaves, which is told to the chief
             self._peers.abort(_INTERRUPTED if self._is_interrupted else "the chief's script failed")
+            for error in self._close_what_is_open():  # the others are told first; how it ends is known already
+                log.error("%s", error)
             self._tell_what_no_status_tells()
         else:
             self._peers.finish()
+            for error in failures:
+                raise error
+
+    def _close_what_is_open(self) -> Iterator[AutoDistError]:
+        """Does what is to be done before the run ends; gives what of it fails."""
+        while self.before_end:
+            try:
+                self.before_end.pop()()
+            except AutoDistError as error:
+                yield error
 
     def _tell_what_no_status_tells(self) -> None:
         """On the chief, raises what failed and has not made the script itself end badly.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -14,10 +12,8 @@ import tensorflow as tf
 from autodist.checkpoint.folder import Folder, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, build_optimizers
 from autodist.checkpoint.read import read_about, require_same, require_whole, saved_graph
-from autodist.checkpoint.write import PartWriter, merge, write_here
+from autodist.checkpoint.save import Content, Saves, Value
 from autodist.errors import CheckpointError
-from autodist.graph.devices import cpu_of
-from autodist.proto import strategy_pb2
 from autodist.run import RESTORE, Run
 from autodist.runtime.variables import Kept
 
@@ -37,31 +33,48 @@ class Checkpoints:
             raise ValueError(f"keep is {keep!r}; it is how many checkpoints stay, at least 1.")
         if not objects:
             raise ValueError("name what is to be saved, as for tf.train.Checkpoint: model=model, optimizer=optimizer.")
-        self._run, self._folder, self._keep = run, Folder(folder), keep
+        self._run, self._folder = run, Folder(folder)
         self._root = tf.train.Checkpoint(**objects)
-        self._part_writer: PartWriter | None = None
+        self._saves = Saves(run, self._folder, keep)
 
     @property
     def latest(self) -> str | None:
         """Path of the last checkpoint in the folder, as this machine sees it; None: there is none."""
         return self._folder.latest()
 
-    def save(self, step: int | None = None) -> str | None:
+    def save(self, step: int | None = None, *, background: bool = False) -> str | None:
         """Saves all values as they are between two steps; all workers call it, and the chief alone writes.
+
+        In the background, all values are in files when it returns, which the system has yet to bring to the disk: they
+        take no memory of this process, and training may go on. What could not be written the next save raises, or
+        `wait`, or the end of the run, which waits for it.
 
         Where the chief alone calls it, the others do not wait for it: what asynchronous steps write meanwhile may be
         in some values and not in others.
 
         Args:
             step: how many were made, for whoever restores it.
+            background: whether it returns before the checkpoint is on the disk and has its name.
 
         Returns:
-            The path of the checkpoint, as TensorFlow reads it; None on another worker than the chief.
+            The path that the checkpoint has, or will have, as TensorFlow reads it; None on another worker than the
+            chief.
 
         Raises:
             CheckpointError: it cannot be written; those that were there are as they were. On all workers.
         """
-        return self._run.chief_does("checkpoint", lambda: self._write(step))
+        above = int(self._root.save_counter)
+        return self._run.chief_does(
+            "checkpoint", lambda: self._saves.save(lambda number: self._content(number, step), background, above)
+        )
+
+    def wait(self) -> None:
+        """Returns when what is saved in the background is on the disk.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        self._saves.wait()
 
     def restore(self, path: str | os.PathLike[str] | None = None) -> int | None:
         """Gives the objects the values of a checkpoint: ours, or what `tf.train.Checkpoint` or a `Saver` has written.
@@ -85,6 +98,7 @@ class Checkpoints:
         found: Mapping[str, Any] = {}
         if self._run.index == 0:
             try:
+                self._saves.wait()
                 found = self._find(path)
             except CheckpointError as raised:
                 error, found = raised, {"error": str(raised)}
@@ -99,60 +113,16 @@ class Checkpoints:
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
-    def _write(self, step: int | None) -> str:
-        self._folder.claim()
-        self._run.land()
-        try:
-            with self._folder.unfinished() as made:
-                number = max(int(self._root.save_counter), *self._folder.numbers(), 0) + 1
-                self._root.save_counter.assign(number)
-                prefix = os.path.join(made, "merged")
-                merge(self._write_parts(made), prefix)
-                path = self._folder.publish(prefix, number, self._about(number, step))
-            self._folder.keep(self._keep)
-        except (OSError, tf.errors.OpError) as error:
-            raise CheckpointError(
-                f"the checkpoint could not be written in {self._folder.path}, where earlier ones are as they were: "
-                f"{error}. Make room there, or name another folder."
-            ) from error
-        return path
-
-    def _write_parts(self, folder: str) -> list[str]:
+    def _content(self, number: int, step: int | None) -> Content:
+        self._root.save_counter.assign(number)
         objects = SavedObjects.of(self._root)
-        in_session: dict[str, Kept] = {}
-        here: list[tuple[str, Callable[[], tf.Tensor]]] = []
-        for value in objects.values.values():
-            tracked = None if value.variable is None else self._run.tracker.of(value.variable)
-            if tracked is not None and tracked.is_behind:
-                in_session[value.key] = tracked.kept
-            else:
-                here.append((value.key, value.read))
         graph = objects.graph.SerializeToString(deterministic=True)
-        here.append((GRAPH_KEY, lambda: tf.constant(graph)))
-        parts = self._run.guard(self._writer().write, in_session, folder) if in_session else []
-        return [*parts, *write_here(here, folder)]
+        values = [Value(value.key, value.read, self._kept(value.variable)) for value in objects.values.values()]
+        return Content([*values, Value(GRAPH_KEY, lambda: tf.constant(graph))], {"step": step or 0})
 
-    def _writer(self) -> PartWriter:
-        if self._part_writer is None:
-            workers = self._run.workers
-            self._part_writer = PartWriter(
-                self._run.host.beside(), self._run.pieces, lambda worker: cpu_of(worker, workers)
-            )
-        return self._part_writer
-
-    def _about(self, number: int, step: int | None) -> dict[str, Any]:
-        """What the side file says of the run; where another one goes on, it may have another strategy and seed."""
-        strategy = self._run.strategy
-        return {
-            "number": number,
-            "step": step or 0,
-            "seed": self._run.seed,
-            "workers": self._run.workers,
-            "replicas": len(self._run.spec.replicas),
-            "strategy": strategy and {"builder": strategy.builder, "sha256": _digest_of(strategy)},
-            "autodist": importlib.metadata.version("autodist"),
-            "tensorflow": tf.__version__,
-        }
+    def _kept(self, variable: tf.Variable | None) -> Kept | None:
+        tracked = None if variable is None else self._run.tracker.of(variable)
+        return tracked.kept if tracked is not None and tracked.is_behind else None
 
     # -- restoring -------------------------------------------------------------------------------------------------
 
@@ -192,7 +162,3 @@ class Checkpoints:
             variable = objects.values[key].variable
             assert variable is not None, "nothing else is found by its name"
             variable.assign(reader.get_tensor(name))
-
-
-def _digest_of(strategy: strategy_pb2.Strategy) -> str:
-    return hashlib.sha256(strategy.SerializeToString(deterministic=True)).hexdigest()

@@ -1,0 +1,58 @@
+"""Background: the slow part of a save, made while training goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable
+from typing import ClassVar
+
+_NICENESS = 10
+"""Of the thread: a training step that wants its core has it first."""
+
+
+class Background:
+    """What is under way for one folder of this process; one thing at a time."""
+
+    _of: ClassVar[dict[str, Background]] = {}
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    @classmethod
+    def of(cls, folder: str) -> Background:
+        """That of a folder, whoever saves there."""
+        return cls._of.setdefault(os.path.realpath(folder), cls())
+
+    def begin(self, act: Callable[[], None]) -> None:
+        """Does something in a thread of its own; what was begun before has to be over.
+
+        Args:
+            act: what is done; what it raises the next `wait` raises.
+        """
+        assert self._thread is None, "`wait` comes before it"
+        self._thread = threading.Thread(target=self._do, args=(act,), name="autodist-checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Returns when nothing is under way.
+
+        Raises:
+            CheckpointError: what was could not be done; raised once.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _do(self, act: Callable[[], None]) -> None:
+        with contextlib.suppress(OSError, AttributeError):  # a system whose threads have no priority of their own
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        try:
+            act()
+        except Exception as error:  # noqa: BLE001 - all of it belongs to who waits
+            self._error = error

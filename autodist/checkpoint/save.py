@@ -1,0 +1,169 @@
+"""Saves: makes a checkpoint of values, wherever they lie, at once or with its slow part in the background."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.metadata
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.checkpoint.background import Background
+from autodist.checkpoint.folder import Folder
+from autodist.checkpoint.write import PartWriter, merge, write_here
+from autodist.errors import CheckpointError
+from autodist.graph.devices import cpu_of
+from autodist.proto import strategy_pb2
+from autodist.run import Run
+from autodist.runtime.variables import Kept
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is saved under a key.
+
+    Attributes:
+        key: in the checkpoint.
+        read: gives it.
+        kept: how the session has it; None: this process has it, and `read` is asked.
+    """
+
+    key: str
+    read: Callable[[], tf.Tensor]
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True)
+class Content:
+    """What makes a checkpoint.
+
+    Attributes:
+        values: to be written.
+        about: for the side file, besides what it says of every run.
+        files: written beside, by suffix (".callbacks.npz") and by what writes one to a path.
+    """
+
+    values: Iterable[Value]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, Callable[[str], None]] = field(default_factory=dict)
+
+
+class Saves:
+    """Saves what a run trains into a folder.
+
+    Args:
+        run: whose values they are.
+        folder: of the checkpoints.
+        keep: how many stay there.
+    """
+
+    def __init__(self, run: Run, folder: Folder, keep: int) -> None:
+        self._run, self._folder, self._keep = run, folder, keep
+        self._part_writer: PartWriter | None = None
+        self._is_waited_for = False
+
+    def save(self, content: Callable[[int], Content], is_in_background: bool = False, above: int = 0) -> str:
+        """Writes a checkpoint of the values as they are now; on the chief, while nobody is in a step.
+
+        In the background, all values are in files when it returns, which the system has yet to bring to the disk: they
+        take no memory of this process. What is left to do is to wait for that, to compute checksums and to name them.
+
+        Args:
+            content: gives what is saved, told the number of the checkpoint.
+            is_in_background: whether it returns then.
+            above: which number the checkpoint's is above, whatever is in the folder.
+
+        Returns:
+            The path that the checkpoint has, or will have.
+
+        Raises:
+            CheckpointError: it cannot be written, or an earlier one could not be in the background.
+        """
+        self.wait()
+        self._folder.claim()
+        self._run.land()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._telling())
+            made = stack.enter_context(self._folder.unfinished())
+            number = max([above, *self._folder.numbers()]) + 1
+            told = content(number)
+            prefix = os.path.join(made, "merged")
+            merge(self._write_parts(told.values, made), prefix)
+            for suffix, write in told.files.items():
+                write(prefix + suffix)
+            about = {"number": number, **self._about(), **told.about}
+            if is_in_background:
+                rest = stack.pop_all()
+                self._wait_at_end()
+                Background.of(self._folder.path).begin(lambda: self._publish(rest, prefix, number, about))
+            else:
+                self._publish(stack.pop_all(), prefix, number, about)
+        return self._folder.prefix(number)
+
+    def wait(self) -> None:
+        """Returns when what is saved in the background is on the disk.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        Background.of(self._folder.path).wait()
+
+    def _publish(self, around: contextlib.ExitStack, prefix: str, number: int, about: Mapping[str, Any]) -> None:
+        with around:
+            self._folder.publish(prefix, number, about)
+            self._folder.keep(self._keep)
+
+    def _wait_at_end(self) -> None:
+        if not self._is_waited_for:
+            self._is_waited_for = True
+            self._run.before_end.append(self.wait)
+
+    @contextlib.contextmanager
+    def _telling(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, tf.errors.OpError) as error:
+            raise CheckpointError(
+                f"the checkpoint could not be written in {self._folder.path}, where earlier ones are as they were: "
+                f"{error}. Make room there, or name another folder."
+            ) from error
+
+    def _write_parts(self, values: Iterable[Value], folder: str) -> list[str]:
+        in_session: dict[str, Kept] = {}
+        here: list[tuple[str, Callable[[], tf.Tensor]]] = []
+        for value in values:
+            if value.kept is not None:
+                in_session[value.key] = value.kept
+            else:
+                here.append((value.key, value.read))
+        parts = self._run.guard(self._writer().write, in_session, folder) if in_session else []
+        return [*parts, *write_here(here, folder)]
+
+    def _writer(self) -> PartWriter:
+        if self._part_writer is None:
+            workers = self._run.workers
+            self._part_writer = PartWriter(
+                self._run.host.beside(), self._run.pieces, lambda worker: cpu_of(worker, workers)
+            )
+        return self._part_writer
+
+    def _about(self) -> dict[str, Any]:
+        """What the side file says of every run; where another one goes on, it may have another strategy and seed."""
+        strategy = self._run.strategy
+        return {
+            "step": 0,
+            "seed": self._run.seed,
+            "workers": self._run.workers,
+            "replicas": len(self._run.spec.replicas),
+            "strategy": strategy and {"builder": strategy.builder, "sha256": _digest_of(strategy)},
+            "autodist": importlib.metadata.version("autodist"),
+            "tensorflow": tf.__version__,
+        }
+
+
+def _digest_of(strategy: strategy_pb2.Strategy) -> str:
+    return hashlib.sha256(strategy.SerializeToString(deterministic=True)).hexdigest()

@@ -1,0 +1,95 @@
+"""Saving in the background: what is saved is what was there, training goes on, and no error is lost."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.checkpoint.background import Background
+from autodist.checkpoint.folder import Folder
+from autodist.errors import CheckpointError
+from autodist.strategies import PartitionedPS
+from tests.unit.checkpoint.test_checkpoints import IDS, SHARDS, Model, X, autodist, distributed
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Publishing stands still until it is set; at the latest when the test ends."""
+    go_on, publish = threading.Event(), Folder.publish
+
+    def wait_and_publish(self, *args):
+        go_on.wait(60)
+        return publish(self, *args)
+
+    monkeypatch.setattr(Folder, "publish", wait_and_publish)
+    yield go_on
+    go_on.set()
+
+
+def test_training_goes_on_and_what_is_saved_is_what_was_there(tmp_path, held):
+    ad = autodist(PartitionedPS(max_shards=3, **SHARDS))
+    model, step = distributed(ad)
+    step(X, IDS)
+    before = model.values()
+    checkpoint = ad.checkpoint(tmp_path, model=model)
+    path = checkpoint.save(step=1, background=True)
+    step(X, IDS)
+    assert checkpoint.latest is None and (model.values()["matrix:0"] != before["matrix:0"]).any()
+    held.set()
+    checkpoint.wait()
+    assert checkpoint.latest == path
+    plain = Model()
+    tf.train.Checkpoint(model=plain).read(path).assert_existing_objects_matched()
+    for name, value in plain.values().items():
+        np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+def test_a_save_and_a_restore_wait_for_the_one_before(tmp_path, held):
+    ad = autodist()
+    checkpoint = ad.checkpoint(tmp_path, model=Model())
+    checkpoint.save(step=1, background=True)
+    threading.Timer(0.1, held.set).start()
+    assert ad.checkpoint(tmp_path, model=Model()).restore() == 1
+    checkpoint.save(step=2, background=True)
+    assert Folder(checkpoint.save(step=3)[: -len("/ckpt-3")]).numbers() == [1, 2, 3]
+
+
+def failing(monkeypatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("autodist.checkpoint.folder.os.fsync", full)
+
+
+def test_what_failed_the_next_save_raises_once(tmp_path, monkeypatch):
+    ad = autodist()
+    checkpoint = ad.checkpoint(tmp_path, model=Model())
+    path = checkpoint.save(step=1)
+    with monkeypatch.context() as patch:
+        failing(patch)
+        checkpoint.save(step=2, background=True)
+        with pytest.raises(CheckpointError, match="No space left on device.*Make room"):
+            checkpoint.save(step=3)
+    assert checkpoint.latest == path
+    assert checkpoint.save(step=4) != path
+
+
+def test_what_failed_at_last_the_end_of_the_run_raises(tmp_path, monkeypatch):
+    ad = autodist()
+    ad.checkpoint(tmp_path, model=Model()).save(step=1, background=True)
+    Background.of(tmp_path).wait()
+    failing(monkeypatch)
+    ad.checkpoint(tmp_path, model=Model()).save(step=2, background=True)
+    with pytest.raises(CheckpointError, match="No space left"):
+        ad._run.finish()
+
+
+def test_the_end_of_a_run_waits(tmp_path, held):
+    ad = autodist()
+    path = ad.checkpoint(tmp_path, model=Model()).save(step=1, background=True)
+    threading.Timer(0.1, held.set).start()
+    ad._run.finish()
+    assert Folder(tmp_path).latest() == path
