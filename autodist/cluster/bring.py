@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import shlex
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,7 +13,7 @@ import paramiko
 from autodist.cluster.folder import LocalFile, find_files
 from autodist.cluster.preflight import table
 from autodist.cluster.sftp_folder import Bringing, Brought, StoppedError
-from autodist.cluster.ssh_logins import Logins
+from autodist.cluster.ssh_reach import Machine, reach
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.cluster.ways import ssh_settings
 from autodist.errors import ClusterError
@@ -95,10 +94,9 @@ def bring(
             time.sleep(_LOOK_INTERVAL)
         return not is_stopped()
 
-    with Logins(settings, stays_for) as logins:
-        client = logins.client()
+    with reach(settings, silence_timeout, stays_for) as machine:
         try:
-            sftp = client.open_sftp()
+            sftp = machine.open_sftp()
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise ClusterError(
                 "its SSH server offers no SFTP, by which the folder under `sync` is brought: let its sshd_config have "
@@ -108,7 +106,7 @@ def bring(
         assert channel is not None, "it is open"
         channel.settimeout(silence_timeout)
         try:
-            return Bringing(sftp, *folders, files, is_stopped, lambda: _free(client, folders[1])).run()
+            return Bringing(sftp, *folders, files, is_stopped, lambda: _free(machine, folders[1])).run()
         except StoppedError as error:
             raise ClusterError("the run was ended before all files were there") from error
         except (TimeoutError, EOFError, paramiko.SSHException) as error:
@@ -131,9 +129,8 @@ def _tell(address: str, folder: str, brought: Brought) -> None:
         )  # fmt: skip
 
 
-def _free(client: paramiko.SSHClient, target: str) -> int | None:
+def _free(machine: Machine, target: str) -> int | None:
     """Bytes that are free at a path there; None if that cannot be known."""
-    with contextlib.suppress(paramiko.SSHException, OSError, EOFError, ValueError, IndexError):
-        _, said, _ = client.exec_command(f"df -Pk {shlex.quote(target)}", timeout=5)
-        return int(said.read().decode().splitlines()[-1].split()[3]) * 1024
+    with contextlib.suppress(ClusterError, paramiko.SSHException, OSError, EOFError, ValueError, IndexError):
+        return int(machine.ask(["df", "-Pk", target], 5).decode().splitlines()[-1].split()[3]) * 1024
     return None

@@ -16,55 +16,32 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-import paramiko
-
 from autodist.cluster.passing import Ends, Relay
 from autodist.cluster.protocol import Lost, encode
 from autodist.cluster.silence import Silence
-from autodist.cluster.ssh_logins import Logins
+from autodist.cluster.ssh_reach import reach
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
-_CHUNK = 1 << 16
-
-
-class _OverSSH:
-    """A command that SSH has started."""
-
-    def __init__(self, host: str, channel: paramiko.Channel) -> None:
-        self._host, self._channel = host, channel
-
-    def send(self, content: bytes) -> None:
-        self._channel.sendall(content)
-
-    def receive(self) -> bytes:
-        return self._channel.recv(_CHUNK)
-
-    def receive_errors(self) -> bytes:
-        return self._channel.recv_stderr(_CHUNK)
-
-    def why_ended(self) -> str | None:
-        return None if self._channel.get_transport().is_active() else f"the SSH connection to {self._host} broke"
-
-    def close(self) -> None:
-        self._channel.close()
-
 
 def _relay_all(
-    settings: SSHSettings, module: Sequence[str], all_ends: Sequence[Ends], make_silence: Callable[[], Silence]
+    settings: SSHSettings,
+    module: Sequence[str],
+    all_ends: Sequence[Ends],
+    silence: float,
+    make_silence: Callable[[], Silence],
 ) -> None:
     """Starts a command for each of the chief's ends, one after another, and returns when all have ended."""
-    with Logins(settings, lambda seconds: _stays_for(seconds, all_ends)) as logins:
+    with reach(settings, silence, lambda seconds: _stays_for(seconds, all_ends)) as machine:
         relays = []
         problem = None
         for ends in all_ends:
             if problem is None:
                 try:
-                    channel = logins.start(settings.command(*module), settings.preamble)
+                    far = machine.start(settings.command(*module), settings.preamble)
                 except ClusterError as error:
                     problem = str(error)
                 else:
-                    far = _OverSSH(settings.host, channel)
                     relays.append(threading.Thread(target=Relay(settings.host, far, ends, make_silence()).run))
                     relays[-1].start()
                     continue
@@ -90,7 +67,7 @@ def main() -> int:
     # Before an agent's first word, Python has to be loaded there, maybe from a network drive.
     make_silence = functools.partial(Silence, limit, patience=max(0.0, first - limit))
     all_ends = [Ends.of(*three) for three in order["channels"]]
-    _relay_all(SSHSettings(**order["settings"]), order["module"], all_ends, make_silence)
+    _relay_all(SSHSettings(**order["settings"]), order["module"], all_ends, limit, make_silence)
     return 0
 
 

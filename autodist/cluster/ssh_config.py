@@ -44,6 +44,7 @@ class SSHOptions:
         proxy_command: a command whose streams are the connection.
         identities_only: whether an agent's other keys are left alone.
         uses_agent: whether an agent is asked at all.
+        control_path: of a connection that other programs may have left open; its tokens still in it.
     """
 
     hostname: str
@@ -57,6 +58,7 @@ class SSHOptions:
     proxy_command: str | None
     identities_only: bool
     uses_agent: bool
+    control_path: str | None = None
 
 
 def read_options(host: str, username: str | None, port: int | None, jumps: Sequence[str] = ()) -> SSHOptions:
@@ -74,7 +76,7 @@ def read_options(host: str, username: str | None, port: int | None, jumps: Seque
     Raises:
         ClusterError: the configuration cannot be read, with what OpenSSH says of it.
     """
-    found = _ask_openssh(host, username, port, jumps) if _has_openssh() else _ask_paramiko(host)
+    found = _ask_openssh(host, username, port, jumps) if has_openssh() else _ask_paramiko(host)
     hostname = _only(found, "hostname", host)
     number = port or _number(host, _only(found, "port", "22"))
     user = username or _only(found, "user", "") or getpass.getuser()
@@ -88,6 +90,7 @@ def read_options(host: str, username: str | None, port: int | None, jumps: Seque
 
     configured = _only(found, "proxyjump", "none")
     command = _only(found, "proxycommand", "none")
+    control = _only(found, "controlpath", "none")
     return SSHOptions(
         hostname=hostname,
         port=number,
@@ -100,11 +103,12 @@ def read_options(host: str, username: str | None, port: int | None, jumps: Seque
         proxy_command=None if command.lower() == "none" else _with_tokens(command, tokens),
         identities_only=_only(found, "identitiesonly", "no") == "yes",
         uses_agent=_only(found, "identityagent", "").lower() != "none",
+        control_path=None if control.lower() == "none" else control,
     )
 
 
 @functools.cache
-def _has_openssh() -> bool:
+def has_openssh() -> bool:
     """Whether the `ssh` here is OpenSSH's; others (Dropbear's) take -G for nothing, and connect."""
     program = shutil.which("ssh")
     if program is None:
@@ -132,7 +136,7 @@ def _ask_openssh(host: str, username: str | None, port: int | None, jumps: Seque
     said = ["-l", username] if username else []
     said += ["-p", str(port)] if port else []
     said += ["-J", ",".join(jumps)] if jumps else []
-    command = ["ssh", "-G", *_other_home(), *said, "--", host]
+    command = ["ssh", "-G", *other_home(), *said, "--", host]
     try:
         done = _run(command)
     except subprocess.TimeoutExpired as error:
@@ -150,7 +154,7 @@ def _ask_openssh(host: str, username: str | None, port: int | None, jumps: Seque
     return found
 
 
-def _other_home() -> list[str]:
+def other_home() -> list[str]:
     """OpenSSH goes by the user's entry in passwd, while $HOME may be another folder, as in containers."""
     home, config = Path.home(), Path.home() / ".ssh" / "config"
     if home == Path(_passwd_home()):

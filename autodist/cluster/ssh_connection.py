@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import paramiko
 
@@ -14,6 +12,7 @@ from autodist.cluster.host_keys import HostKeys
 from autodist.cluster.proxy_command import ProxyCommand
 from autodist.cluster.ssh_config import SSHOptions, read_options
 from autodist.cluster.ssh_errors import Endpoint, explain
+from autodist.cluster.ssh_hops import endpoint_of, jump_settings, known_hosts_of, require_progress
 from autodist.cluster.ssh_keys import KeyLogin, UnusableKeyError, load_key
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
@@ -21,8 +20,8 @@ from autodist.errors import ClusterError
 # paramiko closes a connection when its client is collected; those to jump hosts live as long as this process.
 _jump_clients: list[paramiko.SSHClient] = []
 
-# Seconds for reaching a port: the kernel asks again after ever longer pauses, and whoever tries anew asks sooner.
-_ONE_TRY = 15.0
+ONE_TRY = 15.0
+"""Seconds for reaching a port: the kernel asks again after ever longer pauses, and whoever tries anew asks sooner."""
 
 
 def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[Endpoint] = ()) -> paramiko.SSHClient:
@@ -37,16 +36,8 @@ def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[E
         ClusterError: with the host, the cause and the mend.
     """
     options = read_options(settings.host, settings.username, settings.port, jumps)
-    files = (settings.known_hosts,) if settings.known_hosts else options.known_hosts + options.system_known_hosts
-    endpoint = Endpoint(
-        name=settings.host,
-        host=options.hostname,
-        port=options.port,
-        username=options.user,
-        known_hosts=next(iter(files), "/dev/null"),
-        alias=options.host_key_alias,
-    )
-    _require_progress(endpoint, behind)
+    files, endpoint = known_hosts_of(settings, options), endpoint_of(settings, options)
+    require_progress(endpoint, behind)
     _check_key_file(settings, endpoint)
     client, checks = paramiko.SSHClient(), HostKeys(endpoint, files, settings.host_key_checking)
     client.set_missing_host_key_policy(checks)
@@ -65,7 +56,7 @@ def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[E
             auth_strategy=login,  # type: ignore[arg-type]  # nothing but `authenticate` is asked of one
             transport_factory=checks.transport,
             sock=command.socket if command else _through_jumps(settings, options, endpoint, behind),
-            timeout=min(settings.connect_timeout, _ONE_TRY),
+            timeout=min(settings.connect_timeout, ONE_TRY),
             banner_timeout=settings.connect_timeout,
             auth_timeout=settings.connect_timeout,
         )
@@ -92,15 +83,6 @@ def _quote_one(argument: str) -> str:
     return shlex.quote(argument)
 
 
-def _require_progress(endpoint: Endpoint, behind: Sequence[Endpoint]) -> None:
-    """Passes unless the way to a machine leads through itself."""
-    if any((e.host, e.port, e.username) == (endpoint.host, endpoint.port, endpoint.username) for e in behind):
-        way = " through ".join(e.name for e in (*reversed(behind), endpoint))
-        raise ClusterError(
-            f"{behind[-1]}: the way to it leads through itself ({way}); correct `ProxyJump` in ~/.ssh/config."
-        )
-
-
 def _check_key_file(settings: SSHSettings, endpoint: Endpoint) -> None:
     """Passes unless the YAML names a key that cannot be one; an agent may hold a locked one."""
     if settings.key_file is None:
@@ -119,7 +101,7 @@ def _through_jumps(
     if not options.proxy_jump:
         return None
     *before, last = options.proxy_jump
-    jump = replace(_jump_settings(last, settings.others), connect_timeout=settings.connect_timeout)
+    jump = replace(jump_settings(last, settings.others), connect_timeout=settings.connect_timeout)
     client = connect(jump, before, (endpoint, *behind))
     transport = client.get_transport()
     assert transport is not None, "the client is connected"
@@ -132,20 +114,3 @@ def _through_jumps(
         raise
     _jump_clients.append(client)
     return channel
-
-
-def _jump_settings(jump: str, others: Mapping[str, Mapping[str, Any]]) -> SSHSettings:
-    """Of `[user@]host[:port]`, as ProxyJump has it; of a machine in the YAML, those of its SSH group.
-
-    Args:
-        jump: the host.
-        others: settings of machines in the YAML, by their addresses.
-    """
-    user, _, place = jump.strip().removeprefix("ssh://").rstrip("/").rpartition("@")
-    found = re.fullmatch(r"\[(?P<v6>[^]]+)\](?::(?P<p6>\d+))?|(?P<name>[^:]+)(?::(?P<port>\d+))?|(?P<bare>.*)", place)
-    assert found is not None, "the last alternative takes all"
-    host = found["v6"] or found["name"] or found["bare"]
-    port = found["p6"] or found["port"]
-    known = others.get(host) or others.get(read_options(host, user or None, None).hostname) or {}
-    settings = SSHSettings(**{**known, "host": host, "others": others})
-    return replace(settings, username=user or settings.username, port=int(port) if port else settings.port)

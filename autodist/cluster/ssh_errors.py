@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import socket
 from dataclasses import dataclass
+from typing import Protocol
 
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
@@ -50,6 +51,19 @@ class Endpoint:
         return where if self.name == self.host else f"{self.name} ({where})"
 
 
+class HostKey(Protocol):
+    """A server's key, as far as it is told of."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Such as "SHA256:…"."""
+        ...
+
+    def get_name(self) -> str:
+        """Its kind, as known_hosts files have it."""
+        ...
+
+
 class HostKeyError(paramiko.SSHException):
     """The server's key is not to be trusted.
 
@@ -58,7 +72,7 @@ class HostKeyError(paramiko.SSHException):
         bad_lines: of known_hosts files, that cannot be read.
     """
 
-    def __init__(self, key: paramiko.PKey, bad_lines: tuple[str, ...] = ()) -> None:
+    def __init__(self, key: HostKey, bad_lines: tuple[str, ...] = ()) -> None:
         self.key, self.bad_lines = key, bad_lines
         super().__init__(f"host key {key.get_name()} {key.fingerprint}")
 
@@ -75,6 +89,19 @@ class RevokedHostKeyError(HostKeyError):
     """The known_hosts files say that the key is not to be trusted."""
 
 
+class ProgramError(Exception):
+    """The `ssh` program ended with words that are not known.
+
+    Args:
+        status: its exit status, if it has ended.
+        said: its words.
+    """
+
+    def __init__(self, status: int | None, said: str) -> None:
+        self.status, self.said = status, said
+        super().__init__(said)
+
+
 def explain(error: Exception, endpoint: Endpoint) -> str:
     """The words for an exception that came up while connecting to `endpoint`."""
     match error:
@@ -88,7 +115,7 @@ def explain(error: Exception, endpoint: Endpoint) -> str:
                 "that somebody else may answer in its place. Give the server a new host key."
             )
         case LoginRefusedError():
-            return _refused_login(error, endpoint) if error.offered else _no_key(error, endpoint)
+            return _keys_refused(error, endpoint)
         case MoreThanKeyError():
             return (
                 f"{endpoint}: it wants {', '.join(error.wants)} besides a key of user {endpoint.username}, and "
@@ -96,10 +123,8 @@ def explain(error: Exception, endpoint: Endpoint) -> str:
             )
         case paramiko.AuthenticationException():
             return _refused_login(error, endpoint)
-        case paramiko.ProxyCommandFailure():
-            return (
-                f"{endpoint}: the ProxyCommand {error.command!r} failed: {error.error}. Try `{endpoint.ssh_command}`."
-            )
+        case paramiko.ProxyCommandFailure() | ProgramError():
+            return _failed_program(error, endpoint)
         case paramiko.ChannelException():
             return f"{endpoint}: the jump host could not connect to it ({error.text}). Try `{endpoint.ssh_command}`."
         case paramiko.SSHException():
@@ -124,7 +149,7 @@ def _unknown_key(error: HostKeyError, endpoint: Endpoint) -> str:
     )
 
 
-def _changed_key(key: paramiko.PKey, endpoint: Endpoint) -> str:
+def _changed_key(key: HostKey, endpoint: Endpoint) -> str:
     return (
         f"{endpoint}: its host key has changed ({key.get_name()} {key.fingerprint}): it was set up anew, "
         "or somebody else answers in its place. If you know why, run "
@@ -147,13 +172,41 @@ def _no_key(error: LoginRefusedError, endpoint: Endpoint) -> str:
     return f"{endpoint}: there is no private key to log in with as user {endpoint.username}: {found}."
 
 
+def _failed_program(error: paramiko.ProxyCommandFailure | ProgramError, endpoint: Endpoint) -> str:
+    if isinstance(error, ProgramError):
+        told = f"saying: {error.said}" if error.said else "without a word"
+        status = "" if error.status is None else f" with exit status {error.status}"
+        failed = f"the `ssh` program ended{status}, {told}"
+    else:
+        failed = f"the ProxyCommand {error.command!r} failed: {error.error}"
+    return f"{endpoint}: {failed}. Try `{endpoint.ssh_command}`."
+
+
+def _keys_refused(error: LoginRefusedError, endpoint: Endpoint) -> str:
+    if error.takes and "publickey" not in error.takes:
+        return _takes_no_key(error, endpoint)
+    return _refused_login(error, endpoint) if error.offered else _no_key(error, endpoint)
+
+
+def _takes_no_key(error: LoginRefusedError, endpoint: Endpoint) -> str:
+    return (
+        f"{endpoint}: it takes no key of user {endpoint.username}, but {', '.join(error.takes)}, and AutoDist asks for "
+        "no password. Let it take keys (`PubkeyAuthentication yes` in its sshd_config), or log in by hand before the "
+        "run and let that connection be used (`ControlMaster` and `ControlPath` in ~/.ssh/config)."
+    )
+
+
 def _refused_login(error: paramiko.AuthenticationException, endpoint: Endpoint) -> str:
     if "timeout" in str(error).lower():
         return f"{endpoint}: logging in takes too long; raise `connect_timeout` if the machine is only slow."
     port = "" if endpoint.port == 22 else f"-p {endpoint.port} "
+    found = ""
+    if isinstance(error, LoginRefusedError):
+        found = f" (it takes {', '.join(error.takes)})" if error.takes else ""
+        found += "".join(f"; {key}" for key in error.unusable)
     return (
-        f"{endpoint}: it accepts none of the keys offered for user {endpoint.username}. Give the right `username` and "
-        f"`key_file`, or run `ssh-copy-id {port}{endpoint.username}@{endpoint.host}`."
+        f"{endpoint}: it accepts none of the keys offered for user {endpoint.username}{found}. Give the "
+        f"right `username` and `key_file`, or run `ssh-copy-id {port}{endpoint.username}@{endpoint.host}`."
     )
 
 

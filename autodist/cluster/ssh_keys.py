@@ -49,10 +49,11 @@ class LoginRefusedError(paramiko.AuthenticationException):
     Args:
         offered: the files of the keys that were, and how an agent calls its own.
         unusable: those that could not be.
+        takes: the server's names for the ways to log in; none where they are not known.
     """
 
-    def __init__(self, offered: Sequence[str], unusable: Sequence[UnusableKeyError]) -> None:
-        self.offered, self.unusable = tuple(offered), tuple(unusable)
+    def __init__(self, offered: Sequence[str], unusable: Sequence[UnusableKeyError], takes: Sequence[str] = ()) -> None:
+        self.offered, self.unusable, self.takes = tuple(offered), tuple(unusable), tuple(takes)
         super().__init__(f"none of {len(offered)} keys was accepted")
 
 
@@ -74,7 +75,7 @@ def load_key(file: str) -> paramiko.PKey:
     Raises:
         UnusableKeyError: there is none, or it is locked.
     """
-    content = _content(file)
+    content = read_key(file)
     if content.lstrip().startswith(_PUBLIC):
         private = file.removesuffix(".pub")
         beside = private != file and Path(private).is_file()
@@ -96,7 +97,12 @@ def load_key(file: str) -> paramiko.PKey:
     return key
 
 
-def _content(file: str) -> bytes:
+def read_key(file: str) -> bytes:
+    """What stands in a file that should be a key.
+
+    Raises:
+        UnusableKeyError: it cannot be read, or nothing that could be a key is in it.
+    """
     path = Path(file)
     if path.is_dir():
         raise UnusableKeyError(file, "is a directory; give the private key in it")

@@ -7,6 +7,7 @@ import itertools
 import random
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
@@ -14,6 +15,10 @@ from paramiko.ssh_exception import NoValidConnectionsError
 from autodist.cluster.ssh_connection import connect, quote
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
+
+_Made = TypeVar("_Made")
+
+_CHUNK = 1 << 16
 
 _LONGEST_PAUSE = 2.0
 
@@ -43,32 +48,24 @@ class Logins:
         for client in self._clients:
             client.close()
 
-    def start(self, command: Sequence[str], told: bytes) -> paramiko.Channel:
-        """Starts a command.
-
-        Args:
-            command: arguments, the program first.
-            told: what comes first on its standard input.
-
-        Raises:
-            ClusterError: with the host, the cause and the mend.
-        """
+    def start(self, command: Sequence[str], told: bytes) -> OverSSH:
+        """Starts a command; see `Machine.start`."""
         try:
             session = self._open_session()
             session.exec_command(quote(command))
             session.sendall(told)
         except (paramiko.SSHException, OSError) as error:
             raise ClusterError(f"{self._settings.host}: the SSH server starts no command: {error}") from error
-        return session
+        return OverSSH(self._settings.host, session)
 
-    def client(self) -> paramiko.SSHClient:
-        """A login of its own.
-
-        Raises:
-            ClusterError: with the host, the cause and the mend.
-        """
+    def open_sftp(self) -> paramiko.SFTPClient:
+        """Files there, over a login of their own; see `Machine.open_sftp`."""
         self._clients.append(self._log_in())
-        return self._clients[-1]
+        return self._clients[-1].open_sftp()
+
+    def ask(self, command: Sequence[str], limit: float) -> bytes:
+        """What a command prints; see `Machine.ask`."""
+        return self._clients[-1].exec_command(quote(command), timeout=limit)[1].read()
 
     def _open_session(self) -> paramiko.Channel:
         if self._clients:
@@ -85,19 +82,60 @@ class Logins:
         return transport.open_session(timeout=self._settings.connect_timeout)
 
     def _log_in(self) -> paramiko.SSHClient:
-        began = time.monotonic()
-        for attempt in itertools.count(1):
-            try:
-                return connect(self._settings)
-            except ClusterError as error:
-                if not _may_pass(error):
-                    raise
-                # Of several machines that log in through one, each waits for a time of its own.
-                pause = min(_LONGEST_PAUSE, 0.1 * 2**attempt) * random.uniform(0.5, 1)
-                passed = time.monotonic() - began
-                if passed + pause > self._settings.patience or not self._stays_for(pause):
-                    raise ClusterError(f"{error}{_tried(error, attempt, passed)}") from error
-        raise AssertionError("counting does not end")
+        return patiently(lambda: connect(self._settings), self._settings.patience, self._stays_for)
+
+
+class OverSSH:
+    """A command that was started over a connection of paramiko's."""
+
+    def __init__(self, host: str, channel: paramiko.Channel) -> None:
+        self._host, self._channel = host, channel
+
+    def send(self, content: bytes) -> None:
+        """As `Far.send`."""
+        self._channel.sendall(content)
+
+    def receive(self) -> bytes:
+        """As `Far.receive`."""
+        return self._channel.recv(_CHUNK)
+
+    def receive_errors(self) -> bytes:
+        """As `Far.receive_errors`."""
+        return self._channel.recv_stderr(_CHUNK)
+
+    def why_ended(self) -> str | None:
+        """As `Far.why_ended`."""
+        return None if self._channel.get_transport().is_active() else f"the SSH connection to {self._host} broke"
+
+    def close(self) -> None:
+        """As `Far.close`."""
+        self._channel.close()
+
+
+def patiently(log_in: Callable[[], _Made], patience: float, stays_for: Callable[[float], bool]) -> _Made:
+    """Logs in, and tries again what may pass.
+
+    Args:
+        log_in: raises a ClusterError whose cause says whether it may.
+        patience: seconds for which it is tried again.
+        stays_for: waits so many seconds and says whether whoever wants the login is still there.
+
+    Raises:
+        ClusterError: the last of all tries.
+    """
+    began = time.monotonic()
+    for attempt in itertools.count(1):
+        try:
+            return log_in()
+        except ClusterError as error:
+            if not _may_pass(error):
+                raise
+            # Of several machines that log in through one, each waits for a time of its own.
+            pause = min(_LONGEST_PAUSE, 0.1 * 2**attempt) * random.uniform(0.5, 1)
+            passed = time.monotonic() - began
+            if passed + pause > patience or not stays_for(pause):
+                raise ClusterError(f"{error}{_tried(error, attempt, passed)}") from error
+    raise AssertionError("counting does not end")
 
 
 def _tried(error: ClusterError, attempts: int, seconds: float) -> str:

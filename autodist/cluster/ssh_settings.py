@@ -29,6 +29,7 @@ class SSHSettings:
         others: settings of other machines by their addresses, for those that are gone through to reach this one.
         connect_timeout: seconds for each step of connecting: reaching the port, the server's greeting, logging in.
         patience: seconds for which a machine that does not answer, since it boots, say, is tried again.
+        transport: what speaks SSH: "paramiko" or "openssh", the `ssh` program.
     """
 
     host: str
@@ -42,10 +43,13 @@ class SSHSettings:
     others: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     connect_timeout: float = 15.0
     patience: float = 0.0
+    transport: str = "paramiko"
 
     @staticmethod
-    def of_group(host: str, group: SSHGroup, connect_timeout: float, patience: float = 0.0) -> SSHSettings:
-        """The settings that the YAML gives for one host."""
+    def of_group(
+        host: str, group: SSHGroup, connect_timeout: float, patience: float = 0.0, transport: str = "paramiko"
+    ) -> SSHSettings:
+        """The settings that the YAML gives for one host, of a cluster with that transport."""
         return SSHSettings(
             host=host,
             username=group.username,
@@ -57,6 +61,7 @@ class SSHSettings:
             environment=group.shared_envs,
             connect_timeout=connect_timeout,
             patience=patience,
+            transport=group.transport or transport,
         )
 
     def through(self, others: Iterable[SSHSettings]) -> SSHSettings:

@@ -35,4 +35,5 @@ def ssh_settings(spec: ResourceSpec, node: Node, patience: float | None = None) 
     reached = {other.address: spec.ssh[other.ssh_config] for other in spec.nodes if other.ssh_config}
     others = (SSHSettings.of_group(address, other, spec.connect_timeout) for address, other in reached.items())
     patience = spec.connect_timeout if patience is None else patience
-    return SSHSettings.of_group(node.address, group, spec.connect_timeout, patience).through(others)
+    own = SSHSettings.of_group(node.address, group, spec.connect_timeout, patience, spec.transport or "paramiko")
+    return own.through(others)

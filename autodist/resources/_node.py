@@ -6,7 +6,7 @@ import ipaddress
 import os
 import pathlib
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -23,6 +23,10 @@ HIGHEST_PORT = 65535
 _TEXT_HINT = "text (in quotes, if YAML would read it as something else)"
 _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]+(?<!-)(\.(?!-)[A-Za-z0-9_-]+(?<!-))*\.?\Z")
 _ONLY_NUMBERS = re.compile(r"[0-9.]+\Z")
+
+Transport = Literal["paramiko", "openssh"]
+TRANSPORT = "paramiko, or openssh: the `ssh` program of the chief's machine"
+"""What speaks SSH, in words."""
 
 Text = Annotated[str, Field(min_length=1)]
 _Line = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")]
@@ -152,6 +156,7 @@ class SSHGroup(Model):
         shared_envs: environment variables of the workers.
         host_key_checking: whether a host whose key is not known is refused.
         known_hosts: file of known host keys, on the chief's machine; see `known_hosts_path`.
+        transport: what speaks SSH; None: as the whole cluster.
     """
 
     username: _UserName | None = Field(
@@ -172,6 +177,7 @@ class SSHGroup(Model):
     )
     host_key_checking: bool = Field(default=True, description="true or false")
     known_hosts: _Line | None = Field(default=None, description="the path of a known_hosts file")
+    transport: Transport | None = Field(default=None, description=TRANSPORT)
 
     @field_validator("key_file", "known_hosts")
     @classmethod

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
-from autodist.resources._node import Node, SSHGroup
+from autodist.resources._node import TRANSPORT, Node, SSHGroup, Transport
 from autodist.resources._plain import plain_copy
 from autodist.resources._read import read_text
 from autodist.resources._source import Source
@@ -45,6 +45,7 @@ class ResourceSpec(Timeouts):
     Attributes:
         nodes: in the order of the file; exactly one is the chief's (a single node always is).
         ssh: SSH groups by name.
+        transport: what speaks SSH, for groups that say nothing; None: paramiko.
         strategy: None if the script or a default chooses.
         batch: whether what the script feeds is the global batch or one worker's part; None: the front end's own rule.
         sync: the folder that is brought to the machines; None: they have the script already.
@@ -58,6 +59,7 @@ class ResourceSpec(Timeouts):
     ssh: Annotated[dict[str, Annotated[SSHGroup, EMPTY_IF_NULL]], EMPTY_IF_NULL] = Field(
         default_factory=dict, description="a mapping of names to SSH groups, such as {lab: {username: ubuntu}}"
     )
+    transport: Transport | None = Field(default=None, description=TRANSPORT)
     strategy: StrategySection | None = Field(default=None, description="a mapping, or a builder's name")
     batch: Literal["global", "per_worker"] | None = Field(default=None, description="global or per_worker")
     sync: Sync | None = Field(default=None, description=SYNC)
@@ -131,7 +133,9 @@ class ResourceSpec(Timeouts):
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as a YAML file would hold it, defaults filled in; `from_dict` reads it back."""
-        content = self.model_dump(mode="json", include={"nodes", "ssh", "batch", "sync", *Timeouts.model_fields})
+        content = self.model_dump(
+            mode="json", include={"nodes", "ssh", "transport", "batch", "sync", *Timeouts.model_fields}
+        )
         if self.strategy is not None:
             content["strategy"] = plain_copy(self.strategy.to_dict())
         if self.is_given:
@@ -251,6 +255,15 @@ class ResourceSpec(Timeouts):
                 "a folder is brought over SSH, and `nodes: given` reaches no machine so; allowed: no `sync`, let the "
                 "scheduler bring the code, or use a folder that the machines share",
                 "sync",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_transport(self) -> ResourceSpec:
+        if self.is_given and self.transport is not None:
+            raise Fault(
+                "it says what speaks SSH, and `nodes: given` reaches no machine so; allowed: no `transport`",
+                "transport",
             )
         return self
 

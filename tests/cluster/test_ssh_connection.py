@@ -46,7 +46,7 @@ Configure = Callable[[str], None]
 @pytest.fixture(params=["OpenSSH", "paramiko"])
 def configure(request: pytest.FixtureRequest, home: Path, monkeypatch: pytest.MonkeyPatch) -> Configure:
     """Writes ~/.ssh/config, which OpenSSH reads or, as where it is not installed, paramiko."""
-    monkeypatch.setattr(ssh_config, "_has_openssh", lambda: request.param == "OpenSSH")
+    monkeypatch.setattr(ssh_config, "has_openssh", lambda: request.param == "OpenSSH")
     return lambda text: (home / "config").write_text(text) and None
 
 
@@ -153,7 +153,7 @@ def test_what_is_wrong_in_the_configuration_is_told(home: Path, config: str, sai
     ],
 )
 def test_it_is_told_without_openssh_too(home: Path, config: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ssh_config, "_has_openssh", lambda: False)
+    monkeypatch.setattr(ssh_config, "has_openssh", lambda: False)
     (home / "config").write_text(config)
     with pytest.raises(ClusterError, match=said):
         connect(SSHSettings("lab"))

@@ -16,7 +16,7 @@ NODE = "nodes:\n  - address: 10.0.0.1\n    "
 NODE_KEYS = "address, chief, cpus, gpus, network_bandwidth, port, ssh_config, workers"
 KEYS = (
     "answer_timeout, batch, cause_timeout, connect_timeout, deadlock_timeout, end_timeout, join_timeout, nodes, "
-    "reach_timeout, silence_timeout, ssh, stall_timeout, start_timeout, stop_timeout, strategy, sync"
+    "reach_timeout, silence_timeout, ssh, stall_timeout, start_timeout, stop_timeout, strategy, sync, transport"
 )
 SECONDS = "a number of seconds above 0, at most 1000000"
 INDICES = "a list of different whole numbers from 0, such as [0, 1]"
@@ -47,6 +47,18 @@ SHAPE = {
         2,
         "sync",
         "a folder is brought over SSH, and `nodes: given` reaches no",
+    ),
+    "transport": (
+        HEAD + "transport: ssh\n",
+        3,
+        "transport",
+        '"ssh" is not allowed; allowed: paramiko, or openssh: the `ssh` program of the chief\'s machine',
+    ),
+    "transport of given": (
+        "nodes: given\ntransport: openssh\n",
+        2,
+        "transport",
+        "it says what speaks SSH, and `nodes: given` reaches no machine so; allowed: no `transport`",
     ),
     "sync is text": (HEAD + "sync: .\n", 3, "sync", '"." is not allowed; allowed: a mapping of `folder` and `exclude`'),
     "sync key": (
