@@ -36,6 +36,7 @@ from autodist.messages import log_to_the_terminal
 from autodist.quiet import quiet_tensorflow
 from autodist.recording import recorder
 from autodist.resources import ResourceSpec
+from autodist.restarts import require_can_restart, restart
 from autodist.run import Run
 from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.first_batches import digest_of
@@ -311,14 +312,26 @@ class AutoDist:
         if not watch_script_end().is_bad:
             self._alone.tell_at_end(self._run.has_idle_workers)
         try:
-            self._run.finish()
-        except AutoDistError as error:
-            log.error("%s", error)
-            watch_script_end().end_by(signal.SIGTERM)
+            if not self._finishes_well() and self._run.spec.max_restarts and self._run.recorder is None:
+                self._restart()
         except SystemExit:
             return  # told to end (SIGTERM), by which the process ends
         except KeyboardInterrupt:
             watch_script_end().end_by(signal.SIGINT)
+
+    def _finishes_well(self) -> bool:
+        try:
+            self._run.finish()
+        except AutoDistError as error:
+            log.error("%s", error)
+            watch_script_end().end_by(signal.SIGTERM)
+            return False
+        return not watch_script_end().is_bad
+
+    def _restart(self) -> None:
+        lost = self._run.lost
+        if lost is not None:
+            restart(lost, self._run.spec.max_restarts)
 
 
 def _choose(
@@ -338,6 +351,8 @@ def _choose(
     chosen = asked.builder(lambda: chosen_builder(builder, spec.strategy))
     if looks is not None:
         return looks.choose(spec, chosen), chosen
+    if recorder() is None:
+        require_can_restart(spec)
     log_to_the_terminal(is_chief=True)
     if spec.is_given:
         spec = meet(spec, asked.replicas, _count_gpus)

@@ -29,6 +29,7 @@ class Asked:
         strategy: name of a builder, or path of a YAML file with a `strategy` section; None: what the YAML of the
             machines or the script says.
         given: whether a scheduler has started this process and those of the other workers.
+        max_restarts: how often all workers start again after one of them was lost; None: what the YAML says.
     """
 
     cluster: str | None = None
@@ -36,6 +37,7 @@ class Asked:
     replicas: int | None = None
     strategy: str | None = None
     given: bool = False
+    max_restarts: int | None = None
 
     def __post_init__(self) -> None:
         if self.cluster is not None and not self.given and (self.workers, self.replicas) != (None, None):
@@ -72,6 +74,10 @@ class Asked:
         Raises:
             ResourceSpecError: they cannot be used.
         """
+        spec = self._machines(said, gpus)
+        return spec if self.max_restarts is None else spec.model_copy(update={"max_restarts": self.max_restarts})
+
+    def _machines(self, said: Callable[[], ResourceSpec], gpus: Callable[[], int]) -> ResourceSpec:
         if self.cluster is not None:
             return ResourceSpec.from_file(self.cluster)
         if self.given:
@@ -79,7 +85,9 @@ class Asked:
         if self.workers is None and self.replicas is None:
             return said()
         local, own = local_workers(self.workers or 1, self.replicas, gpus()), said()
-        kept = {name: getattr(own, name) for name in ("strategy", "batch", "source", *Timeouts.model_fields)}
+        kept = {
+            name: getattr(own, name) for name in ("strategy", "batch", "max_restarts", "source", *Timeouts.model_fields)
+        }
         return local.model_copy(update=kept)
 
     def builder(self, said: Callable[[], BuildsStrategy]) -> BuildsStrategy:

@@ -84,6 +84,13 @@ class Peers:
         """Whether nothing is under way that waits for another worker."""
         return self._caller is None or self._caller.is_idle
 
+    @property
+    def fault(self) -> ClusterError | None:
+        """On the chief, what the run was lost by, where that was no doing of this process."""
+        if self._starting is None:
+            return None
+        return self.failure or self._starting.fault
+
     def begin(self) -> None:
         """On the chief, begins to start the others, if there are any; the script goes on meanwhile."""
         if self._member is None and len(self._spec.workers) > 1 and not _joined and self._starting is None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autodist import restarts
 from autodist.cluster.member import Member
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CheckpointError, ClusterError
@@ -73,6 +74,8 @@ class Run:
             how the run ends.
         tables: names of the lookup tables that this worker has filled.
         recorder: records its training steps; None: nobody has asked for that.
+        step: how many training steps were made, those before a checkpoint that was restored included.
+        saved_step: of the last checkpoint that was saved or restored; None: there was none.
     """
 
     spec: ResourceSpec
@@ -111,6 +114,7 @@ class Run:
         self.is_told_apart = False
         self.tables: set[str] = set()
         self.recorder = recorder()
+        self.step, self.saved_step = 0, restarts.before().saved
         self._has_told_of_evaluation = False
         self._has_work = False
 
@@ -125,8 +129,10 @@ class Run:
         if member is None:
             spec, builder = choose()
             earlier = Starting.under_way(spec) if len(spec.workers) > 1 else None
-            drawn = SEED if recorder() else secrets.randbelow(2**31)
-            return cls(spec, builder, None, drawn if earlier is None else earlier.seed)
+            if earlier is not None:
+                return cls(spec, builder, None, earlier.seed)
+            drawn = restarts.seed_of_next_run(lambda: SEED if recorder() else secrets.randbelow(2**31))
+            return cls(spec, builder, None, drawn)
         told = json.loads(member.payload)
         return cls(ResourceSpec.from_payload(told["spec"]), None, member, told["seed"])
 
@@ -511,6 +517,14 @@ class Run:
         return failed or self._is_interrupted
 
     @property
+    def lost(self) -> restarts.Lost | None:
+        """On the chief, what this run was lost by, where the script has ended by nothing else."""
+        fault, ended_by = self._peers.fault, self._end.raised
+        if fault is None or self._is_interrupted or not (ended_by is None or _comes_of_others(ended_by)):
+            return None
+        return restarts.Lost(fault, None if self._host is None else self.step + 1, self.saved_step)
+
+    @property
     def _is_interrupted(self) -> bool:
         """Whether Ctrl-C was the last that came to the script's steps, though it may have caught that and gone on."""
         moment = self._end.interrupted_at
@@ -585,6 +599,13 @@ class Run:
         """Waits until all is written that this worker's steps have asked for: updates may come some steps later."""
         for land in self._landings:
             self.guard(land)
+
+
+def _comes_of_others(error: BaseException | None) -> bool:
+    """Whether an exception is, or was raised while there was, one that tells what has become of other workers."""
+    while error is not None and not isinstance(error, ClusterError):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def share_names(item: GraphItem, names: Mapping[str, str]) -> GraphItem:

@@ -102,6 +102,8 @@ class RunningStep:
         self.run.tracker.refresh_aliased()
         if empty is not None:
             raise empty
+        if self.item.gradients:
+            self.run.step += 1
         return outputs
 
     def after(self, outputs: Callable[[], Any]) -> None:

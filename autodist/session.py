@@ -241,6 +241,8 @@ class DistributedSession(SessionInterface):
         if is_new and not (fetched.sets or fetched.looks):
             self._run.start_up.ends()
         found = [_value_of(e, own, values) for e in elements]
+        if fetched.trains:
+            self._run.step += 1
         if self._run.recorder is not None and fetched.trains:
             self._run.recorder.after_step(self._captured.whole(), self._run.index, self._values, dict)
         results = iter(found)

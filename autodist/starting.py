@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.script import Script
-from autodist.errors import AutoDistError, WorkerFailedError
+from autodist.errors import AutoDistError, ClusterError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.start_up import StartUp
 
@@ -74,6 +74,13 @@ class Starting:
     def has_failed(self) -> bool:
         """Whether the others could not be started."""
         return self._error is not None
+
+    @property
+    def fault(self) -> ClusterError | None:
+        """What has kept the others from being started, or has ended one of them."""
+        if isinstance(self._error, ClusterError):
+            return self._error
+        return self.coordinator.first_cause(0)
 
     def check(self) -> None:
         """Passes unless the others could not be started.

@@ -109,7 +109,8 @@ class Checkpoints:
             return None
         self._require_seen(told["prefix"], told["index"])
         self._assign(told["prefix"])
-        return int(told["step"])
+        self._run.step = self._run.saved_step = int(told["step"])
+        return self._run.step
 
     # -- saving ----------------------------------------------------------------------------------------------------
 

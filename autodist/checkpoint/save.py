@@ -115,6 +115,7 @@ class Saves:
     def _publish(self, around: contextlib.ExitStack, prefix: str, number: int, about: Mapping[str, Any]) -> None:
         with around:
             self._folder.publish(prefix, number, about)
+            self._run.saved_step = int(about["step"])
             self._folder.keep(self._keep)
 
     def _wait_at_end(self) -> None:

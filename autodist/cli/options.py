@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from autodist.resources import MOST_RESTARTS
+
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script; with -m, a module.")]
 Arguments = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.")]
 IsModule = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as for `python -m`.")]
@@ -40,5 +42,13 @@ Join = Annotated[
 ]
 Index = Annotated[
     int | None, typer.Option(min=0, help="Of this process; the one with 0, the chief, is told --workers, too.")
+]
+MaxRestarts = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=MOST_RESTARTS,
+        help="So often all workers start again, from the last checkpoint, when one was lost; else as the YAML says.",
+    ),
 ]
 Traceback = Annotated[bool, typer.Option("--traceback", help="Show where an error comes from.")]

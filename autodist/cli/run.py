@@ -18,6 +18,7 @@ from autodist.cli.options import (
     Index,
     IsModule,
     Join,
+    MaxRestarts,
     Replicas,
     Script,
     Strategy,
@@ -45,6 +46,7 @@ def run(
     replicas: Replicas = None,
     join: Join = None,
     index: Index = None,
+    max_restarts: MaxRestarts = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be started where, and the plan; start nothing.")
     ] = False,
@@ -80,12 +82,12 @@ def run(
     given = find_given(spec, join, index, workers, replicas)
     if given is not None:
         _require_no_look(dry_run)
-        asked = Asked(file, strategy=strategy, given=True, replicas=replicas)
+        asked = Asked(file, strategy=strategy, given=True, replicas=replicas, max_restarts=max_restarts)
         limits = spec or Timeouts()
         if given.index:
             follow(Order(given, _script(target), limits.join_timeout))
     else:
-        asked = Asked(file, workers, replicas, strategy)
+        asked = Asked(file, workers, replicas, strategy, max_restarts=max_restarts)
     if dry_run:
         _show_what_would_run(target, asked)
         return

@@ -7,6 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autodist.cluster.stalls import SAME_STEPS
 from autodist.errors import WorkerFailedError
 from autodist.versions import VERSION
 
@@ -18,6 +19,9 @@ _ECHO = re.compile(
     r"\b(UnavailableError|CancelledError|AbortedError|UNAVAILABLE:|CANCELLED:|ABORTED:)"
     r"|Connection reset by peer|Socket closed|failed to connect to all addresses"
 )
+
+# The last line of what Python shows of an error of ours that says what is wrong with the script, or what it was given.
+_OUR_ERROR = re.compile(r"autodist\.errors\.(?!ClusterError|WorkerFailedError|CheckpointError)\w+: ")
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,18 @@ def choose_cause(endings: Sequence[Ending]) -> Ending:
     It is the first that does not look like the echo of another worker's end, or else the first.
     """
     return next((ending for ending in endings if not ending.is_echo), endings[0])
+
+
+def would_repeat(failure: WorkerFailedError) -> bool:
+    """Whether a worker's end is certainly the script's doing, so that it would end so each time."""
+    if SAME_STEPS in failure.reason or "with exit status 0" in failure.reason:
+        return True
+    return any(_OUR_ERROR.match(line) for line in failure.last_lines)
+
+
+def is_lost(failure: WorkerFailedError) -> bool:
+    """Whether a worker's machine could not be heard any more, which is no doing of a script."""
+    return failure.reason.startswith("was lost")
 
 
 def exit_reason(status: int, joined: bool, done: bool) -> str:

@@ -42,8 +42,12 @@ class ScriptEnd:
     @property
     def is_bad(self) -> bool:
         """Whether the script ends by an exception or by `sys.exit` with a status other than 0."""
-        uncaught = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        return uncaught is not None or self._exit_argument not in (None, 0)
+        return self.raised is not None or self._exit_argument not in (None, 0)
+
+    @property
+    def raised(self) -> BaseException | None:
+        """What ends the script, and nobody caught; None: nothing does."""
+        return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
     def end_by(self, number: signal.Signals) -> None:
         """Lets the process end by a signal, once all its exit handlers have run; the first call counts.

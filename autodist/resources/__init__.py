@@ -5,7 +5,7 @@ TensorFlow is not needed here, and neither is the network: reading a file resolv
 
 from autodist.resources._local import is_own_address
 from autodist.resources._node import DEFAULT_NETWORK_BANDWIDTH, Node, SSHGroup
-from autodist.resources._spec import ResourceSpec
+from autodist.resources._spec import MOST_RESTARTS, ResourceSpec
 from autodist.resources._strategy import StrategySection, VariableOverride
 from autodist.resources._sync import Sync
 from autodist.resources._timeouts import Timeouts
@@ -13,6 +13,7 @@ from autodist.resources._workers import Place, Replica, Worker
 
 __all__ = [
     "DEFAULT_NETWORK_BANDWIDTH",
+    "MOST_RESTARTS",
     "Node",
     "Place",
     "Replica",

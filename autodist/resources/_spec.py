@@ -29,6 +29,10 @@ _EXAMPLE = (
 )
 _HIDDEN = ("source", "is_given", "places")
 
+MOST_RESTARTS = 1000
+
+RESTARTS = f"a whole number from 0 to {MOST_RESTARTS}"
+
 GIVEN = "given"
 """What stands under `nodes` where a scheduler starts the processes."""
 
@@ -48,6 +52,7 @@ class ResourceSpec(Timeouts):
         transport: what speaks SSH, for groups that say nothing; None: paramiko.
         strategy: None if the script or a default chooses.
         batch: whether what the script feeds is the global batch or one worker's part; None: the front end's own rule.
+        max_restarts: how often all workers start again after one of them was lost.
         sync: the folder that is brought to the machines; None: they have the script already.
         source: for messages.
         is_given: whether a scheduler starts the processes, which tell one another where they are.
@@ -62,6 +67,7 @@ class ResourceSpec(Timeouts):
     transport: Transport | None = Field(default=None, description=TRANSPORT)
     strategy: StrategySection | None = Field(default=None, description="a mapping, or a builder's name")
     batch: Literal["global", "per_worker"] | None = Field(default=None, description="global or per_worker")
+    max_restarts: int = Field(default=0, ge=0, le=MOST_RESTARTS, description=RESTARTS)
     sync: Sync | None = Field(default=None, description=SYNC)
     source: Source = Field(default_factory=Source, repr=False)
     is_given: bool = Field(default=False, repr=False)
@@ -134,7 +140,8 @@ class ResourceSpec(Timeouts):
     def to_dict(self) -> dict[str, Any]:
         """The spec as a YAML file would hold it, defaults filled in; `from_dict` reads it back."""
         content = self.model_dump(
-            mode="json", include={"nodes", "ssh", "transport", "batch", "sync", *Timeouts.model_fields}
+            mode="json",
+            include={"nodes", "ssh", "transport", "batch", "max_restarts", "sync", *Timeouts.model_fields},
         )
         if self.strategy is not None:
             content["strategy"] = plain_copy(self.strategy.to_dict())

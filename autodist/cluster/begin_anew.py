@@ -1,0 +1,90 @@
+"""Beginning anew: this process runs its script once more, from the start, when the script has ended.
+
+The process stays the same (its number, terminal, outputs, and whoever waits for it), and so do the interpreter, its
+arguments, and the environment and directory that it was started with.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autodist.cluster.start import noted_start
+
+
+class _AtTheVeryEnd:
+    """Becomes another program when Python takes its modules down, which is after all exit handlers have run.
+
+    Not in an exit handler: those that were registered before it, which end the script's own processes, say, come later.
+    """
+
+    def __init__(self) -> None:
+        self._program: tuple[str, list[str], Mapping[bytes, bytes]] | None = None
+
+    def become(self, command: list[str], environment: Mapping[bytes, bytes]) -> None:
+        self._program = command[0], command, environment
+
+    def __del__(self, execve: Callable[..., Any] = os.execve) -> None:
+        if self._program is not None:
+            execve(*self._program)
+
+
+_end = _AtTheVeryEnd()
+
+
+def begin_anew_at_the_end(environment: Mapping[str, str]) -> None:
+    """Lets this process's script run once more after all that it does at its end, its exit handlers included.
+
+    Args:
+        environment: variables beside those with which the process was started.
+    """
+    directory = noted_start().directory
+    assert directory is not None, "a script of several workers has one"
+    os.chdir(directory)
+    if _stdin_at is not None:
+        os.lseek(0, _stdin_at, os.SEEK_SET)
+    told = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
+    _end.become([sys.executable, *sys.orig_argv[1:]], _first_environment() | told)
+
+
+def cannot_begin_anew() -> str | None:
+    """Why this process's script cannot run once more, with the mend; None: it can."""
+    if sys.flags.interactive or os.environ.get("PYTHONINSPECT"):
+        return "Python stays at a prompt when the script has ended (-i, PYTHONINSPECT); start it without"
+    return None
+
+
+def has_lost_input() -> bool:
+    """Whether what the script has read of its standard input cannot be read again."""
+    kind = _kind_of_stdin()
+    return kind is not None and (stat.S_ISFIFO(kind) or stat.S_ISSOCK(kind))
+
+
+def _first_environment() -> dict[bytes, bytes]:
+    """What the process was started with, whatever the script has changed since."""
+    try:
+        content = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return dict(os.environb)
+    pairs = (entry.partition(b"=") for entry in content.split(b"\0") if b"=" in entry)
+    return {name: value for name, _, value in pairs}
+
+
+def _kind_of_stdin() -> int | None:
+    try:
+        return os.fstat(0).st_mode
+    except OSError:
+        return None  # it is closed
+
+
+def _place_in_stdin() -> int | None:
+    """Where the script begins to read a file that is its standard input; None: it is no file."""
+    kind = _kind_of_stdin()
+    return os.lseek(0, 0, os.SEEK_CUR) if kind is not None and stat.S_ISREG(kind) else None
+
+
+_stdin_at = _place_in_stdin()  # now, before the script reads of it

@@ -1,0 +1,171 @@
+"""Restarts: where a run has lost a worker, all workers start again, from the last checkpoint, and not for ever.
+
+The other workers have ended by then, and the chief's process runs its script once more (`cluster.begin_anew`), which
+starts the others as ever. What it has to know of the starts before it stands in its environment.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import re
+import threading
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from autodist.cluster.begin_anew import begin_anew_at_the_end, cannot_begin_anew, has_lost_input
+from autodist.cluster.failure import is_lost, would_repeat
+from autodist.errors import ClusterError, ResourceSpecError, WorkerFailedError
+from autodist.resources import ResourceSpec
+
+log = logging.getLogger("autodist")
+
+VARIABLE = "AUTODIST_RESTARTS"
+"""Environment variable by which a process that begins anew is told what came before, as JSON."""
+
+_SHORTEST_WAIT, _LONGEST_WAIT = 1.0, 60.0
+
+
+@dataclass(frozen=True)
+class Before:
+    """What came before the start of this process's script.
+
+    Attributes:
+        count: how often it has begun anew.
+        fault: why, the last time.
+        step: that was under way then; None: nobody had made one.
+        saved: step of the last checkpoint; None: none was saved.
+        seeds: of the runs that the script had made, in order, which it makes again.
+    """
+
+    count: int = 0
+    fault: str = ""
+    step: int | None = None
+    saved: int | None = None
+    seeds: tuple[int, ...] = ()
+
+
+@functools.cache
+def before() -> Before:
+    """What came before this start; taken from the environment, so that what the script starts does not find it."""
+    told = os.environ.pop(VARIABLE, None)
+    return Before() if told is None else Before(**json.loads(told))
+
+
+_seeds: list[int] = []
+"""Of the runs that this process's script has made."""
+
+
+def seed_of_next_run(draw: Callable[[], int]) -> int:
+    """The seed of the run that the script makes now: the same each time that it begins anew.
+
+    Args:
+        draw: makes one for the first time.
+    """
+    drawn = before().seeds
+    _seeds.append(drawn[len(_seeds)] if len(drawn) > len(_seeds) else draw())
+    return _seeds[-1]
+
+
+def require_can_restart(spec: ResourceSpec) -> None:
+    """Passes where the script that makes a run of these machines could begin anew, if it may.
+
+    Raises:
+        ResourceSpecError: it could not.
+    """
+    if spec.max_restarts == 0:
+        return
+    reason = cannot_begin_anew()
+    if spec.is_given:
+        reason = (
+            "a scheduler has started the processes (`nodes: given`), and AutoDist cannot start one again; let the "
+            "scheduler start the job again, whose script goes on from its last checkpoint"
+        )
+    elif len(spec.workers) == 1:
+        reason = "there is one worker, the script's own process, and nobody who would start it again; say 0"
+    if reason is not None:
+        raise ResourceSpecError(f"max_restarts is {spec.max_restarts}, and cannot be done here: {reason}.")
+
+
+@dataclass(frozen=True)
+class Lost:
+    """What a run was lost by.
+
+    Attributes:
+        error: as it was told to the script.
+        step: the training step that was under way; None: none was made.
+        saved: step of the last checkpoint; None: none was saved.
+    """
+
+    error: ClusterError
+    step: int | None
+    saved: int | None
+
+    @property
+    def fault(self) -> str:
+        """In words, as a part of a sentence."""
+        error = self.error
+        told = f"{error.worker} {error.reason}" if isinstance(error, WorkerFailedError) else str(error)
+        return told.rstrip(".")
+
+    @property
+    def place(self) -> str:
+        return "before the first step" if self.step is None else f"in step {self.step}"
+
+
+def restart(lost: Lost, limit: int) -> None:
+    """Lets the script begin anew when it has ended, if that may help; else says why it ends for good.
+
+    Args:
+        lost: the run, of which nothing is left.
+        limit: how often that may be done.
+    """
+    earlier = before()
+    reason = why_not(earlier, lost, limit)
+    if reason is not None:
+        log.error("not started again: %s", reason)
+        return
+    count, wait = earlier.count + 1, backoff(earlier.count + 1)
+    is_saved = lost.saved is not None
+    source = f"the checkpoint of step {lost.saved}" if is_saved else "the script's beginning (no checkpoint was saved)"
+    log.warning(
+        "all workers start again from %s (restart %d of %d, in %g s), since %s %s.%s",
+        source, count, limit, wait, lost.place, lost.fault,
+        " What was read of standard input is gone." if has_lost_input() else "",
+    )  # fmt: skip
+    threading.Event().wait(wait)
+    told = Before(count, lost.fault, lost.step, lost.saved, tuple(_seeds))
+    begin_anew_at_the_end({VARIABLE: json.dumps(asdict(told))})
+
+
+def backoff(count: int) -> float:
+    """Seconds before a start: a machine needs time to come back, and its work has to end."""
+    return min(_LONGEST_WAIT, _SHORTEST_WAIT * 2 ** (count - 1))
+
+
+def why_not(earlier: Before, lost: Lost, limit: int) -> str | None:
+    """Why a run is not started again; None: it is.
+
+    Args:
+        earlier: what came before it.
+        lost: how it was lost.
+        limit: how often it may be started again.
+    """
+    error = lost.error
+    if not isinstance(error, WorkerFailedError) and earlier.count == 0:
+        return "the workers could not be started, which is no loss"
+    if isinstance(error, WorkerFailedError) and would_repeat(error):
+        return "the script would fail so again."
+    if earlier.count >= limit:
+        return f"it was {limit} time{'s' if limit > 1 else ''}, and `max_restarts` allows no more."
+    is_alike = (_without_numbers(lost.fault), lost.step) == (_without_numbers(earlier.fault), earlier.step)
+    if earlier.count and is_alike and isinstance(error, WorkerFailedError) and not is_lost(error):
+        return f"it has failed so {lost.place} twice in a row, and would a third time."
+    return None
+
+
+def _without_numbers(fault: str) -> str:
+    """A fault without what differs from time to time, seconds say; which worker it was belongs to it."""
+    return re.sub(r"(?<= )\d+(?= s\b)", "N", fault)

@@ -1,0 +1,97 @@
+"""Runs that lose a worker and start again, by themselves, from the last checkpoint or from the beginning."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.cluster.trainings import Training
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+START = 60.0
+
+TWO = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}], "max_restarts": 3}
+
+# Each start leaves its mark; steps' batches are drawn from their numbers. What is trained without a failure, in the
+# last start, is what the other variable has to come to.
+TRAIN = """
+start = next(n for n in range(9) if not has_note(f"start{n}.{me}"))
+note(f"start{start}.{me}")
+atexit.register(lambda: note(f"left{start}.{me}"))
+
+def dies(at):
+    if me == 1 and has_note(f"dies{start}.{at}"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with ad.scope():
+    variable = tf.Variable(np.full(3, 0.1), name="variable")
+    beside = tf.Variable(np.full(3, 0.1), name="beside")
+
+def made(variable):
+    @ad.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(tf.sin(x * variable), 1))
+        variable.assign_sub(0.3 * tape.gradient(loss, variable))
+        return loss
+    return step
+
+def batch(number):
+    return np.random.default_rng([number, me]).normal(size=[2, 3])
+
+checkpoint = ad.checkpoint(os.path.join(os.path.dirname(os.path.abspath(__file__)), "checkpoints"), variable=variable)
+dies("start")
+done = checkpoint.restore() or 0
+note(f"from{start}.{done}")
+step = made(variable)
+for number in range(done, 7):
+    dies(number)
+    step(batch(number))
+    if number % 2:
+        checkpoint.save(step=number + 1)
+"""
+
+
+def test_all_workers_start_again_and_come_to_the_values_of_a_run_that_lost_none(tmp_path: Path) -> None:
+    script = """
+step = made(beside)
+for number in range(7):
+    step(batch(number))
+if me == 0:
+    keep(values=variable.numpy(), expected=beside.numpy(), pid=os.getpid(), seed=ad._run.seed)
+"""
+    with Training(tmp_path, TRAIN + script, TWO) as run:
+        run.note("dies0.5")
+        run.note("dies1.start")
+        assert run.wait(3 * START) == 0, run.stderr
+        run.assert_gone(0)
+        kept, chief = run.kept(0), run.chief.pid
+        np.testing.assert_array_equal(kept["values"], kept["expected"])
+        assert kept["pid"] == chief
+        assert [run.has_note(f"from{start}.{done}") for start, done in ((0, 0), (2, 4))] == [True, True]
+        assert run.has_note("left0.0") and run.has_note("left2.1")
+    said = [line for line in run.stderr.splitlines() if "start again" in line]
+    assert len(said) == 2, run.stderr
+    assert said[0].endswith(
+        "all workers start again from the checkpoint of step 4 (restart 1 of 3, in 1 s), since in step 6 localhost:1 "
+        "was ended by SIGKILL."
+    )
+    assert said[1].endswith(
+        "from the checkpoint of step 4 (restart 2 of 3, in 2 s), since before the first step localhost:1 was ended by "
+        "SIGKILL."
+    )
+
+
+def test_a_script_that_raises_on_one_worker_each_time_is_not_tried_a_third_time(tmp_path: Path) -> None:
+    script = "if me == 1: raise ValueError(f'of {me}')\nstep(batch(7))"
+    with Training(tmp_path, TRAIN + script, TWO) as run:
+        assert run.wait(3 * START) in (1, -signal.SIGTERM)
+        run.assert_gone()
+        assert run.has_note("start1.1") and not run.has_note("start2.0")
+    assert run.stderr.count("start again from the checkpoint of step 6 (restart 1 of 3") == 1, run.stderr
+    assert "not started again: it has failed so in step 8 twice in a row" in run.stderr
+    assert "ValueError: of 1" in run.stderr

@@ -1,0 +1,147 @@
+"""Whether a run that has lost a worker starts again, and what its next start is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from autodist import restarts
+from autodist.asked import Asked
+from autodist.cluster.stalls import SAME_STEPS
+from autodist.errors import ClusterError, ResourceSpecError, WorkerFailedError
+from autodist.resources import ResourceSpec
+from autodist.restarts import VARIABLE, Before, Lost, backoff, before, require_can_restart, restart, why_not
+
+KILLED = WorkerFailedError("localhost:1", "was ended by SIGKILL")
+
+
+def spec_of(workers: int, restarts: int = 3) -> ResourceSpec:
+    nodes = [{"address": "localhost", "cpus": list(range(workers)), "workers": workers}]
+    return ResourceSpec.from_dict({"nodes": nodes, "max_restarts": restarts})
+
+
+@pytest.fixture(autouse=True)
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What the process would begin anew with, and nothing waits."""
+    found: list[Any] = []
+    monkeypatch.setattr(restarts, "begin_anew_at_the_end", lambda told: found.append(json.loads(told[VARIABLE])))
+    monkeypatch.setattr(restarts, "_SHORTEST_WAIT", 0.0)
+    monkeypatch.setattr(restarts, "has_lost_input", lambda: False)
+    monkeypatch.setattr(restarts, "_seeds", [])
+    before.cache_clear()
+    yield found
+    before.cache_clear()
+
+
+def test_what_came_before_reaches_the_next_start_and_nothing_that_this_starts(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert restarts.seed_of_next_run(lambda: 7) == 7
+    restart(Lost(KILLED, step=5, saved=4), 3)
+    assert caplog.messages == [
+        "all workers start again from the checkpoint of step 4 (restart 1 of 3, in 0 s), since in step 5 localhost:1 "
+        "was ended by SIGKILL."
+    ]
+    before.cache_clear()
+    restarts._seeds.clear()
+    monkeypatch.setenv(VARIABLE, json.dumps(begun[0]))
+    assert (before().count, before().step, before().saved) == (1, 5, 4)
+    assert VARIABLE not in restarts.os.environ
+    assert [restarts.seed_of_next_run(lambda: 8) for _ in range(2)] == [7, 8]
+
+
+def test_without_a_checkpoint_the_script_begins_from_its_beginning_and_says_so(
+    begun: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "has_lost_input", lambda: True)
+    restart(Lost(KILLED, step=None, saved=None), 1)
+    assert "from the script's beginning (no checkpoint was saved)" in caplog.text
+    assert caplog.messages[0].endswith(
+        "before the first step localhost:1 was ended by SIGKILL. What was read of standard input is gone."
+    )
+    assert begun[0]["count"] == 1
+
+
+def test_ctrl_c_while_it_waits_leaves_the_process_as_it_ends(begun: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def wait(self, seconds: float) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading, "Event", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        restart(Lost(KILLED, 5, 4), 3)
+    assert begun == []
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (WorkerFailedError("b", f"has ended its script, and a waits for it. {SAME_STEPS}"), "the script would fail so"),
+        (WorkerFailedError("b", "ended, with exit status 0, without having made an AutoDist"), "would fail so"),
+        (WorkerFailedError("b", "ended with exit status 1", ("autodist.errors.CaptureError: no",)), "would fail so"),
+        (ClusterError("no machine there"), "which is no loss"),
+    ],
+    ids=["other steps", "another path", "our own error", "never started"],
+)
+def test_what_the_script_would_do_again_is_not_tried_again(
+    error: ClusterError, said: str, begun: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    restart(Lost(error, 3, None), 3)
+    assert begun == []
+    assert caplog.messages[0].startswith("not started again: ") and said in caplog.messages[0]
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+def test_the_same_failure_twice_at_the_same_step_ends_the_run() -> None:
+    stalled = WorkerFailedError("b", "and all others have waited for one another for 301 s, in a disk.")
+    earlier = Before(1, "b and all others have waited for one another for 333 s, in a disk", 5)
+    assert why_not(earlier, Lost(stalled, 5, 4), 3) == (
+        "it has failed so in step 5 twice in a row, and would a third time."
+    )
+    assert why_not(earlier, Lost(stalled, 6, 4), 3) is None
+    assert why_not(earlier, Lost(KILLED, 5, 4), 3) is None
+    assert why_not(Before(1, "localhost:1 was ended by SIGKILL", 5), Lost(KILLED, 5, 4), 3) is not None
+    assert why_not(Before(1, "localhost:2 was ended by SIGKILL", 5), Lost(KILLED, 5, 4), 3) is None
+
+
+def test_a_machine_that_stays_away_may_come_back_later() -> None:
+    cut = WorkerFailedError("b", "was lost: it was not heard of for 25 s")
+    assert why_not(Before(1, "b was lost: it was not heard of for 25 s", None), Lost(cut, None, 4), 3) is None
+    away = ClusterError("b: no route to host")
+    assert why_not(Before(1, "b: no route to host", None), Lost(away, None, 4), 3) is None
+
+
+def test_it_ends_when_it_was_tried_as_often_as_it_may() -> None:
+    assert why_not(Before(2, "", 1), Lost(KILLED, 5, 4), 2) == "it was 2 times, and `max_restarts` allows no more."
+    assert why_not(Before(1, "", 1), Lost(KILLED, 5, 4), 2) is None
+
+
+def test_waits_double_and_stay_below_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert [backoff(count) for count in (1, 2, 3, 7, 1000)] == [1, 2, 4, 60, 60]
+
+
+def test_where_nothing_could_begin_anew_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_can_restart(spec_of(2))
+    require_can_restart(spec_of(1, restarts=0))
+    with pytest.raises(ResourceSpecError, match="max_restarts is 3.*there is one worker"):
+        require_can_restart(spec_of(1))
+    with pytest.raises(ResourceSpecError, match="a scheduler has started the processes.*let the scheduler"):
+        require_can_restart(spec_of(2).as_given())
+    monkeypatch.setenv("PYTHONINSPECT", "1")
+    with pytest.raises(ResourceSpecError, match="stays at a prompt"):
+        require_can_restart(spec_of(2))
+
+
+def test_the_command_s_number_stands_in_place_of_the_yaml_s() -> None:
+    assert Asked(max_restarts=1).spec(lambda: spec_of(2)).max_restarts == 1
+    assert Asked(max_restarts=0).spec(lambda: spec_of(2)).max_restarts == 0
+    assert Asked(workers=2).spec(lambda: spec_of(1)).max_restarts == 3
+    assert ResourceSpec.from_payload(spec_of(2).to_payload()).max_restarts == 3
+    with pytest.raises(ResourceSpecError, match="max_restarts.*0 to 1000"):
+        spec_of(2, restarts=-1)
