@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import socket
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from autodist.cluster.member import CONTROL_VARIABLE
+from tests.cluster.runs import within
 from tests.cluster.trainings import Training
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -59,3 +64,54 @@ def test_the_run_ends_at_once(tmp_path: Path, script: str, status: int, printed:
         run.assert_gone(10)
     assert "stopping all workers: the chief was interrupted" in run.stderr
     assert run.stdout.strip() == printed
+
+
+# The other worker has been started, and comes no further; the chief waits for it at its first step.
+COMES_NOT = f"""
+if {CONTROL_VARIABLE!r} in os.environ:
+    note("started")
+    wait_for("never", 600)
+"""
+
+
+@contextlib.contextmanager
+def machine_that_says_nothing() -> Iterator[tuple[dict[str, object], socket.socket]]:
+    """A cluster whose second machine takes a connection and says no more, and the socket that takes it."""
+    with socket.create_server(("127.0.0.2", 0)) as listens:
+        listens.settimeout(START)
+        silent = {"address": "127.0.0.2", "ssh_config": "silent"}
+        settings = {"port": listens.getsockname()[1], "host_key_checking": False}
+        yield {"nodes": [{"address": "localhost", "chief": True}, silent], "ssh": {"silent": settings}}, listens
+
+
+PYTHON: list[str] = []
+RUN = ["-m", "autodist", "run"]
+
+
+@pytest.mark.parametrize(("command", "times"), [(PYTHON, 1), (RUN, 2)], ids=["python, once", "autodist run, twice"])
+def test_while_machines_are_reached(tmp_path: Path, command: list[str], times: int) -> None:
+    with (
+        machine_that_says_nothing() as (spec, listens),
+        Training(tmp_path, TRAIN, spec, command=command) as run,
+        listens.accept()[0],
+    ):
+        interrupt(run, times)
+
+
+@pytest.mark.parametrize(("command", "times"), [(RUN, 1), (PYTHON, 2)], ids=["autodist run, once", "python, twice"])
+def test_while_workers_join(tmp_path: Path, command: list[str], times: int) -> None:
+    with Training(tmp_path, "note('ready')\n" + TRAIN, TWO, COMES_NOT, command) as run:
+        run.wait_for_note("started", START)
+        run.wait_for_note("ready", START)
+        interrupt(run, times)
+
+
+def interrupt(run: Training, times: int) -> None:
+    """Ctrl-C, and again as soon as the first was heard: the run ends by it, at once, and nothing of it is left."""
+    for _ in range(times):
+        os.killpg(run.chief.pid, signal.SIGINT)
+        assert within(10, lambda: "Traceback" in run.stderr or run.chief.poll() is not None), run.stderr
+    assert run.wait(10) == -signal.SIGINT, run.stderr
+    run.assert_gone(10)
+    assert "KeyboardInterrupt" in run.stderr, run.stderr
+    assert "Error" not in run.stderr, run.stderr

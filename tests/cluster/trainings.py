@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,17 @@ class Training(Run):
         script: what every worker runs; it may `note`, `wait_for` notes (of the test, too) and `keep` arrays.
         spec: what stands in the YAML.
         before: what it does before it imports AutoDist; it may `note` and `wait_for` notes.
+        command: what starts it with Python: options of that, before the script.
     """
 
-    def __init__(self, directory: Path, script: str, spec: dict[str, Any], before: str = "") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        script: str,
+        spec: dict[str, Any],
+        before: str = "",
+        command: Sequence[str] = (),
+    ) -> None:
         self.directory, self.mark = directory, secrets.token_hex(8)
         self._notes = directory / "notes"
         self._notes.mkdir(parents=True)
@@ -73,7 +82,7 @@ class Training(Run):
         file, notes = directory / "train.py", str(self._notes)
         parts = {"note": NOTE.format(notes=notes), "notes": notes, "cluster": str(cluster), "before": before}
         file.write_text(_SCRIPT.format(**parts) + script)
-        self._command = [sys.executable, str(file)]
+        self._command = [sys.executable, *command, str(file)]
         self.environment = os.environ | {MARK: self.mark, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
     def note(self, what: str) -> None:
