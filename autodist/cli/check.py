@@ -22,9 +22,11 @@ FAULTY = 1
 
 
 def check(
-    cluster: Annotated[Path, typer.Argument(help="YAML file of the machines.", exists=True, dir_okay=False)],
+    cluster: Annotated[
+        Path, typer.Argument(metavar="CLUSTER", help="YAML file of the machines.", exists=True, dir_okay=False)
+    ],
     script: Annotated[
-        str | None, typer.Argument(metavar="[SCRIPT]", help="The training script; with -m, a module.")
+        str | None, typer.Argument(metavar="SCRIPT", help="The training script; with -m, a module.")
     ] = None,
     is_module: IsModule = False,
     links: Annotated[

@@ -14,10 +14,14 @@ from autodist.cli.telling import output
 DIFFERENT = 1
 """Exit status where the plans differ, as of `diff`."""
 
-_PlanFile = Annotated[Path, typer.Argument(help="A file that `autodist plan --json` wrote.", show_default=False)]
+_HELP = "A file that `autodist plan --json` wrote."
 
 
-def diff(a: _PlanFile, b: _PlanFile, traceback: Traceback = False) -> None:
+def diff(
+    a: Annotated[Path, typer.Argument(metavar="A", help=_HELP, show_default=False)],
+    b: Annotated[Path, typer.Argument(metavar="B", help=_HELP, show_default=False)],
+    traceback: Traceback = False,
+) -> None:
     """Show the variables that two plans keep or synchronise in different ways. Exit status 1: there are some.
 
     Examples:

@@ -10,7 +10,7 @@ import typer
 from autodist.resources import MOST_RESTARTS
 
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", help="The training script; with -m, a module.")]
-Arguments = Annotated[list[str] | None, typer.Argument(metavar="[ARGS]...", help="The script's own arguments.")]
+Arguments = Annotated[list[str] | None, typer.Argument(metavar="ARGS", help="The script's own arguments.")]
 IsModule = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as for `python -m`.")]
 Cluster = Annotated[
     Path | None,
@@ -18,10 +18,20 @@ Cluster = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="So many workers on this machine, in place of the script's.")]
 Replicas = Annotated[int | None, typer.Option(min=1, help="Replicas of each of these workers.")]
+
+
+def _builders(incomplete: str) -> list[str]:
+    from autodist.strategies import registered_names
+
+    return [name for name in registered_names() if name.startswith(incomplete)]
+
+
 Strategy = Annotated[
     str | None,
     typer.Option(
-        metavar="BUILDER|FILE", help="A builder's name, or a YAML file with a section `strategy`; else the script's."
+        metavar="BUILDER|FILE",
+        help="A builder's name, or a YAML file with a section `strategy`; else the script's.",
+        autocompletion=_builders,
     ),
 ]
 Strategies = Annotated[
@@ -31,6 +41,7 @@ Strategies = Annotated[
         metavar="BUILDER|FILE",
         help="A builder's name, or a YAML file with a section `strategy`; else the script's. Twice or more: side by "
         "side.",
+        autocompletion=_builders,
     ),
 ]
 Join = Annotated[

@@ -14,7 +14,7 @@ from autodist.asked import Asked
 from autodist.cli.options import Arguments, Cluster, IsModule, Replicas, Script, Strategies, Traceback, Workers
 from autodist.cli.plans import Plan, Plans
 from autodist.cli.script import Target
-from autodist.cli.telling import output, require_writable
+from autodist.cli.telling import output, require_writable, write_file
 from autodist.quiet import quiet_tensorflow
 from autodist.resources import ResourceSpec
 
@@ -55,9 +55,9 @@ def plan(
     asked = Asked(None if cluster is None else str(cluster), workers, replicas)
     plans = Plans(script=script, plans=make_plans_quietly(target, asked, strategies or [])[0])
     if html is not None:
-        from autodist.cli.plan_page import write_page
+        from autodist.cli.plan_page import page_of
 
-        write_page(html, plans)
+        write_file(html, page_of(plans))
     if as_json:
         sys.stdout.write(plans.model_dump_json(indent=2) + "\n")
     else:

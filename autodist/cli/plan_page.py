@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from xml.etree import ElementTree
 
 from autodist.cli.plan_tables import cost, flops, shape_text, where
 from autodist.cli.plans import Plan, Plans, VariablePlan
-from autodist.cli.telling import UsageError
 from autodist.strategies.table import readable_bytes
 
 MOST_BARS = 64
@@ -26,18 +24,6 @@ svg { max-width: 100%; height: auto; } svg text { font: 12px system-ui, sans-ser
 svg rect { fill: var(--bar); }
 """
 _BAR, _GAP, _NAME, _LENGTH, _VALUE = 16, 6, 260, 420, 120
-
-
-def write_page(path: Path, plans: Plans) -> None:
-    """Writes the page.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    try:
-        path.write_text(page_of(plans), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
 
 
 def page_of(plans: Plans) -> str:

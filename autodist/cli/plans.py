@@ -155,7 +155,7 @@ def read_plan(path: Path) -> Plan:
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
     except pydantic.ValidationError as error:
-        raise UsageError(f"{path} is no plan; write one by `autodist plan --json SCRIPT > {path}`.") from error
+        raise UsageError(f"{path} is no plan; write one by `autodist plan --json SCRIPT > plan.json`.") from error
     if len(found.plans) != 1:
         raise UsageError(
             f"{path} holds {len(found.plans)} plans; write each into a file of its own, by one --strategy at a time."

@@ -8,6 +8,7 @@ import os
 import runpy
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -41,6 +42,8 @@ class Target:
             if not os.path.isfile(os.path.join(self.name, "__main__.py")):
                 raise UsageError(f"{self.name} is a folder without a __main__.py; give a script.")
         elif not os.path.isfile(self.name):
+            if os.path.exists(self.name):
+                raise UsageError(f"{self.name} is no file, which each worker could read; save the script in one.")
             raise UsageError(f"the script {self.name} is not there; give the path of a Python script.")
         else:
             self._require_python()
@@ -96,12 +99,17 @@ class Target:
             raise UsageError(f"there is no module {self.name} below {os.getcwd()}, and none is installed.")
 
     def _require_python(self) -> None:
-        with open(self.name, "rb") as file:
-            content = file.read()
+        try:
+            with open(self.name, "rb") as file:
+                content = file.read()
+        except OSError as error:
+            raise UsageError(f"the script {self.name} cannot be read: {error.strerror}.") from error
         if content.startswith(b"PK\x03\x04"):
             return  # an archive, which Python runs as well
         try:
-            compile(content, self.name, "exec", dont_inherit=True)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Python tells them where the script runs
+                compile(content, self.name, "exec", dont_inherit=True)
         except (SyntaxError, ValueError) as error:
             raise UsageError(f"{self.name} is no Python script: {error}.") from error
 

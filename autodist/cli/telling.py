@@ -46,16 +46,37 @@ def telling_errors(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def require_writable(path: Path) -> None:
-    """Passes if a file can be written, before the work whose result goes there.
+    """Passes if a file can be written, before the work whose result goes there; what is there stays as it is.
 
     Raises:
         UsageError: it cannot.
     """
+    is_new = not path.exists()
+    if not is_new and not path.is_file():
+        return  # a pipe, say, whose reader would take a look for the end
     try:
         with open(path, "ab"):
-            return
+            pass
+        if is_new:
+            path.resolve().unlink()  # of a link, what it leads to
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}.") from error
+        raise _unwritable(path, error) from error
+
+
+def write_file(path: Path, text: str) -> None:
+    """Writes a command's result.
+
+    Raises:
+        UsageError: it cannot be written.
+    """
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise _unwritable(path, error) from error
+
+
+def _unwritable(path: Path, error: OSError) -> UsageError:
+    return UsageError(f"{path} cannot be written: {error.strerror}.")
 
 
 def tell_error(problem: str) -> None:

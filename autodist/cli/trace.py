@@ -9,12 +9,13 @@ from typing import Annotated
 import typer
 
 from autodist.cli.options import Traceback
-from autodist.cli.telling import output, require_writable
+from autodist.cli.telling import output, require_writable, write_file
 
 
 def trace(
     folder: Annotated[
-        Path, typer.Argument(help="Where workers have written their traces.", exists=True, file_okay=False)
+        Path,
+        typer.Argument(metavar="FOLDER", help="Where workers have written their traces.", exists=True, file_okay=False),
     ],
     file: Annotated[
         Path | None,
@@ -46,7 +47,7 @@ def trace(
     target = file or folder / "trace.json"
     traces = read_traces(folder)
     require_writable(target)
-    target.write_text(json.dumps(merged(traces)), encoding="utf-8")
+    write_file(target, json.dumps(merged(traces)))
     console = output()
     for step, one in traces.items():
         shares = shares_of(one)

@@ -37,7 +37,12 @@ def test_help_of_each_command_has_examples(command: str) -> None:
         (["plan", "--workers", "two", "train.py"], "--workers"),
         (["plan", "--cluster", "missing.yml", "train.py"], "missing.yml"),
         (["sorcery"], "sorcery"),
-        (["diff", "one.json"], "Missing argument"),
+        (["diff", "one.json"], "Missing argument 'B'"),
+        (["check", "--seconds", "0", "cluster.yml"], "--seconds"),
+        (["check", "missing.yml"], "missing.yml"),
+        (["verify", "--cluster", "cluster.yml", "train.py"], "--cluster"),
+        (["trace", "--sorcery", "."], "--sorcery"),
+        (["run"], "SCRIPT"),
     ],
 )
 def test_a_wrong_option_is_told_on_standard_error_with_status_2(words: list[str], told: str) -> None:
@@ -61,5 +66,36 @@ def test_neither_the_command_nor_its_help_imports_tensorflow() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+@pytest.mark.parametrize(
+    "usage",
+    [
+        "run [OPTIONS] {SCRIPT} [ARGS]...",
+        "check [OPTIONS] {CLUSTER} [SCRIPT]",
+        "plan [OPTIONS] {SCRIPT} [ARGS]...",
+        "diff [OPTIONS] {A} {B}",
+        "verify [OPTIONS] {SCRIPT} [ARGS]...",
+        "trace [OPTIONS] {FOLDER}",
+    ],
+)
+def test_usage_names_what_is_needed_and_what_may_be_left_out(usage: str) -> None:
+    told = RUNNER.invoke(app, [usage.partition(" ")[0], "--help"], prog_name="autodist").stdout
+    assert f"Usage: autodist {usage} " in told
+
+
 def test_completion_of_a_shell_is_offered() -> None:
     assert "--install-completion" in RUNNER.invoke(app, ["--help"]).stdout
+
+
+@pytest.mark.parametrize(
+    "words, completed",
+    [
+        ("autodist v", ["verify"]),
+        ("autodist check --no", ["--no-links"]),
+        ("autodist plan --strategy Pa", ["Parallax", "PartitionedAR", "PartitionedPS"]),
+        ("autodist run trai", []),  # files, which the shell itself knows
+    ],
+)
+def test_a_shell_completes_commands_options_and_builders(words: str, completed: list[str]) -> None:
+    asked = {"_AUTODIST_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    result = RUNNER.invoke(app, [], env=asked, prog_name="autodist")
+    assert (result.exit_code, result.stdout.split()) == (0, completed)

@@ -231,6 +231,8 @@ def test_what_cannot_be_planned_is_refused_before_the_script_runs(tmp_path: Path
         (["--strategy", cluster, script], "has no section `strategy`"),
         (["--cluster", cluster, "--workers", "2", script], "leave out --workers"),
         (["--html", nowhere, script], f"{nowhere} cannot be written"),
+        (["/proc/self/mem"], "/proc/self/mem cannot be read"),
+        (["/dev/null"], "/dev/null is no file"),
     ]:
         result = plan(*words)
         assert (result.exit_code, result.stdout) == (2, ""), words
@@ -271,6 +273,18 @@ def test_the_page_has_a_bar_for_each_link_and_worker_and_loads_nothing(tmp_path:
     assert "url(" not in path.read_text() and "@import" not in path.read_text()
 
 
+def test_a_page_that_is_not_written_is_not_begun_either(tmp_path: Path) -> None:
+    path, script = tmp_path / "plan.html", write(tmp_path, "print('no training')")
+    assert plan("--html", str(path), script).exit_code == 2
+    assert not path.exists()
+    path.write_text("of yesterday")
+    assert plan("--html", str(path), script).exit_code == 2
+    assert path.read_text() == "of yesterday"
+    full = plan("--html", "/dev/full", write(tmp_path, STEP))
+    assert full.exit_code == 2
+    assert full.stderr.endswith("autodist: error: /dev/full cannot be written: No space left on device.\n")
+
+
 def test_names_in_the_page_are_text_whatever_they_hold() -> None:
     assert "<script>" not in page_of(Plans(script="<script>alert(1)</script>", plans=()))
 
@@ -297,3 +311,4 @@ def test_diff_refuses_what_is_no_plan_or_several(tmp_path: Path) -> None:
     for file, told in [(several, "holds 2 plans"), (script, "is no plan")]:
         result = RUNNER.invoke(app, ["diff", file, file])
         assert result.exit_code == 2 and told in result.stderr
+        assert f"> {file}" not in result.stderr, "who does as told would lose it"
