@@ -8,10 +8,12 @@ from autodist.versions import VERSION, check_versions
 
 if TYPE_CHECKING:
     from autodist.api import AutoDist
+    from autodist.notebook.launch import launch
+    from autodist.notebook.magic import load_ipython_extension
     from autodist.resources import ResourceSpec
 
 __version__ = VERSION
-__all__ = ["AutoDist", "ResourceSpec"]
+__all__ = ["AutoDist", "ResourceSpec", "launch", "load_ipython_extension"]
 
 check_versions()
 
@@ -19,7 +21,12 @@ from autodist.cluster.start import noted_start  # noqa: E402  # it takes a Pytho
 
 noted_start()  # now: the script may change its directory and arguments before it makes an AutoDist
 
-_WHERE = {"AutoDist": "autodist.api", "ResourceSpec": "autodist.resources"}
+_WHERE = {
+    "AutoDist": "autodist.api",
+    "ResourceSpec": "autodist.resources",
+    "launch": "autodist.notebook.launch",
+    "load_ipython_extension": "autodist.notebook.magic",
+}
 
 
 def __getattr__(name: str) -> Any:

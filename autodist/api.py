@@ -323,6 +323,7 @@ class AutoDist:
         try:
             self._run.finish()
         except AutoDistError as error:
+            self._run.end_error = error
             log.error("%s", error)
             watch_script_end().end_by(signal.SIGTERM)
             return False

@@ -52,6 +52,10 @@ class MisusedError(AutoDistError):
     """A script cannot be run by the command that runs it; the command's exit status is 2."""
 
 
+class LaunchError(AutoDistError):
+    """A function cannot be launched, or what it returned cannot be brought back."""
+
+
 class CaptureError(AutoDistError):
     """The training step cannot be captured as it is written."""
 

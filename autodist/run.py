@@ -76,6 +76,7 @@ class Run:
         recorder: records its training steps; None: nobody has asked for that.
         step: how many training steps were made, those before a checkpoint that was restored included.
         saved_step: of the last checkpoint that was saved or restored; None: there was none.
+        end_error: what has failed at the end of the script, after all that it does itself.
     """
 
     spec: ResourceSpec
@@ -115,6 +116,7 @@ class Run:
         self.tables: set[str] = set()
         self.recorder = recorder()
         self.step, self.saved_step = 0, restarts.before().saved
+        self.end_error: AutoDistError | None = None
         self._has_told_of_evaluation = False
         self._has_work = False
 

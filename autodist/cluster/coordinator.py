@@ -168,7 +168,8 @@ class Coordinator:
         with self._speaking:
             for worker, link in zip(self._workers[1:], self._links, strict=True):
                 assert script is not None
-                join = Join(worker.index, worker.name, self._addresses, payload, self._spec.stop_timeout)
+                limit = self._spec.stop_timeout
+                join = Join(worker.index, worker.name, self._addresses, payload, limit, script.brought)
                 link.send(Start(script.arguments, script.directory, environment, join))
             self._tell_all(*self._said)
             self._run()

@@ -49,6 +49,7 @@ class Member:
         name: of this worker.
         addresses: of all workers' servers, as "host:port", by index.
         payload: what the chief passed to `Coordinator.start`.
+        brought: what the chief's script runs that is in no file, as in `Script`.
         held: this worker's port; `start_server` releases it.
         progress: called, from a thread of the member, when the coordinator asks what the script does.
     """
@@ -61,7 +62,7 @@ class Member:
         join = decode(self._lines.readline())
         assert isinstance(join, Join), "the agent's first message"
         self.index, self.name, self.addresses, self.payload = join.index, join.name, join.addresses, join.payload
-        self._stop_timeout = join.stop_timeout
+        self._stop_timeout, self.brought = join.stop_timeout, join.brought
         self._script_end = watch_script_end()
         self._script_end.run_handlers_on_termination()
         self._waiting = threading.Event()

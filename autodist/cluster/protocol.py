@@ -103,6 +103,7 @@ class Join(Message):
         addresses: of all workers' servers, as "host:port".
         payload: whatever the chief's caller wants to reach every worker.
         stop_timeout: between SIGTERM and SIGKILL, where the script has to end itself.
+        brought: what the chief's script runs that is in no file; nothing of most.
     """
 
     kind: Literal["Join"] = field(default="Join", kw_only=True)
@@ -111,6 +112,7 @@ class Join(Message):
     addresses: tuple[_Text, ...]
     payload: Base64UrlBytes
     stop_timeout: float
+    brought: Base64UrlBytes = b""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ from autodist.cluster.tools import Main, is_kernel, is_same, script_behind, tool
 from autodist.errors import ClusterError
 
 _MEND = (
-    "Put the code into a file and start it with `python file.py` (in a notebook `!python file.py`), or use one worker."
+    "Train in a function, by `autodist.launch(function, workers=2)` (or cluster=…), or put the code into a file and "
+    "start it with `python file.py`; or use one worker."
 )
 
 # What code that was typed says its file is: at the prompts of Python and pdb, of IPython, IDLE and bpython.
@@ -36,6 +37,7 @@ class Script:
             directory; None if there is no such file.
         digest: of that file's content when the script was started here.
         environment: variables that it needs beside those which its machine gives it.
+        brought: what it runs that is in no file, a notebook's function say; it finds that as `Member.brought`.
     """
 
     arguments: tuple[str, ...]
@@ -43,6 +45,7 @@ class Script:
     file: str | None
     digest: str | None = None
     environment: tuple[tuple[str, str], ...] = ()
+    brought: bytes = b""
 
     @staticmethod
     def of_this_process() -> Script:
@@ -69,7 +72,15 @@ class Script:
             command = replace(command, target=target)
         elif command.kind is TargetKind.MODULE:
             file = _file_of_module(command.target, main, start.directory)
-        return Script(command.arguments, start.directory, file, start.digest_of(file), own)
+        return Script(command.arguments, start.directory, file, start.digest_of(file), own, b"".join(_brought))
+
+
+_brought: list[bytes] = []
+
+
+def bring_along(content: bytes) -> None:
+    """Lets the other workers have what this process's script runs that is in no file."""
+    _brought[:] = [content]
 
 
 def _goes_with_the_script(variable: str) -> bool:

@@ -145,7 +145,8 @@ def test_what_a_profiler_calls_the_script_counts_though_the_script_changes_it(st
 def test_what_no_other_worker_could_run_is_refused_with_the_mend(started: Started, line: list[str], said: str) -> None:
     with pytest.raises(ClusterError, match=said) as caught:
         started(line)
-    assert "`python file.py` (in a notebook `!python file.py`), or use one worker" in str(caught.value)
+    assert "`autodist.launch(function, workers=2)`" in str(caught.value)
+    assert "`python file.py`; or use one worker" in str(caught.value)
 
 
 def test_script_in_shared_memory_is_one_as_any_other(started: Started) -> None:
@@ -167,7 +168,7 @@ def test_kernel_that_is_started_by_another_name_is_known(started: Started, monke
     monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
     assert started(["launcher.py", "-f", "kernel.json"]).arguments  # IPython's shell, without a kernel
     shell.kernel = object()
-    with pytest.raises(ClusterError, match="A notebook's kernel runs here, and no script.*`!python file.py`"):
+    with pytest.raises(ClusterError, match="A notebook's kernel runs here, and no script.*`autodist.launch"):
         started(["launcher.py", "-f", "kernel.json"])
 
 

@@ -1,0 +1,164 @@
+"""`autodist.launch`: a function trains on several workers, and what it returns comes back."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from autodist.asked import Asked, named_builder
+from autodist.cluster.failure import exit_reason
+from autodist.cluster.member import CONTROL_VARIABLE
+from autodist.cluster.tools import Main
+from autodist.errors import LaunchError
+from autodist.messages import log_to_the_terminal
+from autodist.notebook.call import Call, Outcome, name_of
+from autodist.notebook.parcel import LARGEST, pack
+from autodist.notebook.process import Ended, run_module
+from autodist.resources import ResourceSpec, Timeouts
+
+if TYPE_CHECKING:
+    from autodist.strategies import BuildsStrategy
+
+_MODULE = "autodist.notebook.launched"
+
+_TAKES = (
+    "Let the function import or make within itself what belongs to one process (data sets, sessions, locks, open "
+    "files), and pass it plain values: arrays, numbers, names of files."
+)
+
+
+def launch(
+    function: Callable[..., Any],
+    *args: Any,
+    cluster: str | os.PathLike[str] | ResourceSpec | Mapping[str, Any] | None = None,
+    strategy: str | BuildsStrategy | Mapping[str, Any] | None = None,
+    workers: int | None = None,
+    replicas: int | None = None,
+) -> Any:
+    """Calls `function(ad, *args)` on every worker, each in a new process, and returns what it returns on the chief.
+
+    For notebooks and prompts, where no script stands that other workers could run. `ad` is the AutoDist; the function
+    trains within `ad.scope()` as a script does. It goes to the workers, on this machine and on others, with what it
+    uses of the notebook, as copies. What all workers print comes out here as it is printed. An error of the function is
+    raised here, with its traceback. An interrupt ends the run, and so does the end of this process.
+
+    Args:
+        function: what every worker calls.
+        args: of the function, after `ad`.
+        cluster: the YAML of the machines, or what would stand in it; None: this machine.
+        strategy: the name of a builder, a builder, what the YAML may have under `strategy`, or a YAML file with that
+            section; None: what the cluster's YAML says.
+        workers: so many on this machine, in place of a cluster.
+        replicas: of each of these workers.
+
+    Returns:
+        What the function returns on the chief, where it can go to another process: arrays, numbers, what is made of
+        them; a Keras model comes back with its weights and its optimizer's state.
+
+    Raises:
+        LaunchError: the function, its arguments or what it returns cannot go to another process, or the chief's process
+            was ended.
+        ResourceSpecError, StrategyError: machines or strategy cannot be used.
+        Exception: what the function has raised on the chief.
+        WorkerFailedError: another worker ended badly.
+    """
+    _require_outside_of_a_run()
+    _require_callable(function, args)
+    spec = _read_cluster(cluster, workers, replicas)
+    builder = _read_strategy(strategy)
+    payload = None if spec is None else spec.to_payload()
+    call = Call(function, args, payload, Asked(workers=workers, replicas=replicas), builder)
+    name = name_of(function)
+    order = pack(call, f"{name}, with its arguments and all that it uses,", _TAKES)
+    if len(order) > LARGEST:
+        raise LaunchError(
+            f"{name}, with its arguments and all that it uses, has {len(order) >> 20} MiB, and each worker would get "
+            f"them; {LARGEST >> 20} MiB are allowed. Let the function read its data itself, from files that every "
+            "machine has."
+        )
+    log_to_the_terminal(is_chief=True)
+    return _result(run_module(_MODULE, order, (spec or Timeouts()).stop_timeout), name)
+
+
+def _require_outside_of_a_run() -> None:
+    api = sys.modules.get("autodist.look")
+    if api is not None and api.look() is not None:
+        raise LaunchError(
+            "launch() starts processes of its own, which `autodist plan` and `autodist verify` cannot look at. Give "
+            "them a script that calls the function itself: `function(AutoDist())`."
+        )
+    if CONTROL_VARIABLE in os.environ or Main.of_this_process().is_module(_MODULE):
+        raise LaunchError(
+            "launch() is called within a run, on one of its workers, and would start another one. Call the function "
+            "itself there, or launch it where the notebook or the script runs."
+        )
+
+
+def _require_callable(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if not callable(function):
+        raise LaunchError(f"launch takes a function, and was given a {type(function).__name__}.")
+    name = name_of(function)
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
+        raise LaunchError(f"{name} only begins when it is called (async, or yield); give a function that trains.")
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # of C, say, which has none
+    try:
+        signature.bind(None, *args)
+    except TypeError as error:
+        raise LaunchError(
+            f"{name}{signature} cannot be called with an AutoDist and {len(args)} arguments ({error}). Write `def "
+            f"{name}(ad, …)`, and give launch what comes after `ad`."
+        ) from None
+
+
+def _read_cluster(cluster: object, workers: int | None, replicas: int | None) -> ResourceSpec | None:
+    if cluster is None:
+        return None
+    if workers is not None or replicas is not None:
+        raise LaunchError("give launch a cluster, or workers and replicas on this machine, not both.")
+    if isinstance(cluster, ResourceSpec):
+        spec = cluster
+    elif isinstance(cluster, Mapping):
+        spec = ResourceSpec.from_dict(cluster)
+    elif isinstance(cluster, str | os.PathLike):
+        spec = ResourceSpec.from_file(cluster)
+    else:
+        raise LaunchError(
+            f"cluster is a {type(cluster).__name__}; give the path of a YAML file, a mapping or a ResourceSpec."
+        )
+    if spec.is_given:
+        raise LaunchError(
+            "launch starts the workers itself, and the cluster says `nodes: given`, by which a scheduler does. Name "
+            "the machines."
+        )
+    return spec
+
+
+def _read_strategy(strategy: str | BuildsStrategy | Mapping[str, Any] | None) -> BuildsStrategy | None:
+    from autodist.strategies import chosen_builder
+
+    if strategy is None:
+        return None
+    return named_builder(strategy) if isinstance(strategy, str) else chosen_builder(strategy, None)
+
+
+def _result(ended: Ended, name: str) -> Any:
+    if ended.interrupt is not None and ended.status != 0:
+        raise ended.interrupt
+    if not ended.outcome:
+        reason = exit_reason(ended.status, joined=True, done=False)
+        raise LaunchError(
+            f"{name}: the chief's process {reason}; what it printed last may tell why (a system that is out of memory "
+            "ends processes by SIGKILL)."
+        )
+    outcome: Outcome = pickle.loads(ended.outcome)
+    if outcome.value is not None and ended.status != 0:
+        reason = exit_reason(ended.status, joined=True, done=False)
+        raise LaunchError(f"{name} returned, and then the chief's process {reason}; what it printed last may tell why.")
+    return outcome.result()

@@ -1,0 +1,99 @@
+"""`python -m autodist.notebook.launched`: calls a launched function, on the chief and on every other worker.
+
+The chief finds the function in a file that its parent has handed to it, and leaves in another what comes of it. The
+others get the function from the chief.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import pickle
+import sys
+from types import TracebackType
+from typing import Any
+
+from autodist.asked import take_over
+from autodist.cluster.member import Member
+from autodist.cluster.script import bring_along
+from autodist.errors import LaunchError
+from autodist.notebook.process import FILES
+from autodist.resources import ResourceSpec
+
+
+def main() -> None:
+    member = Member.from_environment()
+    if member is not None:
+        _call(member.brought)
+        return
+    ordered, outcome = map(int, os.environ.pop(FILES).split(","))
+    for number in (ordered, outcome):
+        os.set_inheritable(number, False)
+    # Whole lines: other workers' go between them. Without a terminal, Python would keep many.
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is Python's own
+    with os.fdopen(ordered, "rb") as file:
+        order = file.read()
+    bring_along(order)
+    _call_as_chief(order, _Report(outcome))
+
+
+class _Report:
+    """What becomes of the call on the chief; it is written when the run has ended, which may fail as well."""
+
+    def __init__(self, file: int) -> None:
+        from autodist.notebook.call import Outcome
+
+        self._file, self.outcome = file, Outcome()
+        atexit.register(self._write)  # before there is an AutoDist, so that this is done after its end
+
+    def _write(self) -> None:
+        from autodist.api import made
+        from autodist.notebook.call import Outcome
+
+        failed = next((run.end_error for run in made() if run.end_error is not None), None)
+        if failed is not None and self.outcome.value is not None:
+            self.outcome = Outcome.of_error(failed)
+        with os.fdopen(self._file, "wb") as file:
+            pickle.dump(self.outcome, file)
+
+
+def _call_as_chief(order: bytes, report: _Report) -> None:
+    from autodist.notebook.call import RETURNS, Outcome
+    from autodist.notebook.parcel import pack
+
+    try:
+        returned = _call(order)
+        report.outcome = Outcome(pack(returned, f"what the function returned, a {type(returned).__name__},", RETURNS))
+    except SystemExit as ended:
+        is_bad = ended.code not in (None, 0)
+        error = LaunchError(f"the function ended by sys.exit({ended.code!r}).")
+        report.outcome = Outcome.of_error(error) if is_bad else Outcome(pack(None, "None", ""))
+        raise
+    except BaseException as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_frame.f_code.co_filename == __file__ and trace.tb_next is not None:
+            trace = trace.tb_next
+        report.outcome = Outcome.of_error(error.with_traceback(trace))
+        sys.excepthook = _tell_nothing  # it is raised where the function was launched
+        raise
+
+
+def _tell_nothing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None: ...
+
+
+def _call(order: bytes) -> Any:
+    from autodist import AutoDist  # before TensorFlow, which comes with the function
+    from autodist.notebook.call import Call
+    from autodist.notebook.parcel import unpack
+
+    call: Call = unpack(order)
+    if call.asked.asks:
+        os.environ |= call.asked.environment()
+        take_over()
+    spec = None if call.spec is None else ResourceSpec.from_payload(call.spec)
+    ad = AutoDist(resource_spec=spec, strategy_builder=call.builder)
+    return call.function(ad, *call.args)
+
+
+if __name__ == "__main__":
+    main()

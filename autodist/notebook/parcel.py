@@ -1,0 +1,137 @@
+"""What goes between a notebook's process and those that it launches: values as bytes, functions and classes included.
+
+Functions and classes that stand in no module that can be imported, as those of cells, go as they are (cloudpickle), and
+their source with them: AutoGraph and tracebacks read it.
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+
+from autodist.errors import LaunchError
+
+LARGEST = 256 << 20
+"""Bytes of a function with all that it needs; each worker gets them in one piece."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """What one process packs and another unpacks.
+
+    Attributes:
+        content: the value, pickled.
+        sources: by name of a file, or of a cell, its text: what the value's functions were compiled from.
+        path: folders of modules that the packing process imports from.
+    """
+
+    content: bytes
+    sources: dict[str, str] = field(default_factory=dict)
+    path: tuple[str, ...] = ()
+
+
+def pack(value: object, what: str, mend: str) -> bytes:
+    """A value as bytes, for a process of the same Python.
+
+    Args:
+        value: what goes there.
+        what: its name in an error.
+        mend: how a value that cannot go there is replaced by one that can.
+
+    Raises:
+        LaunchError: it holds what belongs to this process alone.
+    """
+    stream = io.BytesIO()
+    pickler = _Pickler(stream)
+    try:
+        pickler.dump(value)
+    except Exception as error:  # what is pickled says itself how, and may raise anything
+        raise LaunchError(f"{what} cannot go to another process ({type(error).__name__}: {error}). {mend}") from error
+    sources = {file: text for file in pickler.files if (text := "".join(linecache.getlines(file)))}
+    path = tuple(os.path.abspath(folder) for folder in sys.path if folder)
+    return pickle.dumps(Parcel(stream.getvalue(), sources, path))
+
+
+def unpack(packed: bytes) -> Any:
+    """What `pack` was given.
+
+    Raises:
+        LaunchError: this process lacks a module, or something in one, that it is made of.
+    """
+    parcel: Parcel = pickle.loads(packed)
+    sys.path[1:1] = [folder for folder in parcel.path if folder not in sys.path]
+    for file, text in parcel.sources.items():
+        if not os.path.exists(file):
+            # No time of change: the text stays, whatever looks for the file.
+            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    try:
+        return pickle.loads(parcel.content)
+    except (ImportError, AttributeError) as error:
+        raise LaunchError(
+            f"what was sent here cannot be put together ({error}). Modules that a launched function uses have to be "
+            "installed, or stand at the same path, on every machine; `sync` in the YAML brings a folder there."
+        ) from error
+
+
+class _Pickler(cloudpickle.Pickler):
+    """Notes the files of functions that are pickled as they are.
+
+    Attributes:
+        files: names of these.
+    """
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream)
+        self.files: set[str] = set()
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, FunctionType):
+            if reduced is not NotImplemented:
+                self.files.add(obj.__code__.co_filename)
+        elif isinstance(obj, BaseException):
+            if isinstance(type(obj).__init__, FunctionType) and type(obj).__reduce__ is BaseException.__reduce__:
+                return _remade_error, (type(obj), obj.args, dict(vars(obj)))
+        elif (saveable := _keras_saveable()) is not None and isinstance(obj, saveable):
+            return _remade_by_keras, (_own_classes(obj), *obj.__reduce__())
+        return reduced
+
+
+def _remade_error(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:
+    """An error without its `__init__`, which may take other arguments than the message that it has made of them."""
+    error = kind.__new__(kind)
+    error.args = args
+    vars(error).update(state)
+    return error
+
+
+def _keras_saveable() -> type | None:
+    """What Keras pickles in the form of its files; None where Keras is not in use."""
+    module = sys.modules.get("keras.src.saving.keras_saveable")
+    return getattr(module, "KerasSaveable", None)
+
+
+def _own_classes(saved: Any) -> tuple[type, ...]:
+    """Classes of the script's own in a model: Keras's files hold their names alone."""
+    parts: Iterable[Any] = (saved, getattr(saved, "optimizer", None), getattr(saved, "loss", None))
+    if hasattr(saved, "_flatten_layers"):
+        parts = (*parts, *saved._flatten_layers())
+    kinds = {type(part): None for part in parts if type(part).__module__.partition(".")[0] not in ("keras", "builtins")}
+    return tuple(kinds)
+
+
+def _remade_by_keras(kinds: tuple[type, ...], make: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    import keras
+
+    names = {name: kind for kind in kinds for name in (kind.__name__, keras.saving.get_registered_name(kind))}
+    with keras.saving.custom_object_scope(names):
+        return make(*arguments)

@@ -1,0 +1,178 @@
+"""A notebook's kernel, whose cells train on several workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from jupyter_client.manager import KernelManager
+
+from tests.cluster.runs import MARK, survivors, within
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+LIMIT = 290.0
+
+SETUP = """
+import os
+import time
+import autodist
+import numpy as np
+import tensorflow as tf
+
+def note(what):
+    open(os.path.join({notes!r}, what), "w").close()
+
+def wait_for(what):
+    while not os.path.exists(os.path.join({notes!r}, what)):
+        time.sleep(0.01)
+
+size = tf.constant(3, tf.float64)
+
+def train(ad, steps):
+    with ad.scope():
+        weight = tf.Variable(np.arange(3.0), name="weight")
+
+        @ad.function(batch="global")
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, weight) - 1))
+            gradient = tape.gradient(loss, weight)
+            if tf.reduce_sum(weight) > size:  # AutoGraph reads the source of this
+                gradient *= 0.5
+            weight.assign_sub(0.05 * gradient)
+            return loss
+
+    data = np.random.default_rng(5)
+    for _ in range(steps):
+        step(data.normal(size=(8, 3)))
+    print("made by", ad.worker_index)
+    wait_for("seen")
+    return weight.numpy(), ad.num_workers
+"""
+
+
+class Kernel:
+    """A kernel, and a notebook that runs cells in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.notes = directory / "notes"
+        self.notes.mkdir()
+        self.mark = secrets.token_hex(8)
+        own = {MARK: self.mark, "IPYTHONDIR": str(directory / "ipython"), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        self._manager = KernelManager(kernel_name="python3", connection_file=str(directory / "kernel.json"))
+        self._manager.start_kernel(env=os.environ | own, cwd=str(directory))
+        self._client = self._manager.blocking_client()
+        self._client.start_channels()
+        self._client.wait_for_ready(timeout=LIMIT)
+
+    def run(self, cell: str, on_output: Callable[[str], None] = lambda shown: None) -> tuple[str, str]:
+        """What a cell shows, and the traceback that it ends with, if it does; `on_output` is told all shown so far."""
+        request, shown, error = self.begin(cell), "", ""
+        until = time.monotonic() + LIMIT
+        while time.monotonic() < until:
+            with contextlib.suppress(queue.Empty):
+                message = self._client.get_iopub_msg(timeout=1.0)
+                content: dict[str, Any] = message["content"]
+                if message["parent_header"].get("msg_id") != request:
+                    continue
+                if message["msg_type"] == "stream":
+                    shown += content["text"]
+                    on_output(shown)
+                elif message["msg_type"] == "error":
+                    error = "\n".join(content["traceback"])
+                elif message["msg_type"] == "status" and content["execution_state"] == "idle":
+                    return shown, error
+        raise AssertionError(f"the cell still runs:\n{shown}")
+
+    def begin(self, cell: str) -> str:
+        # A kernel leaves out what comes soon after a cell that failed, unless it is told not to.
+        return self._client.execute(cell, stop_on_error=False)
+
+    def interrupt(self) -> None:
+        self._manager.interrupt_kernel()
+
+    @property
+    def pid(self) -> int:
+        return int(self._manager.provisioner.pid)
+
+    def end(self) -> None:
+        self._client.stop_channels()
+        self._manager.shutdown_kernel(now=True)
+        for pid in survivors(self.mark):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
+    one = Kernel(tmp_path_factory.mktemp("notebook"))
+    yield one
+    one.end()
+
+
+def on_one_device(steps: int) -> np.ndarray:
+    weight, data = np.arange(3.0), np.random.default_rng(5)
+    for _ in range(steps):
+        x = data.normal(size=(8, 3))
+        gradient = 2 * x.T @ (x @ weight - 1) / 8
+        weight = weight - 0.05 * gradient * (0.5 if weight.sum() > 3 else 1.0)
+    return weight
+
+
+def test_a_function_of_a_cell_trains_and_what_it_returns_comes_back(kernel: Kernel) -> None:
+    assert kernel.run(SETUP.format(notes=str(kernel.notes))) == ("", "")
+
+    def see(shown: str) -> None:
+        if "made by 0" in shown and "[localhost:1] made by 1" in shown:  # while they wait to be seen
+            (kernel.notes / "seen").touch()
+
+    shown, error = kernel.run("weight, workers = autodist.launch(train, 4, workers=2)", see)
+    assert not error
+    assert "all 2 workers have joined" in shown
+    shown, error = kernel.run("print(type(weight).__name__, workers, *map(float.hex, weight.tolist()))")
+    kind, workers, *values = shown.split()
+    assert (kind, workers, error) == ("ndarray", "2", "")
+    found = np.array([float.fromhex(value) for value in values])
+    np.testing.assert_allclose(found, on_one_device(4), rtol=1e-13)
+
+
+def test_a_cell_is_a_script_that_takes_and_leaves_names(kernel: Kernel) -> None:
+    kernel.run("%load_ext autodist\nstart = 2.0\nother = 1")
+    cell = "%%autodist --workers 2 --in start,tf --out end,who\n"
+    cell += "end = float(ad.reduce(tf.constant(start) * (1 + ad.worker_index), 'sum'))\nwho = ad.worker_index"
+    assert not kernel.run(cell)[1]
+    assert kernel.run("print(end, who)") == ("6.0 0\n", "")
+    _, error = kernel.run("%%autodist\nif ad.is_chief:\n    print(other)")
+    assert "NameError" in error
+    assert "--in other brings it" in error
+    assert "print(other)" in error  # where it stands in the cell
+
+
+def test_an_interrupt_ends_the_run_and_the_death_of_the_kernel_does(kernel: Kernel) -> None:
+    waits = "def wait(ad, what):\n    ad.reduce(1)\n    note(what)\n    wait_for('never')"
+    assert kernel.run(waits) == ("", "")
+    others = set(survivors(kernel.mark))
+
+    def interrupt(shown: str) -> None:
+        if "ready" in shown and not (kernel.notes / "interrupted").exists():
+            (kernel.notes / "interrupted").touch()
+            kernel.interrupt()
+
+    cell = "def say(ad):\n    ad.reduce(1)\n    print('ready') if ad.is_chief else None\n    wait_for('never')\n"
+    _, error = kernel.run(f"{cell}autodist.launch(say, workers=2)", interrupt)
+    assert "KeyboardInterrupt" in error
+    assert set(survivors(kernel.mark)) == others  # when the cell has ended
+    kernel.begin("autodist.launch(wait, 'waits', workers=2)")
+    assert within(LIMIT, (kernel.notes / "waits").exists)
+    os.kill(kernel.pid, signal.SIGKILL)
+    assert within(10, lambda: not set(survivors(kernel.mark)) - {kernel.pid})

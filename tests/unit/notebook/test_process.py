@@ -1,0 +1,84 @@
+"""A process that shows what it prints here, and that ends with the call."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from autodist.notebook.process import run_module
+
+pytestmark = pytest.mark.processes
+
+START = """
+import os, sys, time
+ordered, outcome = map(int, os.environ["AUTODIST_LAUNCHED"].split(","))
+order = os.read(ordered, 1000)
+"""
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a module `launched_here`."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "launched_here.py"
+
+
+class Shows(io.StringIO):
+    """Interrupts whoever shows something in it, when that is complete."""
+
+    def flush(self) -> None:
+        if self.getvalue().endswith("ready"):
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_what_is_printed_is_shown_and_what_is_left_comes_back(
+    module: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module.write_text(START + 'print("é", end="")\nsys.stderr.write("x")\nos.write(outcome, order * 2)\nsys.exit(3)\n')
+    ended = run_module("launched_here", b"ab", 1.0)
+    assert (ended.status, ended.outcome, ended.interrupt) == (3, b"abab", None)
+    assert tuple(capsys.readouterr()) == ("é", "x")
+
+
+def test_interrupt_is_passed_on_and_the_process_ends_as_it_likes(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = """
+    print("ready", end="", flush=True)
+    try:
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print(", saved")
+        os.write(outcome, b"saved")
+    """
+    module.write_text(START + textwrap.dedent(waits))
+    monkeypatch.setattr(sys, "stdout", shown := Shows())
+    ended = run_module("launched_here", b"", 1.0)
+    assert (ended.status, ended.outcome) == (0, b"saved")
+    assert isinstance(ended.interrupt, KeyboardInterrupt)
+    assert shown.getvalue() == "ready, saved\n"
+
+
+def test_second_interrupt_ends_what_does_not_end(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = """
+    import subprocess
+    child = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    open("pids", "w").write(f"{os.getpid()} {child.pid}")
+    while True:
+        try:
+            print("ready", end="", flush=True)
+            time.sleep(60)
+        except KeyboardInterrupt:
+            print("still ", end="")
+    """
+    module.write_text(START + textwrap.dedent(goes_on))
+    monkeypatch.setattr(sys, "stdout", shown := Shows())
+    with pytest.raises(KeyboardInterrupt):
+        run_module("launched_here", b"", 0.5)
+    assert shown.getvalue() == "readystill ready"
+    for pid in Path("pids").read_text().split():
+        assert not Path("/proc", pid).exists()
