@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import os
 import pickle
 import sys
@@ -18,12 +19,18 @@ from autodist.messages import log_to_the_terminal
 from autodist.notebook.call import Call, Outcome, name_of
 from autodist.notebook.parcel import LARGEST, pack
 from autodist.notebook.process import Ended, run_module
+from autodist.notebook.uses import sets, uses, what_stays
 from autodist.resources import ResourceSpec, Timeouts
 
 if TYPE_CHECKING:
     from autodist.strategies import BuildsStrategy
 
+_log = logging.getLogger("autodist")
+
 _MODULE = "autodist.notebook.launched"
+
+_TRAINED = {"keras": "Layer", "tensorflow": "Variable"}
+"""By module, what a function may train."""
 
 _TAKES = (
     "Let the function import or make within itself what belongs to one process (data sets, sessions, locks, open "
@@ -73,15 +80,13 @@ def launch(
     payload = None if spec is None else spec.to_payload()
     call = Call(function, args, payload, Asked(workers=workers, replicas=replicas), builder)
     name = name_of(function)
-    order = pack(call, f"{name}, with its arguments and all that it uses,", _TAKES)
-    if len(order) > LARGEST:
-        raise LaunchError(
-            f"{name}, with its arguments and all that it uses, has {len(order) >> 20} MiB, and each worker would get "
-            f"them; {LARGEST >> 20} MiB are allowed. Let the function read its data itself, from files that every "
-            "machine has."
-        )
+    order = _packed(call, name)
     log_to_the_terminal(is_chief=True)
-    return _result(run_module(_MODULE, order, (spec or Timeouts()).stop_timeout), name)
+    _tell_of_names_that_are_set(function, name)
+    returned = _result(run_module(_MODULE, order, (spec or Timeouts()).stop_timeout), name)
+    if returned is None:
+        _tell_of_copies(function, args, name)
+    return returned
 
 
 def _require_outside_of_a_run() -> None:
@@ -115,6 +120,55 @@ def _require_callable(function: Callable[..., Any], args: tuple[Any, ...]) -> No
             f"{name}{signature} cannot be called with an AutoDist and {len(args)} arguments ({error}). Write `def "
             f"{name}(ad, …)`, and give launch what comes after `ad`."
         ) from None
+
+
+def _packed(call: Call, name: str) -> bytes:
+    whole = f"{name}, with its arguments and all that it uses,"
+    try:
+        order = pack(call, whole, _TAKES)
+    except LaunchError:
+        way, value = what_stays(call.function, call.args, _goes)
+        if way:
+            pack(value, f"{name} → {way}, a {type(value).__name__},", _TAKES)
+        raise
+    if len(order) > LARGEST:
+        raise LaunchError(
+            f"{whole} has {len(order) >> 20} MiB, {_largest(call)}and each worker would get them; {LARGEST >> 20} MiB "
+            "are allowed. Let the function read its data itself, from files that every machine has."
+        )
+    return order
+
+
+def _goes(value: object) -> bool:
+    try:
+        pack(value, "", "")
+    except LaunchError:
+        return False
+    return True
+
+
+def _largest(call: Call) -> str:
+    sizes = {name: len(pack(value, name, "")) for name, value in uses(call.function, call.args).items()}
+    name = max(sizes, key=lambda one: sizes[one], default="")
+    return f"of which `{name}` has {sizes[name] >> 20}, " if name else ""
+
+
+def _tell_of_names_that_are_set(function: Callable[..., Any], name: str) -> None:
+    if names := ", ".join(sets(function)):
+        _log.warning(
+            "%s assigns %s (`global`) in the workers' processes alone; here that stays as it is. Let it return that.",
+            name, names,
+        )  # fmt: skip
+
+
+def _tell_of_copies(function: Callable[..., Any], args: tuple[Any, ...], name: str) -> None:
+    kinds = tuple(getattr(sys.modules[m], kind) for m, kind in _TRAINED.items() if m in sys.modules)
+    copies = ", ".join(name for name, value in uses(function, args).items() if isinstance(value, kinds))
+    if copies:
+        _log.warning(
+            "%s has returned nothing, and its workers had copies of %s, which here is as it was. To have what was "
+            "trained, return that, or its weights.", name, copies,
+        )  # fmt: skip
 
 
 def _read_cluster(cluster: object, workers: int | None, replicas: int | None) -> ResourceSpec | None:

@@ -11,6 +11,7 @@ import linecache
 import os
 import pickle
 import sys
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -22,6 +23,14 @@ from autodist.errors import LaunchError
 
 LARGEST = 256 << 20
 """Bytes of a function with all that it needs; each worker gets them in one piece."""
+
+_LONGEST_REASON = 400
+"""Letters: Keras tells why it cannot save or load something on a page or two."""
+
+_MODULES = (
+    "Modules that a launched function uses have to be installed, or stand at the same path, on every machine; `sync` "
+    "in the YAML brings a folder there."
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,7 @@ def pack(value: object, what: str, mend: str) -> bytes:
     try:
         pickler.dump(value)
     except Exception as error:  # what is pickled says itself how, and may raise anything
-        raise LaunchError(f"{what} cannot go to another process ({type(error).__name__}: {error}). {mend}") from error
+        raise LaunchError(f"{what} cannot go to another process ({_in_short(error)}). {mend}") from error
     sources = {file: text for file in pickler.files if (text := "".join(linecache.getlines(file)))}
     path = tuple(os.path.abspath(folder) for folder in sys.path if folder)
     return pickle.dumps(Parcel(stream.getvalue(), sources, path))
@@ -65,7 +74,7 @@ def unpack(packed: bytes) -> Any:
     """What `pack` was given.
 
     Raises:
-        LaunchError: this process lacks a module, or something in one, that it is made of.
+        LaunchError: this process lacks a module, or something in one, that it is made of, or it cannot be made again.
     """
     parcel: Parcel = pickle.loads(packed)
     sys.path[1:1] = [folder for folder in parcel.path if folder not in sys.path]
@@ -75,11 +84,13 @@ def unpack(packed: bytes) -> Any:
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
         return pickle.loads(parcel.content)
-    except (ImportError, AttributeError) as error:
-        raise LaunchError(
-            f"what was sent here cannot be put together ({error}). Modules that a launched function uses have to be "
-            "installed, or stand at the same path, on every machine; `sync` in the YAML brings a folder there."
-        ) from error
+    except Exception as error:  # as above
+        mend = _MODULES if isinstance(error, ImportError | AttributeError) else "Send what it can be made of."
+        raise LaunchError(f"what was sent here cannot be put together ({_in_short(error)}). {mend}") from error
+
+
+def _in_short(error: Exception) -> str:
+    return textwrap.shorten(f"{type(error).__name__}: {error}", _LONGEST_REASON, placeholder=" …")
 
 
 class _Pickler(cloudpickle.Pickler):
@@ -102,7 +113,10 @@ class _Pickler(cloudpickle.Pickler):
             if isinstance(type(obj).__init__, FunctionType) and type(obj).__reduce__ is BaseException.__reduce__:
                 return _remade_error, (type(obj), obj.args, dict(vars(obj)))
         elif (saveable := _keras_saveable()) is not None and isinstance(obj, saveable):
-            return _remade_by_keras, (_own_classes(obj), *obj.__reduce__())
+            own, saved = _own_classes(obj), obj.__reduce__()
+            if own:  # Keras saves them whether or not it can make them again: better told here than there
+                _remade_by_keras(own, *saved)
+            return _remade_by_keras, (own, *saved)
         return reduced
 
 

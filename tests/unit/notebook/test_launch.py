@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import pytest
+import tensorflow as tf
 
 from autodist.cluster.member import CONTROL_VARIABLE
 from autodist.errors import LaunchError, ResourceSpecError, StrategyError, WorkerFailedError
@@ -24,6 +27,21 @@ ONE = {"nodes": [{"address": "localhost"}], "stop_timeout": 7}
 
 def train(ad: object, more: int = 0) -> int:
     return more
+
+
+SETTINGS = {"rate": 1, "lock": threading.Lock()}
+
+
+def locks(ad: object) -> object:
+    return SETTINGS
+
+
+locks.__module__ = "__main__"  # as if it were a cell's
+
+
+class LockedBuilder(PS):
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        raise TypeError("it holds a lock")
 
 
 async def trains_later(ad: object) -> None: ...
@@ -68,7 +86,13 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Orders:
         (lambda: launch(train, cluster="nowhere.yml"), ResourceSpecError, "nowhere.yml"),
         (lambda: launch(train, workers=0), ResourceSpecError, "workers is 0"),
         (lambda: launch(train, strategy="Nothing"), StrategyError, "Nothing"),
-        (lambda: launch(train, (one for one in ())), LaunchError, "train, with its arguments.*cannot go to another"),
+        (lambda: launch(train, (one for one in ())), LaunchError, "train → more, a generator, cannot go to another"),
+        (
+            lambda: launch(locks),
+            LaunchError,
+            r"locks → SETTINGS\['lock'\], a lock, cannot go to another process \(Type",
+        ),
+        (lambda: launch(train, strategy=LockedBuilder()), LaunchError, "train, with its arguments.*cannot go to anoth"),
     ],
 )
 def test_what_cannot_be_launched_is_refused_before_anything_starts(
@@ -81,7 +105,7 @@ def test_what_cannot_be_launched_is_refused_before_anything_starts(
 
 def test_a_function_that_is_too_large_is_refused(orders: Orders, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch_module, "LARGEST", 1 << 20)
-    with pytest.raises(LaunchError, match="has 2 MiB.*1 MiB are allowed"):
+    with pytest.raises(LaunchError, match="has 2 MiB, of which `more` has 2, .*1 MiB are allowed"):
         launch(train, bytes(2 << 20))
     assert not orders.calls
 
@@ -152,3 +176,21 @@ def test_interrupt_counts_unless_the_function_has_caught_it(orders: Orders) -> N
         launch(train)
     orders.ended = Ended(0, pickle.dumps(Outcome(pack("saved", "", ""))), interrupt)
     assert launch(train) == "saved"
+
+
+def test_what_is_trained_and_not_returned_is_told(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    launch(lambda ad: model)
+    assert not caplog.messages
+    orders.ended = Ended(0, pickle.dumps(Outcome(pack(None, "", ""))), None)
+    launch(lambda ad, of, weight: (model, of), 3, tf.Variable(1.0))
+    assert "<lambda> has returned nothing, and its workers had copies of model, weight, which" in caplog.text
+
+
+def test_names_that_only_the_workers_assign_are_told(orders: Orders, caplog: pytest.LogCaptureFixture) -> None:
+    def counts(ad: object) -> None:
+        global count  # noqa: PLW0603 - it is what is told of
+        count = 1
+
+    launch(counts)
+    assert "counts assigns count (`global`) in the workers' processes alone" in caplog.text

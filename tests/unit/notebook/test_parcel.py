@@ -101,3 +101,34 @@ def test_keras_model_comes_back_with_its_weights_its_optimizer_and_classes_of_th
         np.testing.assert_array_equal(one, other)
     assert back.optimizer.iterations.numpy() == 1
     np.testing.assert_array_equal(model.predict(x, verbose=0), back.predict(x, verbose=0))
+
+
+class Unmade(keras.Model):
+    """Keras saves it, and cannot make it again: its `__init__` takes nothing of what its configuration has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(1)
+
+    def call(self, inputs: Any) -> Any:
+        return self.dense(inputs)
+
+
+def test_keras_model_that_cannot_be_made_again_is_refused_where_it_is_packed() -> None:
+    made = type("Unmade", (Unmade,), {"__module__": "__main__", "__init__": Unmade.__init__})()
+    made(np.ones((1, 2)))
+    with pytest.raises(
+        LaunchError, match=r"the model cannot go to another process \(TypeError: .*`get_config"
+    ) as caught:
+        pack({"model": made}, "the model", "Leave it.")
+    assert len(str(caught.value)) < 600
+
+
+def test_what_cannot_be_put_together_is_told() -> None:
+    with pytest.raises(LaunchError, match=r"cannot be put together \(ZeroDivisionError: .*zero\). Send what"):
+        unpack(pack(Divides(), "", ""))
+
+
+class Divides:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return divmod, (1, 0)

@@ -48,8 +48,8 @@ def test_what_is_printed_is_shown_and_what_is_left_comes_back(
 
 def test_interrupt_is_passed_on_and_the_process_ends_as_it_likes(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     waits = """
-    print("ready", end="", flush=True)
     try:
+        print("ready", end="", flush=True)
         time.sleep(60)
     except KeyboardInterrupt:
         print(", saved")

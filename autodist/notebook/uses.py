@@ -1,0 +1,113 @@
+"""What a function uses of where it was written, by the names that it has there."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import CodeType, FunctionType, MethodType
+from typing import Any
+
+
+def uses(function: Callable[..., Any], args: tuple[Any, ...] = ()) -> dict[str, Any]:
+    """What goes with a function, by name: its arguments, their defaults, and what it reads of around it.
+
+    Args:
+        function: which is called with something in front of `args`.
+        args: of the function.
+    """
+    return dict(_of_function(function)) | dict(_of_arguments(function, args))
+
+
+def sets(function: Callable[..., Any]) -> tuple[str, ...]:
+    """Names that a function assigns around it (`global`), which it does where it runs, and nowhere else."""
+    code = getattr(function, "__code__", None)
+    return tuple(dict.fromkeys(_globals_of(code, ("STORE_GLOBAL", "DELETE_GLOBAL")))) if code is not None else ()
+
+
+def what_stays(function: Callable[..., Any], args: tuple[Any, ...], goes: Callable[[Any], bool]) -> tuple[str, Any]:
+    """Of all that goes with a function, the first that does not, as deep down as there are names, and the way to it.
+
+    >>> settings = {"rate": 1.0, "lock": "a lock"}
+    >>> what_stays(lambda ad: settings, (), lambda value: "lock" not in str(value))
+    ("settings['lock']", 'a lock')
+
+    Args:
+        function: as in `uses`.
+        args: likewise.
+        goes: whether a value does, with all that it holds.
+    """
+    return _stays("", function, uses(function, args), goes, {id(function)})
+
+
+def _stays(
+    way: str, value: Any, parts: Mapping[str, Any], goes: Callable[[Any], bool], seen: set[int]
+) -> tuple[str, Any]:
+    for name, part in parts.items():
+        if id(part) not in seen and not goes(part):
+            seen.add(id(part))
+            # What a function uses stands behind an arrow, what a value holds behind the value's name.
+            further = f"{way}{name}" if name.startswith(("[", ".")) else f"{way} → {name}" if way else name
+            return _stays(further, part, dict(_parts(part)), goes, seen)
+    return way, value
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value is made of; of a library's none, whose insides tell the user nothing."""
+    if isinstance(value, Mapping):
+        yield from ((f"[{key!r}]", part) for key, part in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{index}]", part) for index, part in enumerate(value))
+    elif isinstance(value, FunctionType | MethodType | functools.partial):
+        yield from _of_function(value)
+    elif type(value).__module__ == "__main__":
+        yield from ((f".{name}", part) for name, part in getattr(value, "__dict__", {}).items())
+
+
+def _of_arguments(function: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[tuple[str, Any]]:
+    try:
+        bound = inspect.signature(function).bind(None, *args).arguments
+    except (TypeError, ValueError):  # of C, say, which has none
+        yield from ((f"argument {index}", value) for index, value in enumerate(args, 1))
+        return
+    yield from list(bound.items())[1:]
+
+
+def _of_function(function: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(function, functools.partial):
+        yield from _of_function(function.func)
+        yield from ((f"argument {index}", value) for index, value in enumerate(function.args))
+        yield from function.keywords.items()
+    elif isinstance(function, MethodType):
+        yield "self", function.__self__
+        yield from _of_function(function.__func__)
+    elif isinstance(function, FunctionType) and not _is_imported(function):
+        yield from _of_closure(function)
+        read = dict.fromkeys(_globals_of(function.__code__, ("LOAD_GLOBAL", "LOAD_NAME")))
+        yield from ((name, function.__globals__[name]) for name in read if name in function.__globals__)
+        parameters = inspect.signature(function).parameters.values()
+        yield from ((p.name, p.default) for p in parameters if p.default is not p.empty)
+
+
+def _of_closure(function: FunctionType) -> Iterator[tuple[str, Any]]:
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            continue  # the function around it has not come to it
+
+
+def _is_imported(function: FunctionType) -> bool:
+    """Whether it is found in a module, so that its name alone goes to another process."""
+    module = sys.modules.get(function.__module__ or "")
+    return function.__module__ != "__main__" and getattr(module, function.__name__, None) is function
+
+
+def _globals_of(code: CodeType, steps: tuple[str, ...]) -> Iterator[str]:
+    """Names of its module with which a function, or one within it, does this, in words of Python's bytecode."""
+    yield from (step.argval for step in dis.get_instructions(code) if step.opname in steps)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals_of(constant, steps)
