@@ -26,13 +26,11 @@ def main() -> None:
     if member is not None:
         _call(member.brought)
         return
+    # Both stay open, also where this process begins anew (`max_restarts`), which needs them once more.
     ordered, outcome = map(int, os.environ.pop(FILES).split(","))
-    for number in (ordered, outcome):
-        os.set_inheritable(number, False)
+    order = os.pread(ordered, os.fstat(ordered).st_size, 0)
     # Whole lines: other workers' go between them. Without a terminal, Python would keep many.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is Python's own
-    with os.fdopen(ordered, "rb") as file:
-        order = file.read()
     bring_along(order)
     _call_as_chief(order, _Report(outcome))
 
@@ -44,6 +42,7 @@ class _Report:
         from autodist.notebook.call import Outcome
 
         self._file, self.outcome = file, Outcome()
+        os.ftruncate(file, 0)  # of a start before
         atexit.register(self._write)  # before there is an AutoDist, so that this is done after its end
 
     def _write(self) -> None:
@@ -53,7 +52,8 @@ class _Report:
         failed = next((run.end_error for run in made() if run.end_error is not None), None)
         if failed is not None and self.outcome.value is not None:
             self.outcome = Outcome.of_error(failed)
-        with os.fdopen(self._file, "wb") as file:
+        with os.fdopen(self._file, "wb", closefd=False) as file:
+            file.seek(0)
             pickle.dump(self.outcome, file)
 
 

@@ -40,6 +40,8 @@ def test_other_workers_need_neither_the_yaml_nor_the_builder(monkeypatch: pytest
 
 def test_several_workers_are_refused_in_a_notebook_and_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "orig_argv", KERNEL)
-    with pytest.raises(ClusterError, match="ipykernel_launcher runs here.*Put the code into a file.*or use one worker"):
+    with pytest.raises(
+        ClusterError, match="ipykernel_launcher runs here.*autodist.launch.*put the code into a file.*or use one worker"
+    ):
         AutoDist(resource_spec=spec_of(2))
     assert AutoDist(resource_spec=spec_of(1)).num_replicas == 2
