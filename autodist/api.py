@@ -36,7 +36,7 @@ from autodist.messages import log_to_the_terminal
 from autodist.quiet import quiet_tensorflow
 from autodist.recording import recorder
 from autodist.resources import ResourceSpec
-from autodist.restarts import require_can_restart, restart
+from autodist.restarts import before, require_can_restart, restart
 from autodist.run import Run
 from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.first_batches import digest_of
@@ -332,7 +332,7 @@ class AutoDist:
     def _restart(self) -> None:
         lost = self._run.lost
         if lost is not None:
-            restart(lost, self._run.spec.max_restarts)
+            restart(lost, self._run.spec)
 
 
 def _choose(
@@ -354,6 +354,7 @@ def _choose(
         return looks.choose(spec, chosen), chosen
     if recorder() is None:
         require_can_restart(spec)
+        spec = spec.without(before().left_out)
     log_to_the_terminal(is_chief=True)
     if spec.is_given:
         spec = meet(spec, asked.replicas, _count_gpus)

@@ -141,6 +141,19 @@ class ClusterError(AutoDistError):
     """The machines cannot be reached or cannot run the script."""
 
 
+class MachinesAwayError(ClusterError):
+    """Machines cannot be reached, and nothing else is wrong.
+
+    Args:
+        problem: what keeps each of them away.
+        workers: names of those that were to run there.
+    """
+
+    def __init__(self, problem: str, workers: tuple[str, ...]) -> None:
+        self.workers = workers
+        super().__init__(problem)
+
+
 class WorkerFailedError(ClusterError):
     """A worker ended badly and the rest was stopped.
 

@@ -13,7 +13,7 @@ import os
 import re
 import threading
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from autodist.cluster.begin_anew import begin_anew_at_the_end, cannot_begin_anew, has_lost_input
 from autodist.cluster.failure import is_lost, would_repeat
@@ -38,6 +38,7 @@ class Before:
         step: that was under way then; None: nobody had made one.
         saved: step of the last checkpoint; None: none was saved.
         seeds: of the runs that the script had made, in order, which it makes again.
+        left_out: addresses of nodes that were away.
     """
 
     count: int = 0
@@ -45,6 +46,7 @@ class Before:
     step: int | None = None
     saved: int | None = None
     seeds: tuple[int, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @functools.cache
@@ -76,6 +78,11 @@ def require_can_restart(spec: ResourceSpec) -> None:
         ResourceSpecError: it could not.
     """
     if spec.max_restarts == 0:
+        if spec.min_nodes is not None:
+            raise ResourceSpecError(
+                f"min_nodes is {spec.min_nodes}, and says how many nodes have to be there when a run starts again; say "
+                "`max_restarts`, too."
+            )
         return
     reason = cannot_begin_anew()
     if spec.is_given:
@@ -97,11 +104,13 @@ class Lost:
         error: as it was told to the script.
         step: the training step that was under way; None: none was made.
         saved: step of the last checkpoint; None: none was saved.
+        away: addresses of nodes, where it could not start without them and nothing else was wrong.
     """
 
     error: ClusterError
     step: int | None
     saved: int | None
+    away: tuple[str, ...] = ()
 
     @property
     def fault(self) -> str:
@@ -115,29 +124,50 @@ class Lost:
         return "before the first step" if self.step is None else f"in step {self.step}"
 
 
-def restart(lost: Lost, limit: int) -> None:
+def restart(lost: Lost, spec: ResourceSpec) -> None:
     """Lets the script begin anew when it has ended, if that may help; else says why it ends for good.
 
     Args:
         lost: the run, of which nothing is left.
-        limit: how often that may be done.
+        spec: of that run.
     """
-    earlier = before()
+    earlier, limit = before(), spec.max_restarts
+    if earlier.count and lost.away and len(spec.nodes) - len(lost.away) >= (spec.min_nodes or len(spec.nodes)):
+        # This start has trained nothing, so that it is none of those which are counted.
+        _leave_out(lost, spec, earlier)
+        return
     reason = why_not(earlier, lost, limit)
     if reason is not None:
         log.error("not started again: %s", reason)
         return
     count, wait = earlier.count + 1, backoff(earlier.count + 1)
-    is_saved = lost.saved is not None
-    source = f"the checkpoint of step {lost.saved}" if is_saved else "the script's beginning (no checkpoint was saved)"
     log.warning(
         "all workers start again from %s (restart %d of %d, in %g s), since %s %s.%s",
-        source, count, limit, wait, lost.place, lost.fault,
+        _source(lost), count, limit, wait, lost.place, lost.fault,
         " What was read of standard input is gone." if has_lost_input() else "",
     )  # fmt: skip
     threading.Event().wait(wait)
-    told = Before(count, lost.fault, lost.step, lost.saved, tuple(_seeds))
+    _begin(Before(count, lost.fault, lost.step, lost.saved, tuple(_seeds)))
+
+
+def _leave_out(lost: Lost, spec: ResourceSpec, earlier: Before) -> None:
+    left = len(spec.nodes) - len(lost.away)
+    log.warning(
+        "%s cannot be reached and %s left out (`min_nodes` is %d): the run starts from %s on %d node%s, to which "
+        "variables are dealt anew, and the global batch.",
+        ", ".join(lost.away), "is" if len(lost.away) == 1 else "are", spec.min_nodes,
+        _source(lost), left, "" if left == 1 else "s",
+    )  # fmt: skip
+    _begin(replace(earlier, seeds=tuple(_seeds), left_out=(*earlier.left_out, *lost.away)))
+
+
+def _begin(told: Before) -> None:
     begin_anew_at_the_end({VARIABLE: json.dumps(asdict(told))})
+
+
+def _source(lost: Lost) -> str:
+    is_saved = lost.saved is not None
+    return f"the checkpoint of step {lost.saved}" if is_saved else "the script's beginning (no checkpoint was saved)"
 
 
 def backoff(count: int) -> float:

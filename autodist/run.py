@@ -17,7 +17,7 @@ import tensorflow as tf
 from autodist import restarts
 from autodist.cluster.member import Member
 from autodist.cluster.script_end import watch_script_end
-from autodist.errors import AutoDistError, CheckpointError, ClusterError
+from autodist.errors import AutoDistError, CheckpointError, ClusterError, MachinesAwayError
 from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
@@ -524,7 +524,9 @@ class Run:
         fault, ended_by = self._peers.fault, self._end.raised
         if fault is None or self._is_interrupted or not (ended_by is None or _comes_of_others(ended_by)):
             return None
-        return restarts.Lost(fault, None if self._host is None else self.step + 1, self.saved_step)
+        gone = fault.workers if isinstance(fault, MachinesAwayError) else ()
+        away = dict.fromkeys(worker.node.address for worker in self.spec.workers if worker.name in gone)
+        return restarts.Lost(fault, None if self._host is None else self.step + 1, self.saved_step, tuple(away))
 
     @property
     def _is_interrupted(self) -> bool:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from autodist.cluster.protocol import Facts, Lost
-from autodist.errors import ClusterError
+from autodist.errors import ClusterError, MachinesAwayError
 
 
 def check_all(answers: Mapping[str, Facts | Lost], chief: Facts, script: str | None = None) -> None:
@@ -18,11 +18,17 @@ def check_all(answers: Mapping[str, Facts | Lost], chief: Facts, script: str | N
         script: its path, if it has one.
 
     Raises:
+        MachinesAwayError: the same, where all faults are that machines cannot be reached.
         ClusterError: with every fault of every worker.
     """
     rows = [(name, fault) for name, answer in answers.items() for fault in faults(answer, chief, script)]
-    if rows:
-        raise ClusterError("The run cannot start:\n" + table(rows))
+    if not rows:
+        return
+    problem = "The run cannot start:\n" + table(rows)
+    away = tuple(name for name, answer in answers.items() if isinstance(answer, Lost))
+    if {name for name, _ in rows} == set(away):
+        raise MachinesAwayError(problem, away)
+    raise ClusterError(problem)
 
 
 def compared_packages() -> tuple[str, ...]:

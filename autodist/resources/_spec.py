@@ -6,7 +6,7 @@ import functools
 import ipaddress
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -53,6 +53,7 @@ class ResourceSpec(Timeouts):
         strategy: None if the script or a default chooses.
         batch: whether what the script feeds is the global batch or one worker's part; None: the front end's own rule.
         max_restarts: how often all workers start again after one of them was lost.
+        min_nodes: how many of the nodes have to be there when they do; those that are away are left out. None: all.
         sync: the folder that is brought to the machines; None: they have the script already.
         source: for messages.
         is_given: whether a scheduler starts the processes, which tell one another where they are.
@@ -68,6 +69,7 @@ class ResourceSpec(Timeouts):
     strategy: StrategySection | None = Field(default=None, description="a mapping, or a builder's name")
     batch: Literal["global", "per_worker"] | None = Field(default=None, description="global or per_worker")
     max_restarts: int = Field(default=0, ge=0, le=MOST_RESTARTS, description=RESTARTS)
+    min_nodes: int | None = Field(default=None, ge=1, description="a whole number from 1 to the number of nodes")
     sync: Sync | None = Field(default=None, description=SYNC)
     source: Source = Field(default_factory=Source, repr=False)
     is_given: bool = Field(default=False, repr=False)
@@ -125,6 +127,14 @@ class ResourceSpec(Timeouts):
         kept = {"source": self.source, "strategy": self.strategy, "is_given": True, "places": tuple(places)}
         return made.model_copy(update=kept)
 
+    def without(self, addresses: Collection[str]) -> ResourceSpec:
+        """The same without some of its nodes; none of them is the chief's."""
+        kept = tuple(node for node in self.nodes if node.address not in addresses)
+        if len(kept) == len(self.nodes):
+            return self
+        made = self.from_dict({**self.to_dict(), "nodes": [node.model_dump(mode="json") for node in kept]})
+        return made.model_copy(update={"source": self.source, "strategy": self.strategy})
+
     def for_workers(self) -> ResourceSpec:
         """The spec as other workers are told it: how machines are reached, secrets included, is the chief's affair."""
         return self.model_copy(update={"ssh": {name: SSHGroup() for name in self.ssh}})
@@ -141,7 +151,7 @@ class ResourceSpec(Timeouts):
         """The spec as a YAML file would hold it, defaults filled in; `from_dict` reads it back."""
         content = self.model_dump(
             mode="json",
-            include={"nodes", "ssh", "transport", "batch", "max_restarts", "sync", *Timeouts.model_fields},
+            include={"nodes", "ssh", "transport", "batch", "max_restarts", "min_nodes", "sync", *Timeouts.model_fields},
         )
         if self.strategy is not None:
             content["strategy"] = plain_copy(self.strategy.to_dict())
@@ -253,6 +263,15 @@ class ResourceSpec(Timeouts):
             problem = "the chief's node has no device, and the script that is started there needs its outputs computed"
             mend = "one device or more; `cpus: []` is for other nodes, which then only own variables"
             raise Fault(f"{problem}; allowed: {mend}", "nodes", chiefs[0], "cpus")
+        return self
+
+    @model_validator(mode="after")
+    def _check_min_nodes(self) -> ResourceSpec:
+        if self.min_nodes is not None and self.min_nodes > len(self.nodes):
+            count = len(self.nodes)
+            raise Fault(
+                f"{self.min_nodes} is more than the {count} nodes that there are; allowed: 1 to {count}", "min_nodes"
+            )
         return self
 
     @model_validator(mode="after")

@@ -79,6 +79,10 @@ class Hosts(ABC):
     def mend(self, host: Host) -> None:
         """Undoes `cut`."""
 
+    def stop(self, host: Host) -> None:
+        """The SSH server of a host is killed, with the connections that it serves."""
+        _end(self._servers[host])
+
     @abstractmethod
     def _make_hosts(self) -> tuple[Host, ...]: ...
 

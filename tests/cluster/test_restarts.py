@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import secrets
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.cluster.hosts import LoopbackHosts
+from tests.cluster.runs import MARK
 from tests.cluster.trainings import Training
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -15,6 +18,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 START = 60.0
 
 TWO = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}], "max_restarts": 3}
+
+OWN, GLOBAL = 'batches = "own"', 'batches = "global"'
 
 # Each start leaves its mark; steps' batches are drawn from their numbers. What is trained without a failure, in the
 # last start, is what the other variable has to come to.
@@ -32,7 +37,7 @@ with ad.scope():
     beside = tf.Variable(np.full(3, 0.1), name="beside")
 
 def made(variable):
-    @ad.function
+    @ad.function(batch="per_worker" if batches == "own" else "global")
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.reduce_sum(tf.sin(x * variable), 1))
@@ -41,7 +46,7 @@ def made(variable):
     return step
 
 def batch(number):
-    return np.random.default_rng([number, me]).normal(size=[2, 3])
+    return np.random.default_rng([number, me if batches == "own" else 0]).normal(size=[2, 3])
 
 checkpoint = ad.checkpoint(os.path.join(os.path.dirname(os.path.abspath(__file__)), "checkpoints"), variable=variable)
 dies("start")
@@ -64,7 +69,7 @@ for number in range(7):
 if me == 0:
     keep(values=variable.numpy(), expected=beside.numpy(), pid=os.getpid(), seed=ad._run.seed)
 """
-    with Training(tmp_path, TRAIN + script, TWO) as run:
+    with Training(tmp_path, OWN + TRAIN + script, TWO) as run:
         run.note("dies0.5")
         run.note("dies1.start")
         assert run.wait(3 * START) == 0, run.stderr
@@ -88,10 +93,42 @@ if me == 0:
 
 def test_a_script_that_raises_on_one_worker_each_time_is_not_tried_a_third_time(tmp_path: Path) -> None:
     script = "if me == 1: raise ValueError(f'of {me}')\nstep(batch(7))"
-    with Training(tmp_path, TRAIN + script, TWO) as run:
+    with Training(tmp_path, OWN + TRAIN + script, TWO) as run:
         assert run.wait(3 * START) in (1, -signal.SIGTERM)
         run.assert_gone()
         assert run.has_note("start1.1") and not run.has_note("start2.0")
     assert run.stderr.count("start again from the checkpoint of step 6 (restart 1 of 3") == 1, run.stderr
     assert "not started again: it has failed so in step 8 twice in a row" in run.stderr
     assert "ValueError: of 1" in run.stderr
+
+
+@pytest.mark.ssh
+def test_a_machine_whose_sshd_was_killed_and_stays_away_is_left_out_and_one_device_s_values_stay(
+    tmp_path: Path,
+) -> None:
+    script = """
+step = made(beside)
+for number in range(7):
+    step(batch(number))
+keep(values=variable.numpy(), expected=beside.numpy(), replicas=ad.num_replicas)
+"""
+    # The worker lets its machine's sshd be killed, and waits for what comes of it.
+    dies = "if me == 1 and number == 5: note('at'); wait_for('never', 600)\n    step(batch(number))\n    if"
+    train = GLOBAL + TRAIN.replace("step(batch(number))\n    if", dies)
+    (tmp_path / "hosts").mkdir()
+    mark = secrets.token_hex(8)
+    with LoopbackHosts(tmp_path / "hosts", 1, {MARK: mark, "CUDA_VISIBLE_DEVICES": "-1"}) as hosts:
+        spec = hosts.spec(cpus=[0]) | {"max_restarts": 1, "min_nodes": 1, "connect_timeout": 2, "silence_timeout": 4}
+        (tmp_path / "run").mkdir()
+        with Training(tmp_path / "run", train + script, spec, mark=mark) as run:
+            run.wait_for_note("at", START)
+            hosts.stop(hosts.hosts[0])
+            assert run.wait(3 * START) == 0, run.stderr
+            run.assert_gone()
+            kept = run.kept(0)
+    assert kept["replicas"] == 1
+    np.testing.assert_allclose(kept["values"], kept["expected"], rtol=1e-14)
+    address = hosts.hosts[0].address
+    assert f"restart 1 of 1, in 1 s), since in step 6 {address} was lost: " in run.stderr, run.stderr
+    assert f"{address} cannot be reached and is left out (`min_nodes` is 1)" in run.stderr
+    assert "the run starts from the checkpoint of step 4 on 1 node" in run.stderr

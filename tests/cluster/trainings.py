@@ -64,6 +64,7 @@ class Training(Run):
         spec: what stands in the YAML.
         before: what it does before it imports AutoDist; it may `note` and `wait_for` notes.
         command: what starts it with Python: options of that, before the script.
+        mark: value of `MARK`, if it is already in use.
     """
 
     def __init__(
@@ -73,8 +74,9 @@ class Training(Run):
         spec: dict[str, Any],
         before: str = "",
         command: Sequence[str] = (),
+        mark: str | None = None,
     ) -> None:
-        self.directory, self.mark = directory, secrets.token_hex(8)
+        self.directory, self.mark = directory, mark or secrets.token_hex(8)
         self._notes = directory / "notes"
         self._notes.mkdir(parents=True)
         cluster = directory / "cluster.yml"

@@ -13,7 +13,7 @@ import pytest
 from autodist import restarts
 from autodist.asked import Asked
 from autodist.cluster.stalls import SAME_STEPS
-from autodist.errors import ClusterError, ResourceSpecError, WorkerFailedError
+from autodist.errors import ClusterError, MachinesAwayError, ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.restarts import VARIABLE, Before, Lost, backoff, before, require_can_restart, restart, why_not
 
@@ -42,7 +42,7 @@ def test_what_came_before_reaches_the_next_start_and_nothing_that_this_starts(
     begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert restarts.seed_of_next_run(lambda: 7) == 7
-    restart(Lost(KILLED, step=5, saved=4), 3)
+    restart(Lost(KILLED, step=5, saved=4), spec_of(2, 3))
     assert caplog.messages == [
         "all workers start again from the checkpoint of step 4 (restart 1 of 3, in 0 s), since in step 5 localhost:1 "
         "was ended by SIGKILL."
@@ -59,7 +59,7 @@ def test_without_a_checkpoint_the_script_begins_from_its_beginning_and_says_so(
     begun: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restarts, "has_lost_input", lambda: True)
-    restart(Lost(KILLED, step=None, saved=None), 1)
+    restart(Lost(KILLED, step=None, saved=None), spec_of(2, 1))
     assert "from the script's beginning (no checkpoint was saved)" in caplog.text
     assert caplog.messages[0].endswith(
         "before the first step localhost:1 was ended by SIGKILL. What was read of standard input is gone."
@@ -74,7 +74,7 @@ def test_ctrl_c_while_it_waits_leaves_the_process_as_it_ends(begun: list[Any], m
 
     monkeypatch.setattr(threading, "Event", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        restart(Lost(KILLED, 5, 4), 3)
+        restart(Lost(KILLED, 5, 4), spec_of(2, 3))
     assert begun == []
 
 
@@ -91,7 +91,7 @@ def test_ctrl_c_while_it_waits_leaves_the_process_as_it_ends(begun: list[Any], m
 def test_what_the_script_would_do_again_is_not_tried_again(
     error: ClusterError, said: str, begun: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    restart(Lost(error, 3, None), 3)
+    restart(Lost(error, 3, None), spec_of(2, 3))
     assert begun == []
     assert caplog.messages[0].startswith("not started again: ") and said in caplog.messages[0]
     assert caplog.records[0].levelno == logging.ERROR
@@ -136,6 +136,47 @@ def test_where_nothing_could_begin_anew_it_is_refused(monkeypatch: pytest.Monkey
     monkeypatch.setenv("PYTHONINSPECT", "1")
     with pytest.raises(ResourceSpecError, match="stays at a prompt"):
         require_can_restart(spec_of(2))
+
+
+TWO_NODES = {
+    "nodes": [{"address": "10.0.0.1", "chief": True}, {"address": "10.0.0.2"}, {"address": "10.0.0.3"}],
+    "max_restarts": 1,
+}
+
+
+def test_a_machine_that_stays_away_is_left_out_where_enough_others_are_there(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = Lost(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
+    spec = ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2, "strategy": "PS"})
+    monkeypatch.setenv(VARIABLE, json.dumps({"count": 1, "fault": "killed", "step": 5}))
+    restart(away, spec)
+    assert caplog.messages == [
+        "10.0.0.3 cannot be reached and is left out (`min_nodes` is 2): the run starts from the checkpoint of step 4 "
+        "on 2 nodes, to which variables are dealt anew, and the global batch."
+    ]
+    assert (begun[0]["count"], begun[0]["left_out"]) == (1, ["10.0.0.3"])
+    left = spec.without(begun[0]["left_out"])
+    assert [node.address for node in left.nodes] == ["10.0.0.1", "10.0.0.2"]
+    assert (len(left.workers), left.max_restarts, left.strategy) == (2, 1, spec.strategy)
+    assert spec.without(()) is spec
+
+
+@pytest.mark.parametrize(("count", "least"), [(0, 2), (1, 3), (1, None)], ids=["first start", "too few", "all"])
+def test_a_machine_that_stays_away_ends_the_run_otherwise(
+    count: int, least: int | None, begun: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps({"count": count}))
+    away = Lost(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
+    restart(away, ResourceSpec.from_dict(TWO_NODES | ({"min_nodes": least} if least else {})))
+    assert begun == []
+
+
+def test_min_nodes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ResourceSpecError, match="min_nodes: 4 is more than the 3 nodes"):
+        ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 4})
+    with pytest.raises(ResourceSpecError, match="min_nodes is 2.*say `max_restarts`"):
+        require_can_restart(ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2, "max_restarts": 0}))
 
 
 def test_the_command_s_number_stands_in_place_of_the_yaml_s() -> None:

@@ -10,7 +10,7 @@ import pytest
 from autodist.cluster.agent import tensorflow_version
 from autodist.cluster.preflight import check_all, compared_packages, faults
 from autodist.cluster.protocol import Facts, Lost
-from autodist.errors import ClusterError
+from autodist.errors import ClusterError, MachinesAwayError
 from autodist.versions import VERSION
 
 FIT = Facts(platform.python_version(), tensorflow_version(), 20000, (), VERSION, {"keras": "3.15.1"}, "0a1b")
@@ -68,3 +68,13 @@ def test_the_older_keras_is_compared_where_the_script_uses_it(monkeypatch: pytes
     assert compared_packages() == ("keras",)
     monkeypatch.setitem(sys.modules, "tf_keras", ModuleType("tf_keras"))
     assert compared_packages() == ("keras", "tf_keras")
+
+
+def test_machines_that_are_away_are_named_where_nothing_else_is_wrong() -> None:
+    away = {"a": FIT, "b": Lost("no route"), "c": Lost("no route")}
+    with pytest.raises(MachinesAwayError, match="no route") as raised:
+        check_all(away, FIT)
+    assert raised.value.workers == ("b", "c")
+    with pytest.raises(ClusterError) as other:
+        check_all(away | {"a": replace(FIT, tensorflow=None)}, FIT)
+    assert type(other.value) is ClusterError

@@ -16,7 +16,8 @@ NODE = "nodes:\n  - address: 10.0.0.1\n    "
 NODE_KEYS = "address, chief, cpus, gpus, network_bandwidth, port, ssh_config, workers"
 KEYS = (
     "answer_timeout, batch, cause_timeout, connect_timeout, deadlock_timeout, end_timeout, join_timeout, max_restarts, "
-    "nodes, reach_timeout, silence_timeout, ssh, stall_timeout, start_timeout, stop_timeout, strategy, sync, transport"
+    "min_nodes, nodes, reach_timeout, silence_timeout, ssh, stall_timeout, start_timeout, stop_timeout, strategy, "
+    "sync, transport"
 )
 SECONDS = "a number of seconds above 0, at most 1000000"
 INDICES = "a list of different whole numbers from 0, such as [0, 1]"
