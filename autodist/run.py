@@ -35,7 +35,7 @@ from autodist.runtime.common_calls import Call, CommonCalls, Note
 from autodist.runtime.first_batches import FirstBatches
 from autodist.runtime.fusions import keep_apart
 from autodist.runtime.gpus import GPUSupport
-from autodist.runtime.host import Host
+from autodist.runtime.hosts import Hosts
 from autodist.runtime.mailbox import Mailbox
 from autodist.runtime.messages import Messages
 from autodist.runtime.pieces import Pieces
@@ -84,7 +84,7 @@ class Run:
     member: Member | None
     seed: int
     strategy: strategy_pb2.Strategy | None = None
-    _host: Host | None = None
+    _hosts: Hosts | None = None
     _calls: CommonCalls | None = None
     _mailbox: Mailbox | None = None
     _steps: int = 0
@@ -106,7 +106,7 @@ class Run:
             self.index,
             [w.name for w in self.spec.workers],
             frozenset(r.worker.index for r in self.spec.replicas),
-            lambda: self._messages if self._host is not None else None,
+            lambda: self._messages if self._hosts is not None else None,
             self.guard,
         )
         self._landings: list[Callable[[], Any]] = []
@@ -201,7 +201,7 @@ class Run:
         if looks is not None and item.gradients:
             looks.comes_to_step(item, names, shapes or {}, rehearses)
         strategy = self._build(item, names) if self.index == 0 else None
-        if self._host is None:
+        if self._hosts is None:
             if strategy is not None and rehearses and self.workers > 1:
                 self._rehearse(item, strategy, names)
             self._start()
@@ -246,7 +246,7 @@ class Run:
             rewritten = rehearsed[1]
         else:
             rewritten = self._rewrite(item, strategy, names, kernels, joins_outputs, fetches_alike)
-        program = Program(self.host, rewritten, list(item.inputs), self._updates)
+        program = Program(self.hosts, rewritten, list(item.inputs), self._updates)
         if program.land is not None:
             self._landings.append(program.land)
         return program, rewritten
@@ -312,8 +312,8 @@ class Run:
 
     def _start(self) -> None:
         config = session_config(self.spec.workers, self.index)
-        self._host = Host(self._peers.join(config), config)
-        beside = self._host.beside()
+        self._hosts = Hosts(self._peers.join(config), config)
+        beside = self._hosts.beside
         self._messages = Messages(beside, self.index, self.workers)
         self._pieces = Pieces(beside, self.index, self.workers, self._home)
         self._mailbox = Mailbox(beside, self.index, self.workers) if self.workers > 1 else None
@@ -332,10 +332,10 @@ class Run:
         return home_of(worker, self.workers, first, dtype)
 
     @property
-    def host(self) -> Host:
+    def hosts(self) -> Hosts:
         """Where this worker's steps run; there from the first plan on."""
-        assert self._host is not None, "the first plan starts the host"
-        return self._host
+        assert self._hosts is not None, "the first plan starts them"
+        return self._hosts
 
     @property
     def pieces(self) -> Pieces:
@@ -344,16 +344,16 @@ class Run:
 
     def _close_session(self) -> None:
         """Takes leave of the other workers' servers, unless one may be gone: that would wait for it for ever."""
-        if self._host is None:
+        if self._hosts is None:
             return
         if not self._peers.have_joined or (self._peers.is_idle and self._updates.is_idle and not self._ends_badly):
             self.written_values.close()
             if self._calls is not None and self._mailbox is not None:
                 self.guard(self._calls.leave)
                 self._mailbox.close()
-            self._host.close()
+            self._hosts.close()
         else:
-            self._host.abandon()
+            self._hosts.abandon()
 
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:
         """Calls what may fail because another worker went away; then the cause is raised, and not what followed.
@@ -383,7 +383,7 @@ class Run:
             return unpack(combine_parts([mine]))
         self._has_work = True
         with self._turn:
-            if self._host is None:
+            if self._hosts is None:
                 self.check_others()
                 self._start()
             self.passes()
@@ -401,7 +401,7 @@ class Run:
         Raises:
             CheckpointError, ClusterError: they do not; where it comes out as they join, on all workers.
         """
-        if self._host is None:
+        if self._hosts is None:
             self.check_others()
             if self.index == 0:
                 self._peers.say(what, said)
@@ -455,7 +455,7 @@ class Run:
             return True
         if self.missed_step:  # by Ctrl-C, say: the others wait in it, and come to nothing that follows
             return False
-        if self._host is None:
+        if self._hosts is None:
             self.check_others()
             if self.is_told_apart:
                 self._tell_of_evaluation_alone()
@@ -484,7 +484,7 @@ class Run:
         Raises:
             CheckpointError: on another worker, that the chief could not do it.
         """
-        others_wait = self._host is not None and self.workers > 1
+        others_wait = self._hosts is not None and self.workers > 1
         if not (others_wait and self.makes_together(lambda: (what, ""), is_certain=False)):
             return act() if self.index == 0 else None
         with self._turn:
@@ -526,7 +526,7 @@ class Run:
             return None
         gone = fault.workers if isinstance(fault, MachinesAwayError) else ()
         away = dict.fromkeys(worker.node.address for worker in self.spec.workers if worker.name in gone)
-        return restarts.Lost(fault, None if self._host is None else self.step + 1, self.saved_step, tuple(away))
+        return restarts.Lost(fault, None if self._hosts is None else self.step + 1, self.saved_step, tuple(away))
 
     @property
     def _is_interrupted(self) -> bool:
@@ -594,7 +594,7 @@ class Run:
 
     def pull(self) -> None:
         """Brings the script's variables up to date with the session's."""
-        if self._host is not None:
+        if self._hosts is not None:
             with self._turn:
                 self.land()
                 self.guard(self._pieces.pull, [t for t in self.tracker if t.is_behind])

@@ -1,4 +1,4 @@
-"""Host: one TensorFlow graph and one session in this process, to which rewritten steps are added."""
+"""Host: one TensorFlow graph and one session in this process, which runs what is added to it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ctypes
 import pathlib
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,51 +21,18 @@ COLLECTIVE_KEY = 1
 
 
 class Host:
-    """Where steps run.
+    """A graph and its session.
 
     Args:
-        target: of the in-process server; "" where there is one worker and no server.
+        target: of the in-process server; "" where there is none.
         config: of the session.
     """
 
     def __init__(self, target: str, config: tf.compat.v1.ConfigProto) -> None:
-        self._target, self._config = target, config
-        self._beside: Host | None = None
         self.graph = tf.Graph()
         self.session = tf.compat.v1.Session(target, graph=self.graph, config=config)
         self._lock = threading.Lock()
-        self._count = 0
         self._closed = False
-        self._initialized: set[str] = set()
-
-    def beside(self) -> Host:
-        """Another session on the same servers, which has the same variables and queues, and a graph of its own.
-
-        TensorFlow prepares a new run from the whole graph of a session: what workers tell one another, and values that
-        they give one another in groups, need not wait for that of the steps. Without a server the session itself: the
-        variables are its own then.
-        """
-        if not self._target:
-            return self
-        if self._beside is None:
-            self._beside = Host(self._target, _as_it_stands(self._config))
-        return self._beside
-
-    def add(self, graph_def: tf.compat.v1.GraphDef) -> str:
-        """Imports a graph; returns the prefix of its nodes' names here."""
-        with self._lock:
-            self._count += 1
-            prefix = f"step_{self._count}"
-            with self.graph.as_default():
-                tf.import_graph_def(graph_def, name=prefix)
-        return prefix + "/"
-
-    def initialize(self, operations: Mapping[str, str]) -> None:
-        """Runs operations, by a key that tells what each sets, unless one of that key ran before."""
-        new = {key: name for key, name in operations.items() if key not in self._initialized}
-        if new:
-            self.session.run([self.graph.get_operation_by_name(name) for name in new.values()])
-            self._initialized.update(new)
 
     def callable(
         self,
@@ -128,28 +95,15 @@ class Host:
 
     def close(self) -> None:
         """Closes the session. May be called twice."""
-        if self._beside is not None:
-            self._beside.close()
         if not self._closed:
             self._closed = True
             self.session.close()
 
     def abandon(self) -> None:
         """Leaves the session as it is till the process ends: closing it, at exit too, waits for runs that never end."""
-        if self._beside is not None:
-            self._beside.abandon()
         if not self._closed:
             self._closed = True
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
-
-
-def _as_it_stands(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:
-    """For graphs that run a few times each: making them better takes longer than they do."""
-    changed = tf.compat.v1.ConfigProto()
-    changed.CopyFrom(config)
-    changed.graph_options.rewrite_options.disable_meta_optimizer = True
-    changed.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
-    return changed
 
 
 def _options(has_collectives: bool) -> tf.compat.v1.RunOptions:

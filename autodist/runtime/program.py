@@ -16,6 +16,7 @@ from autodist.graph.names import node_of
 from autodist.graph.parts import EvenParts
 from autodist.runtime.batches import require_even, require_examples, uneven
 from autodist.runtime.host import Host
+from autodist.runtime.hosts import Hosts
 from autodist.runtime.memory import collect_and_trim, trim_heaps
 from autodist.runtime.timeline import trace_file
 from autodist.runtime.updates import Updates
@@ -30,7 +31,7 @@ class Program:
     """Runs one rewritten step.
 
     Args:
-        host: where it runs.
+        hosts: where it runs.
         item: the rewritten step.
         inputs: the captured inputs, in the order in which `run` takes their values.
         updates: runs what the step leaves to be run beside it.
@@ -39,10 +40,10 @@ class Program:
         land: returns once all is written that this worker's steps have asked for; None: they wait for it themselves.
     """
 
-    def __init__(self, host: Host, item: GraphItem, inputs: Sequence[str], updates: Updates) -> None:
-        prefix = host.add(item.graph_def)
+    def __init__(self, hosts: Hosts, item: GraphItem, inputs: Sequence[str], updates: Updates) -> None:
+        host, prefix = hosts.add(item.graph_def)
         present = {node.name for node in item.graph_def.node}
-        host.initialize({key: prefix + name for key, name in item.initializers.items()})
+        hosts.initialize(host, {key: prefix + name for key, name in item.initializers.items()})
         self._used = [node_of(name) in present for name in inputs]
         feeds = [prefix + name for name, used in zip(inputs, self._used, strict=True) if used]
         self._counts_examples = node_of(EXAMPLES) in present

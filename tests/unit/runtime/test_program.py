@@ -10,7 +10,7 @@ from autodist.errors import UnevenBatchError
 from autodist.graph.item import UNEVEN, GraphItem
 from autodist.graph.parts import EvenParts, Gradient
 from autodist.runtime import program as module
-from autodist.runtime.host import Host
+from autodist.runtime.hosts import Hosts
 from autodist.runtime.program import Program
 from autodist.runtime.updates import Updates
 from tests.unit.graph.replications import replication
@@ -18,7 +18,7 @@ from tests.unit.graph.replications import replication
 
 @pytest.fixture
 def host():
-    made = Host("", tf.compat.v1.ConfigProto())
+    made = Hosts("", tf.compat.v1.ConfigProto())
     yield made
     made.close()
 

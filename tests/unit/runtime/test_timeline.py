@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.graph.item import GraphItem
-from autodist.runtime.host import Host
+from autodist.runtime.hosts import Hosts
 from autodist.runtime.program import Program
 from autodist.runtime.timeline import TRACE_VARIABLE, TRACED_RUN
 from autodist.runtime.updates import Updates
@@ -17,7 +17,7 @@ from autodist.runtime.updates import Updates
 
 @pytest.fixture
 def host():
-    made = Host("", tf.compat.v1.ConfigProto())
+    made = Hosts("", tf.compat.v1.ConfigProto())
     yield made
     made.close()
 

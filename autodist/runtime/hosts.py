@@ -1,0 +1,71 @@
+"""Hosts: where rewritten steps run in this process, on the variables that all of them share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from autodist.runtime.host import Host
+
+
+class Hosts:
+    """Where steps run: on this worker's server, each in a session of its own.
+
+    TensorFlow prepares a run from the whole graph of its session, so that a session for all steps would take longer for
+    each the more of them there are. A server's sessions have the same variables, queues and tables. Without a server
+    these are a session's own: one has all then.
+
+    Args:
+        target: of the in-process server; "" where there is one worker and no server.
+        config: of the sessions.
+    """
+
+    def __init__(self, target: str, config: tf.compat.v1.ConfigProto) -> None:
+        self._target, self._config = target, config
+        self._lock = threading.Lock()
+        self._initialized: set[str] = set()
+        self._steps = 0
+        self.beside = Host(target, _as_it_stands(config) if target else config)
+        """Where runs what is small: what workers tell one another, and values that they give one another."""
+        self._opened = [self.beside]
+
+    def add(self, graph_def: tf.compat.v1.GraphDef) -> tuple[Host, str]:
+        """Imports a step; returns where it runs, and the prefix of its nodes' names there."""
+        with self._lock:
+            self._steps += 1
+            host = self.beside
+            if self._target:
+                host = Host(self._target, self._config)
+                self._opened.append(host)
+            prefix = f"step_{self._steps}"
+            with host.graph.as_default():
+                tf.import_graph_def(graph_def, name=prefix)
+        return host, prefix + "/"
+
+    def initialize(self, host: Host, operations: Mapping[str, str]) -> None:
+        """Runs operations of a step, by a key that tells what each sets, unless one of that key ran before."""
+        new = {key: name for key, name in operations.items() if key not in self._initialized}
+        if new:
+            host.session.run([host.graph.get_operation_by_name(name) for name in new.values()])
+            self._initialized.update(new)
+
+    def close(self) -> None:
+        """Closes the sessions. May be called twice."""
+        for host in reversed(self._opened):
+            host.close()
+
+    def abandon(self) -> None:
+        """Leaves the sessions as they are till the process ends: closing one waits for runs that never end."""
+        for host in self._opened:
+            host.abandon()
+
+
+def _as_it_stands(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:
+    """For graphs that run a few times each: making them better takes longer than they do."""
+    changed = tf.compat.v1.ConfigProto()
+    changed.CopyFrom(config)
+    changed.graph_options.rewrite_options.disable_meta_optimizer = True
+    changed.graph_options.optimizer_options.opt_level = tf.compat.v1.OptimizerOptions.L0
+    return changed

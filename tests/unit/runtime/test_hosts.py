@@ -1,0 +1,75 @@
+"""Each step has a session of its own on a server, and all have the same variables."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from autodist.runtime.host import Host
+from autodist.runtime.hosts import Hosts
+
+
+def _handle() -> tf.Tensor:
+    return tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="v")
+
+
+def _reading_step() -> tf.compat.v1.GraphDef:
+    with tf.Graph().as_default() as graph:
+        tf.raw_ops.ReadVariableOp(resource=_handle(), dtype=tf.float32, name="value")
+        tf.raw_ops.AssignVariableOp(resource=_handle(), value=7.0, name="start")
+    return graph.as_graph_def()
+
+
+def _read(host: Host, prefix: str) -> float:
+    return float(host.session.run(f"{prefix}value:0"))
+
+
+def _write_beside(hosts: Hosts) -> None:
+    with hosts.beside.graph.as_default():
+        write = tf.raw_ops.AssignVariableOp(resource=_handle(), value=3.0)
+    hosts.beside.session.run(write)
+
+
+def test_a_servers_steps_each_have_a_session_and_share_variables() -> None:
+    hosts = Hosts(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
+    (one, first), (other, second) = hosts.add(_reading_step()), hosts.add(_reading_step())
+    assert len({one.graph, other.graph, hosts.beside.graph}) == 3
+    assert (first, second) == ("step_1/", "step_2/")
+    assert not [op.name for op in other.graph.get_operations() if op.name.startswith(first)]
+    _write_beside(hosts)
+    assert _read(one, first) == _read(other, second) == 3.0
+    hosts.close()
+    hosts.close()
+
+
+def test_without_a_server_one_session_has_all() -> None:
+    hosts = Hosts("", tf.compat.v1.ConfigProto())
+    (one, first), (other, second) = hosts.add(_reading_step()), hosts.add(_reading_step())
+    assert one is other is hosts.beside
+    _write_beside(hosts)
+    assert _read(one, first) == _read(other, second) == 3.0
+    hosts.close()
+
+
+def test_what_one_step_has_initialized_stays_for_the_next() -> None:
+    hosts = Hosts(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
+    (one, first), (other, second) = hosts.add(_reading_step()), hosts.add(_reading_step())
+    hosts.initialize(one, {"v": f"{first}start"})
+    assert _read(other, second) == 7.0
+    _write_beside(hosts)
+    hosts.initialize(other, {"v": f"{second}start"})
+    assert _read(one, first) == 3.0
+    hosts.close()
+
+
+def test_what_is_small_is_run_as_it_stands_and_steps_are_not() -> None:
+    hosts = Hosts(tf.distribute.Server.create_local_server().target, tf.compat.v1.ConfigProto())
+    step, _ = hosts.add(_reading_step())
+    assert hosts.beside.session._config.graph_options.rewrite_options.disable_meta_optimizer
+    assert not step.session._config.graph_options.rewrite_options.disable_meta_optimizer
+    hosts.close()
+
+
+def test_alone_all_is_optimized() -> None:
+    hosts = Hosts("", tf.compat.v1.ConfigProto())
+    assert not hosts.beside.session._config.graph_options.rewrite_options.disable_meta_optimizer
+    hosts.close()
