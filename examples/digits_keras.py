@@ -1,6 +1,6 @@
 """A Keras classifier of handwritten digits, trained by `model.fit`.
 
-The data are scikit-learn's 1797 images of 8 × 8 pixels, one fifth of them held out as the test set.
+The data are 1797 images of 8 × 8 pixels in `digits.npz`, one fifth of them held out as the test set.
 
     python examples/digits_keras.py                                       # two workers here, all-reduce
     python examples/digits_keras.py --cluster examples/cluster_ps.yml     # two workers here, parameter servers
@@ -13,19 +13,18 @@ from autodist import AutoDist  # before TensorFlow, whose messages at its start 
 
 import keras
 import numpy as np
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--cluster", default=pathlib.Path(__file__).with_name("cluster.yml"), help="YAML of the machines")
+parser.add_argument("--data", default=pathlib.Path(__file__).with_name("digits.npz"), help="images and their labels")
 parser.add_argument("--epochs", type=int, default=15)
 parser.add_argument("--weights", help="write the trained weights to this .npz file")
 arguments = parser.parse_args()
 
 keras.utils.set_random_seed(1)
-images, labels = load_digits(return_X_y=True)
-images = images.reshape(-1, 8, 8, 1).astype("float32") / 16
-train_x, test_x, train_y, test_y = train_test_split(images, labels, test_size=0.2, random_state=1, stratify=labels)
+with np.load(arguments.data) as digits:
+    train_x, test_x = (digits[name].reshape(-1, 8, 8, 1).astype("float32") / 16 for name in ("train_x", "test_x"))
+    train_y, test_y = (digits[name].astype("int64") for name in ("train_y", "test_y"))
 
 ad = AutoDist(arguments.cluster)
 with ad.scope():
