@@ -21,6 +21,7 @@ from autodist.errors import AutoDistError, CheckpointError, ClusterError, Machin
 from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
+from autodist.graph.ops import Trait
 from autodist.graph.placement import Placement
 from autodist.graph.renaming import Renaming
 from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Kernel, own_kernels, rewrite
@@ -37,6 +38,7 @@ from autodist.runtime.fusions import keep_apart
 from autodist.runtime.gpus import GPUSupport
 from autodist.runtime.hosts import Hosts
 from autodist.runtime.mailbox import Mailbox
+from autodist.runtime.memories import Saved
 from autodist.runtime.messages import Messages
 from autodist.runtime.pieces import Pieces
 from autodist.runtime.program import Program
@@ -69,6 +71,10 @@ class Run:
 
     Attributes:
         on_training: called where a step that trains is made ready to run on all replicas.
+        on_first_program: called once the first one is.
+        draws: operations of steps that draw from a state which TensorFlow keeps to itself.
+        memories: by worker, what kernels keep there from step to step; known to the chief in what it does while the
+            others wait.
         is_told_apart: whether the script has asked which worker it is, so that each may do something else.
         before_end: called on the chief at the end of its script, while all values are still there; what one raises is
             how the run ends.
@@ -111,6 +117,10 @@ class Run:
         )
         self._landings: list[Callable[[], Any]] = []
         self.on_training: Callable[[], None] = lambda: None
+        self.on_first_program: Callable[[], None] | None = None
+        self.draws: set[str] = set()
+        self.memories: Mapping[int, Mapping[str, tf.TensorSpec]] = {}
+        self._awaited_memories: Saved | None = None
         self.before_end: list[Callable[[], None]] = []
         self.is_told_apart = False
         self.tables: set[str] = set()
@@ -200,6 +210,8 @@ class Run:
         looks = look()
         if looks is not None and item.gradients:
             looks.comes_to_step(item, names, shapes or {}, rehearses)
+        if item.gradients:
+            self.draws |= {node.name for node in item.wiring.having(Trait.SEEDED)}
         strategy = self._build(item, names) if self.index == 0 else None
         if self._hosts is None:
             if strategy is not None and rehearses and self.workers > 1:
@@ -249,6 +261,9 @@ class Run:
         program = Program(self.hosts, rewritten, list(item.inputs), self._updates)
         if program.land is not None:
             self._landings.append(program.land)
+        if item.gradients and self.on_first_program is not None:
+            look, self.on_first_program = self.on_first_program, None
+            look()
         return program, rewritten
 
     def _rewrite(
@@ -313,6 +328,8 @@ class Run:
     def _start(self) -> None:
         config = session_config(self.spec.workers, self.index)
         self._hosts = Hosts(self._peers.join(config), config)
+        if self._awaited_memories is not None:
+            self._hosts.memories.resume(self._awaited_memories)
         beside = self._hosts.beside
         self._messages = Messages(beside, self.index, self.workers)
         self._pieces = Pieces(beside, self.index, self.workers, self._home)
@@ -486,9 +503,10 @@ class Run:
         """
         others_wait = self._hosts is not None and self.workers > 1
         if not (others_wait and self.makes_together(lambda: (what, ""), is_certain=False)):
-            return act() if self.index == 0 else None
+            return self._does_alone(act) if self.index == 0 else None
         with self._turn:
             self.meet()
+            self.memories = dict(enumerate(self._tell_memories()))
             if self.index > 0:
                 fault = self.guard(self._messages.exchange).decode()
                 if fault:
@@ -501,6 +519,30 @@ class Run:
                 raise
             self.guard(self._messages.exchange, b"")
             return found
+
+    def _does_alone(self, act: Callable[[], str]) -> str:
+        own = {} if self._hosts is None else self._hosts.memories.specs
+        if own and self.workers > 1:
+            log.warning(
+                "the chief saves without the other workers: what compressors keep from step to step is on each of "
+                "them, and not saved. Let all workers call save."
+            )
+            own = {}
+        self.memories = {0: own}
+        return act()
+
+    def _tell_memories(self) -> list[dict[str, tf.TensorSpec]]:
+        """On the chief, what kernels keep on each worker."""
+        own = {name: (spec.dtype.name, spec.shape.as_list()) for name, spec in self.hosts.memories.specs.items()}
+        parts = self.guard(self._messages.gather, json.dumps(own).encode())
+        return [{name: tf.TensorSpec(s, dtype) for name, (dtype, s) in json.loads(part).items()} for part in parts]
+
+    def resume_memories(self, saved: Saved) -> None:
+        """Gives what kernels keep on this worker what a checkpoint has of it, now or when a step has it."""
+        if self._hosts is None:
+            self._awaited_memories = saved
+        else:
+            self.guard(self._hosts.memories.resume, saved)
 
     def wait_for_chief(self, say: bytes = b"set") -> None:
         """On another worker, returns once the chief has called it as well."""

@@ -43,7 +43,7 @@ def prepare(
         StrategyError: the strategy asks for what cannot be done; before any worker trains.
         CaptureMismatchError: this worker captured another step than the chief.
     """
-    tracked = {v.name: run.tracker.track(sources[v.name], v.name) for v in item.variables}
+    tracked = {v.name: run.tracker.track(sources[v.name], v.name, v.is_seed) for v in item.variables}
     names = {name: one.shared_name for name, one in tracked.items()}
     strategy, renaming = run.plan(_as_settled(item, tracked), names, shapes=shapes)
     tracked = {renaming.variable(name): one for name, one in tracked.items()}

@@ -9,10 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from autodist.checkpoint.beside import Beside
+from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.folder import Folder, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, build_optimizers
 from autodist.checkpoint.read import read_about, require_same, require_whole, saved_graph
-from autodist.checkpoint.save import Content, Saves, Value
+from autodist.checkpoint.save import Saves
 from autodist.errors import CheckpointError
 from autodist.run import RESTORE, Run
 from autodist.runtime.variables import Kept
@@ -36,6 +38,7 @@ class Checkpoints:
         self._run, self._folder = run, Folder(folder)
         self._root = tf.train.Checkpoint(**objects)
         self._saves = Saves(run, self._folder, keep)
+        self._beside = Beside(run)
 
     @property
     def latest(self) -> str | None:
@@ -109,7 +112,8 @@ class Checkpoints:
             return None
         self._require_seen(told["prefix"], told["index"])
         self._assign(told["prefix"])
-        self._run.step = self._run.saved_step = int(told["step"])
+        self._beside.resume(told["prefix"], told["about"], is_same=self._run.strategy is not None)
+        self._run.step = self._run.saved_step = int(told["about"].get("step", 0))
         return self._run.step
 
     # -- saving ----------------------------------------------------------------------------------------------------
@@ -135,7 +139,8 @@ class Checkpoints:
         about = read_about(prefix)
         require_whole(prefix, about)
         self._matched(prefix)
-        return {"prefix": prefix, "index": digest(f"{prefix}.index"), "step": about.get("step", 0)}
+        told = {key: value for key, value in about.items() if key != "files"}
+        return {"prefix": prefix, "index": digest(f"{prefix}.index"), "about": told}
 
     def _matched(self, prefix: str) -> tuple[SavedObjects, dict[str, str], bool]:
         """The objects, by key of each of their values the saved one's, and whether a graph of objects was saved."""

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2 as graph_pb2
 
+from autodist.checkpoint.beside import OURS
 from autodist.checkpoint.folder import FORMAT, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, Value, match
 from autodist.errors import CheckpointError, CheckpointMismatchError
@@ -92,7 +93,8 @@ def require_same(prefix: str, objects: SavedObjects, graph: graph_pb2.TrackableO
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     keys = dict(_keys_by_objects(objects, graph) if graph is not None else _keys_by_names(objects, shapes))
     missing = sorted(objects.values.keys() - keys.keys() - {_COUNTER})
-    left_over = sorted(shapes.keys() - set(keys.values()) - {GRAPH_KEY, _COUNTER})
+    ours = {key for key in shapes if key.startswith(OURS)}
+    left_over = sorted(shapes.keys() - set(keys.values()) - ours - {GRAPH_KEY, _COUNTER})
     others = [
         f"{key} (saved {tuple(shapes[saved])} {dtypes[saved].name}, now {now})"
         for key, saved in keys.items()

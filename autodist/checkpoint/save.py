@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.metadata
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
 from autodist.checkpoint.background import Background
+from autodist.checkpoint.beside import Beside, digest_of_strategy
+from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.write import PartWriter, merge, write_here
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
-from autodist.proto import strategy_pb2
 from autodist.run import Run
 from autodist.runtime.variables import Kept
-
-
-@dataclass(frozen=True)
-class Value:
-    """What is saved under a key.
-
-    Attributes:
-        key: in the checkpoint.
-        read: gives it.
-        kept: how the session has it; None: this process has it, and `read` is asked.
-    """
-
-    key: str
-    read: Callable[[], tf.Tensor]
-    kept: Kept | None = None
-
-
-@dataclass(frozen=True)
-class Content:
-    """What makes a checkpoint.
-
-    Attributes:
-        values: to be written.
-        about: for the side file, besides what it says of every run.
-        files: written beside, by suffix (".callbacks.npz") and by what writes one to a path.
-    """
-
-    values: Iterable[Value]
-    about: Mapping[str, Any] = field(default_factory=dict)
-    files: Mapping[str, Callable[[str], None]] = field(default_factory=dict)
 
 
 class Saves:
@@ -65,6 +34,7 @@ class Saves:
         self._run, self._folder, self._keep = run, folder, keep
         self._part_writer: PartWriter | None = None
         self._is_waited_for = False
+        self._beside = Beside(run)
 
     def save(self, content: Callable[[int], Content], is_in_background: bool = False, above: int = 0) -> str:
         """Writes a checkpoint of the values as they are now; on the chief, while nobody is in a step.
@@ -92,10 +62,10 @@ class Saves:
             number = max([above, *self._folder.numbers()]) + 1
             told = content(number)
             prefix = os.path.join(made, "merged")
-            merge(self._write_parts(told.values, made), prefix)
+            merge(self._write_parts([*told.values, *self._beside.values()], made), prefix)
             for suffix, write in told.files.items():
                 write(prefix + suffix)
-            about = {"number": number, **self._about(), **told.about}
+            about = {"number": number, **self._about(), **self._beside.about(), **told.about}
             if is_in_background:
                 rest = stack.pop_all()
                 self._wait_at_end()
@@ -160,11 +130,7 @@ class Saves:
             "seed": self._run.seed,
             "workers": self._run.workers,
             "replicas": len(self._run.spec.replicas),
-            "strategy": strategy and {"builder": strategy.builder, "sha256": _digest_of(strategy)},
+            "strategy": strategy and {"builder": strategy.builder, "sha256": digest_of_strategy(strategy)},
             "autodist": importlib.metadata.version("autodist"),
             "tensorflow": tf.__version__,
         }
-
-
-def _digest_of(strategy: strategy_pb2.Strategy) -> str:
-    return hashlib.sha256(strategy.SerializeToString(deterministic=True)).hexdigest()

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from autodist.messages import ALIKE_EVERYWHERE
 from autodist.runtime.batches import Share, group_rows, require_rows_for_all, share_of
+from autodist.runtime.seeds import seed_for_all
+
+log = logging.getLogger("autodist")
 
 
-class DistributedDataset:
+class DistributedDataset(tf.train.experimental.PythonState):
     """Gives this worker its rows of each global batch; of arrays with different numbers of rows, of each its own.
+
+    A checkpoint that is told of it (`ad.checkpoint(folder, data=data)`) has its place: after `restore`, the next loop
+    over it goes on where it was, an epoch's order included.
 
     Args:
         dataset: of global batches: a `tf.data.Dataset`, or whatever gives nests of arrays whose first axes are
@@ -31,6 +40,10 @@ class DistributedDataset:
     ) -> None:
         self._dataset, self._replicas, self._worker = dataset, replicas, worker
         self._on_first: Callable[[Any], None] | None = on_first
+        self._made_under = seed_for_all()
+        self._ended = 0  # iterations of the data set
+        self._taken = 0  # batches of the one under way
+        self._is_restored = False
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's part of each batch; without rows, where there are fewer examples than workers.
@@ -38,12 +51,45 @@ class DistributedDataset:
         Raises:
             UnevenBatchError: the arrays of a batch have different numbers of rows, and one too few for all replicas.
         """
-        for batch in self._dataset:
-            if self._on_first is not None:
-                on_first, self._on_first = self._on_first, None
-                on_first(batch)
-            self._require_rows(batch)
-            yield tf.nest.map_structure(self._own_rows, batch)
+        batches = self._begin()
+        try:
+            for batch in batches:
+                if self._on_first is not None:
+                    on_first, self._on_first = self._on_first, None
+                    on_first(batch)
+                self._require_rows(batch)
+                self._taken += 1
+                yield tf.nest.map_structure(self._own_rows, batch)
+        finally:
+            self._ended, self._taken = self._ended + 1, 0
+
+    def serialize(self) -> str:
+        """Its place, for a checkpoint."""
+        return json.dumps({"ended": self._ended, "taken": self._taken, "seed": self._made_under})
+
+    def deserialize(self, string_value: str | bytes) -> None:
+        """Goes on, with the next iteration, where another was."""
+        place = json.loads(string_value)
+        self._ended, self._taken, self._is_restored = place["ended"], place["taken"], True
+        if place["seed"] != self._made_under:
+            log.warning(
+                "the data set was made under the seed %s, and under %s in the run that has saved its place: where a "
+                "shuffle has no seed of its own, its order is another. Call tf.random.set_seed before it is made.",
+                self._made_under, place["seed"], extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+
+    def _begin(self) -> Iterator[Any]:
+        """An iteration of the data set; the first after a restore begins where the other one was."""
+        if not self._is_restored:
+            self._taken = 0
+            return iter(self._dataset)
+        self._is_restored = False
+        for _ in range(self._ended):
+            iter(self._dataset)  # a shuffle draws a new order for each
+        batches = iter(self._dataset)
+        for _ in range(self._taken):
+            next(batches, None)
+        return batches
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from autodist.runtime.host import Host
+from autodist.runtime.memories import Memories
 
 
 class Hosts:
@@ -30,6 +31,8 @@ class Hosts:
         self.beside = Host(target, _as_it_stands(config) if target else config)
         """Where runs what is small: what workers tell one another, and values that they give one another."""
         self._opened = [self.beside]
+        self.memories = Memories()
+        """What kernels keep on this worker from step to step."""
 
     def add(self, graph_def: tf.compat.v1.GraphDef) -> tuple[Host, str]:
         """Imports a step; returns where it runs, and the prefix of its nodes' names there."""
@@ -48,8 +51,10 @@ class Hosts:
         """Runs operations of a step, by a key that tells what each sets, unless one of that key ran before."""
         new = {key: name for key, name in operations.items() if key not in self._initialized}
         if new:
-            host.session.run([host.graph.get_operation_by_name(name) for name in new.values()])
+            first = [host.graph.get_operation_by_name(name) for name in new.values()]
+            host.session.run(first)
             self._initialized.update(new)
+            self.memories.begin(host.session, first)
 
     def close(self) -> None:
         """Closes the sessions. May be called twice."""

@@ -108,7 +108,7 @@ class Pieces:
 
     def _on(self, kept: Kept, worker: int) -> AbstractContextManager[None]:
         """Where a worker keeps a variable."""
-        return tf.device(self._home(worker, kept.dtype))
+        return tf.device(self._home(worker, tf.int64 if kept.on_cpu else kept.dtype))  # counters stay on the CPU
 
     def _read(self, tracked: Tracked) -> tf.Tensor:
         key = (tracked.shared_name, tracked.placement)

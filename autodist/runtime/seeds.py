@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 from tensorflow.python.framework import random_seed  # where every random operation, datasets' too, asks for its seeds
@@ -21,7 +24,7 @@ def seed_what_has_no_seed(seed: int) -> None:
     An operation that has a seed of its own draws what it draws in a script that sets no seed for all: TensorFlow would
     mix the two, and `shuffle(seed=1)` would give another order than without AutoDist.
     """
-    if _seed_for_all() is not None:  # asking for an operation's seeds would tell too, and use one up
+    if seed_for_all() is not None:  # asking for an operation's seeds would tell too, and use one up
         return
     (tf.random.set_seed if tf.executing_eagerly() else tf.compat.v1.set_random_seed)(seed)
     if not _given:
@@ -32,13 +35,46 @@ def seed_what_has_no_seed(seed: int) -> None:
 def _leaving_own_seeds(plain: Callable[[int | None], tuple[int | None, int | None]]) -> Callable[..., object]:
     @functools.wraps(plain)
     def get_seed(op_seed: int | None) -> tuple[int | None, int | None]:
-        if op_seed is not None and _seed_for_all() in _given:
+        if op_seed is not None and seed_for_all() in _given:
             return random_seed.DEFAULT_GRAPH_SEED, op_seed % _MOST
         return plain(op_seed)
 
     return get_seed
 
 
-def _seed_for_all() -> int | None:
+def seed_for_all() -> int | None:
     """Of the graph that is being built, or of the process."""
     return context.global_seed() if tf.executing_eagerly() else tf.compat.v1.get_default_graph().seed
+
+
+def seeds_now() -> dict[str, Any]:
+    """What the seeds that TensorFlow deals from now on depend on, as JSON has it; nothing where it deals by chance."""
+    if not tf.executing_eagerly() or context.global_seed() is None:
+        return {}
+    version, numbers, _ = context.context()._rng.getstate()
+    packed = np.array(numbers, "<u4").tobytes()
+    return {
+        "for_all": context.global_seed(),
+        "is_ours": context.global_seed() in _given,
+        "dealt": {"version": version, "state": base64.b64encode(packed).decode()},
+    }
+
+
+def resume_seeds(told: Mapping[str, Any]) -> str:
+    """Lets TensorFlow deal seeds as it would have where `seeds_now` was called.
+
+    Returns:
+        What is wrong, where the script has set another seed; "" where nothing is.
+    """
+    if not told or not tf.executing_eagerly():
+        return ""
+    now, then = context.global_seed(), told["for_all"]
+    if told["is_ours"] and (now is None or now in _given):
+        seed_what_has_no_seed(then)
+        tf.random.set_seed(then)
+        _given.add(then)
+    elif now != then or told["is_ours"]:
+        return f"the script has set the seed {now}, and {'none' if told['is_ours'] else then} in the run that has saved"
+    numbers = np.frombuffer(base64.b64decode(told["dealt"]["state"]), "<u4").tolist()
+    context.context()._rng.setstate((told["dealt"]["version"], tuple(numbers), None))
+    return ""

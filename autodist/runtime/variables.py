@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,12 +25,14 @@ class Kept:
         dtype: its type.
         shape: of the whole.
         placement: where it lies.
+        on_cpu: whether it stays on its workers' CPUs, whatever its type.
     """
 
     shared_name: str
     dtype: tf.DType
     shape: tuple[int, ...]
     placement: Placement
+    on_cpu: bool = False
 
     @property
     def shards(self) -> tuple[Shard, ...]:
@@ -51,6 +53,7 @@ class Tracked:
         is_behind: a step wrote it, and the script's object has an older value.
         is_aliased: something else has its handle, too (a data set's function, say), and uses it unseen.
         known: of an aliased one, the value that the session has too.
+        is_seed: whether it is a random generator's state.
     """
 
     source: tf.Variable
@@ -61,6 +64,7 @@ class Tracked:
     is_behind: bool = False
     is_aliased: bool = False
     known: np.ndarray | None = None
+    is_seed: bool = False
 
     @property
     def kept(self) -> Kept:
@@ -122,6 +126,7 @@ class VariableTracker:
         self._by_id: dict[int, Tracked] = {}
         self._aliased: list[Tracked] = []
         self._ends: list[Callable[[], None]] = []
+        self._awaited: dict[str, np.ndarray] = {}
 
     def __iter__(self) -> Iterator[Tracked]:
         return iter(self._by_id.values())
@@ -130,14 +135,38 @@ class VariableTracker:
         """The record of a variable; None: no step works on it."""
         return self._by_id.get(id(source))
 
-    def track(self, source: tf.Variable, name: str) -> Tracked:
+    def track(self, source: tf.Variable, name: str, is_seed: bool = False) -> Tracked:
         """The record of a variable; made, and the variable watched, when it is first seen."""
         found = self._by_id.get(id(source))
         if found is None:
-            found = Tracked(source, f"variable_{len(self._by_id)}")
+            found = Tracked(source, f"variable_{len(self._by_id)}", is_seed=is_seed)
             self._by_id[id(source)] = found
             self._ends.append(watch(source, self._watcher(found)))
+            if is_seed:
+                self._resume()
         return found
+
+    @property
+    def generators(self) -> dict[str, Tracked]:
+        """The states of random generators, by names that are the same in every run of a script."""
+        found: dict[str, Tracked] = {}
+        for tracked in self._by_id.values():
+            if tracked.is_seed:
+                name = tracked.source.name.removesuffix(":0")
+                same = sum(known.partition("#")[0] == name for known in found)
+                found[f"{name}#{same}"] = tracked
+        return found
+
+    def resume(self, states: Mapping[str, np.ndarray]) -> None:
+        """Gives generators, by their names, the states that they had, now or when a step has them."""
+        self._awaited = dict(states)
+        self._resume()
+
+    def _resume(self) -> None:
+        for name, tracked in self.generators.items():
+            state = self._awaited.pop(name, None)
+            if state is not None and state.shape == tuple(tracked.source.shape):
+                tracked.source.assign(state)
 
     def look_at_aliased(self) -> None:
         """Marks those that were written unseen since the last step."""

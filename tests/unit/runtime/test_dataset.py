@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from typing import Any
 
 import numpy as np
@@ -45,3 +47,40 @@ def test_arrays_with_different_numbers_of_rows_are_dealt_out_each_by_its_own() -
 def test_a_replica_needs_rows_of_each() -> None:
     with pytest.raises(UnevenBatchError, match="array 0 has 5, array 1 has 2.*3 replicas need a row of each.*array 1"):
         parts([(tf.ragged.constant(ROWS), np.zeros((2, 2)))])
+
+
+def shuffled() -> DistributedDataset:
+    tf.random.set_seed(3)
+    return DistributedDataset(tf.data.Dataset.range(10).shuffle(10).batch(2), [0], 0)
+
+
+@pytest.mark.parametrize("taken", [0, 2, 5])
+def test_a_loop_goes_on_where_another_process_was(taken: int) -> None:
+    first, second = shuffled(), shuffled()
+    epochs = [[b.numpy().tolist() for b in first] for _ in range(2)]
+    assert epochs[0] != epochs[1]
+    under_way = iter(first)
+    for _ in range(taken):
+        next(under_way)
+    place = first.serialize()
+    expected = [b.numpy().tolist() for b in (under_way if taken else first)]
+    second.deserialize(place)
+    assert [b.numpy().tolist() for b in second] == expected
+    assert [b.numpy().tolist() for b in second] == [b.numpy().tolist() for b in first]
+
+
+def test_a_loop_that_was_left_has_ended() -> None:
+    dataset = DistributedDataset([np.arange(2)] * 5, [0], 0)
+    for _ in dataset:
+        break
+    place = json.loads(dataset.serialize())
+    assert (place["ended"], place["taken"]) == (1, 0)
+
+
+def test_a_place_in_a_data_set_of_another_seed_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    first = shuffled()
+    tf.random.set_seed(4)
+    second = DistributedDataset(tf.data.Dataset.range(10).shuffle(10), [0], 0)
+    with caplog.at_level(logging.WARNING, "autodist"):
+        second.deserialize(first.serialize())
+    assert "under the seed 4, and under 3 in the run that has saved" in caplog.text

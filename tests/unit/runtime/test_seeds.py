@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -91,3 +93,37 @@ def test_a_seed_that_the_script_sets_later_is_mixed_as_tensorflow_does():
     assert shuffled(seed=7) != alone
     tf.random.set_seed(5)
     assert shuffled(seed=7) == alone
+
+
+@pytest.mark.parametrize("by_script", [False, True])
+def test_seeds_go_on_where_another_process_was(by_script):
+    def begin(seed):
+        if by_script:
+            tf.random.set_seed(7)
+        else:
+            seed_what_has_no_seed(seed)
+
+    begin(1)
+    shuffled()
+    then = json.loads(json.dumps(seeds.seeds_now()))
+    expected = [shuffled(), shuffled()]
+    context.context()._seed = None
+    begin(2)
+    assert not seeds.resume_seeds(then)
+    assert [shuffled(), shuffled()] == expected
+    assert context.global_seed() == (7 if by_script else 1)
+
+
+def test_a_script_s_other_seed_stays_and_is_told():
+    tf.random.set_seed(7)
+    then = seeds.seeds_now()
+    tf.random.set_seed(8)
+    expected = shuffled()
+    tf.random.set_seed(8)
+    assert "the seed 8, and 7 in the run that has saved" in seeds.resume_seeds(then)
+    assert shuffled() == expected
+
+
+def test_where_no_seed_was_set_there_is_nothing_to_go_on_with():
+    assert seeds.seeds_now() == {}
+    assert seeds.resume_seeds({}) == ""

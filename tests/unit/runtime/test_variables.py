@@ -122,3 +122,25 @@ def test_of_a_large_value_the_session_alone_keeps_a_copy(session, is_same):
         assert tf.raw_ops.VariableShape(input=small.handle).numpy() == [1]
     np.testing.assert_array_equal(small.numpy(), [1.0 if is_same else 2.0])
     np.testing.assert_array_equal(large.numpy(), np.full(LARGE // 4, 2.0))
+
+
+def test_generators_go_on_as_soon_as_a_step_has_them():
+    def tracked(tracker, values):
+        found = [tf.Variable(v, name="layer/seed_generator_state", dtype=tf.int64) for v in values]
+        for variable in found:
+            tracker.track(variable, variable.name, is_seed=True)
+        return found
+
+    first = VariableTracker(lambda: None)
+    tracked(first, ([1, 2], [3, 4]))
+    first.track(tf.Variable(1.0, name="layer/kernel"), "layer/kernel")
+    states = {name: np.asarray(one.read()) for name, one in first.generators.items()}
+    assert list(states) == ["layer/seed_generator_state#0", "layer/seed_generator_state#1"]
+    second = VariableTracker(lambda: None)
+    here = tracked(second, ([5, 6],))
+    second.resume(states)
+    later = tracked(second, ([7, 8], [9, 9]))
+    assert [v.numpy().tolist() for v in (*here, *later)] == [[1, 2], [3, 4], [9, 9]]
+    later[0].assign([0, 0])
+    tracked(second, ([1, 1],))
+    assert later[0].numpy().tolist() == [0, 0], "once, and not again"

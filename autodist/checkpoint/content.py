@@ -1,0 +1,41 @@
+"""What makes a checkpoint: values by key, what the side file says, files beside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.runtime.variables import Kept
+
+
+@dataclass(frozen=True)
+class Value:
+    """What is saved under a key.
+
+    Attributes:
+        key: in the checkpoint.
+        read: gives it.
+        kept: how the session has it; None: this process has it, and `read` is asked.
+    """
+
+    key: str
+    read: Callable[[], tf.Tensor]
+    kept: Kept | None = None
+
+
+@dataclass(frozen=True)
+class Content:
+    """What makes a checkpoint.
+
+    Attributes:
+        values: to be written.
+        about: for the side file, besides what it says of every run.
+        files: written beside, by suffix (".callbacks.npz") and by what writes one to a path.
+    """
+
+    values: Iterable[Value]
+    about: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, Callable[[str], None]] = field(default_factory=dict)
