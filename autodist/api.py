@@ -50,6 +50,7 @@ log = logging.getLogger("autodist")
 
 watch_script_end()  # now: `sys.exit(main())` looks up `sys.exit` before `main` makes an AutoDist
 load_generated_code_from_memory()  # now: what is traced before there is an AutoDist leaves files, too
+before()  # now: what the script starts, before it makes an AutoDist too, is not to find that it has begun anew
 if (_recorder := recorder()) is not None:
     _recorder.begin()  # now: the script may build layers before it makes an AutoDist
 

@@ -162,7 +162,10 @@ def _leave_out(lost: Lost, spec: ResourceSpec, earlier: Before) -> None:
 
 
 def _begin(told: Before) -> None:
-    begin_anew_at_the_end({VARIABLE: json.dumps(asdict(told))})
+    try:
+        begin_anew_at_the_end({VARIABLE: json.dumps(asdict(told))})
+    except OSError as error:
+        log.error("not started again: %s. Leave the directory where the script was started.", error)
 
 
 def _source(lost: Lost) -> str:
@@ -188,11 +191,11 @@ def why_not(earlier: Before, lost: Lost, limit: int) -> str | None:
         return "the workers could not be started, which is no loss"
     if isinstance(error, WorkerFailedError) and would_repeat(error):
         return "the script would fail so again."
-    if earlier.count >= limit:
-        return f"it was {limit} time{'s' if limit > 1 else ''}, and `max_restarts` allows no more."
     is_alike = (_without_numbers(lost.fault), lost.step) == (_without_numbers(earlier.fault), earlier.step)
     if earlier.count and is_alike and isinstance(error, WorkerFailedError) and not is_lost(error):
         return f"it has failed so {lost.place} twice in a row, and would a third time."
+    if earlier.count >= limit:
+        return f"{limit} restart{'s' if limit > 1 else ''} were made, and `max_restarts` allows no more."
     return None
 
 

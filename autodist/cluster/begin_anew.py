@@ -41,11 +41,14 @@ def begin_anew_at_the_end(environment: Mapping[str, str]) -> None:
 
     Args:
         environment: variables beside those with which the process was started.
+
+    Raises:
+        OSError: the directory in which it was started is gone.
     """
     directory = noted_start().directory
     assert directory is not None, "a script of several workers has one"
     os.chdir(directory)
-    if _stdin_at is not None:
+    if _stdin_at is not None and _place_in_stdin() is not None:  # the script may have closed it
         os.lseek(0, _stdin_at, os.SEEK_SET)
     told = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
     _end.become([sys.executable, *sys.orig_argv[1:]], _first_environment() | told)

@@ -57,6 +57,13 @@ class Seen:
         return ran < _BUSY * self.between and wanted < _WOULD_BE_BUSY * self.between
 
     @property
+    def is_held_up(self) -> bool:
+        """Whether it has been in one step, or at its end, all the while: one that does not answer may be why."""
+        return self.is_done or (
+            self.now is not None and self.now.doing == Doing.STEPPING and self.since >= self.between
+        )
+
+    @property
     def is_done(self) -> bool:
         return self.now is not None and self.now.doing == Doing.DONE
 
@@ -97,13 +104,14 @@ def find_stall(chief: Seen, others: Mapping[str, Seen], limits: Limits) -> Stall
 
     It is if a process does not answer, or if all whose scripts have not ended wait in steps and compute nothing.
     """
+    everyone = [chief, *others.values()]
     for name, seen in others.items():
         if seen.silent >= limits.answer:
+            held_up = [one.name for one in everyone if one.is_held_up]
             return Stall(
-                name, f"has not answered for {limits.answer:g} s: its process was stopped, or runs code that lets "
-                "nothing else of it run; if that may take so long, raise `answer_timeout`"
+                name, f"has not answered for {limits.answer:g} s{_while_waited_for(held_up)}: its process was stopped, "
+                "or runs code that lets nothing else of it run; if that may take so long, raise `answer_timeout`"
             )  # fmt: skip
-    everyone = [chief, *others.values()]
     waiting = [seen for seen in everyone if seen.waits]
     if not waiting or not all(seen.waits or seen.is_done for seen in everyone):
         return None
@@ -117,6 +125,12 @@ def find_stall(chief: Seen, others: Mapping[str, Seen], limits: Limits) -> Stall
         next(iter(others)), f"and all others have waited for one another for {longest:.0f} s, in different steps. "
         f"{SAME_STEPS} Where a step waits for something else, raise `deadlock_timeout`."
     )  # fmt: skip
+
+
+def _while_waited_for(names: list[str]) -> str:
+    if not names:
+        return ""
+    return f", while {' and '.join(names)} wait{'s' if len(names) == 1 else ''} for it"
 
 
 def _missed(chief: Seen, ended: list[Seen], waiting: list[Seen]) -> Stall:

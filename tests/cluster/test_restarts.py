@@ -17,6 +17,15 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 START = 60.0
 
+SERVED = {
+    "nodes": [
+        {"address": "127.0.0.1", "chief": True, "cpus": [0, 1], "workers": 2},
+        {"address": "127.0.0.2", "cpus": []},
+    ],
+    "strategy": {"builder": "PS", "owner": 2},
+    "max_restarts": 3,
+}
+
 TWO = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}], "max_restarts": 3}
 
 OWN, GLOBAL = 'batches = "own"', 'batches = "global"'
@@ -29,7 +38,7 @@ note(f"start{start}.{me}")
 atexit.register(lambda: note(f"left{start}.{me}"))
 
 def dies(at):
-    if me == 1 and has_note(f"dies{start}.{at}"):
+    if has_note(f"dies{start}.{me}.{at}"):
         os.kill(os.getpid(), signal.SIGKILL)
 
 with ad.scope():
@@ -61,7 +70,9 @@ for number in range(done, 7):
 """
 
 
-def test_all_workers_start_again_and_come_to_the_values_of_a_run_that_lost_none(tmp_path: Path) -> None:
+def test_all_start_again_where_a_worker_or_a_server_is_killed_and_come_to_the_values_of_a_run_that_lost_none(
+    tmp_path: Path,
+) -> None:
     script = """
 step = made(beside)
 for number in range(7):
@@ -69,9 +80,9 @@ for number in range(7):
 if me == 0:
     keep(values=variable.numpy(), expected=beside.numpy(), pid=os.getpid(), seed=ad._run.seed)
 """
-    with Training(tmp_path, OWN + TRAIN + script, TWO) as run:
-        run.note("dies0.5")
-        run.note("dies1.start")
+    with Training(tmp_path, OWN + TRAIN + script, SERVED) as run:
+        run.note("dies0.2.5")
+        run.note("dies1.1.start")
         assert run.wait(3 * START) == 0, run.stderr
         run.assert_gone(0)
         kept, chief = run.kept(0), run.chief.pid
@@ -82,11 +93,11 @@ if me == 0:
     said = [line for line in run.stderr.splitlines() if "start again" in line]
     assert len(said) == 2, run.stderr
     assert said[0].endswith(
-        "all workers start again from the checkpoint of step 4 (restart 1 of 3, in 1 s), since in step 6 localhost:1 "
+        "all workers start again from the checkpoint of step 4 (restart 1 of 3, in 1 s), since in step 6 127.0.0.2 "
         "was ended by SIGKILL."
     )
     assert said[1].endswith(
-        "from the checkpoint of step 4 (restart 2 of 3, in 2 s), since before the first step localhost:1 was ended by "
+        "from the checkpoint of step 4 (restart 2 of 3, in 2 s), since before the first step 127.0.0.1:1 was ended by "
         "SIGKILL."
     )
 

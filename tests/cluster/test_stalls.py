@@ -65,7 +65,10 @@ def test_a_worker_that_was_stopped(tmp_path: Path) -> None:
         os.kill(worker, signal.SIGSTOP)
         run.note("go")
         assert run.wait(STALLED) != 0
-        assert "localhost:1 has not answered for 3 s: its process was stopped" in run.stderr
+        assert (
+            "localhost:1 has not answered for 3 s, while localhost:0 waits for it: its process was stopped"
+            in run.stderr
+        )
         run.assert_gone()
 
 

@@ -49,7 +49,13 @@ def stall_of(chief: Seen, *others: Seen) -> tuple[str, str] | None:
             "b",
             "have waited for one another",
         ),  # both poll
-        ([waiting("a"), silent("b", 61)], "b", "has not answered for 60 s"),
+        ([waiting("a"), silent("b", 61)], "b", "has not answered for 60 s, while a waits for it: its process"),
+        (
+            [waiting("a"), silent("b", 61), waiting("c", 1), seen("d", Doing.STEPPING, used=1.0)],
+            "b",
+            "has not answered for 60 s, while a and d wait for it:",
+        ),
+        ([seen("a", Doing.ELSE), silent("b", 61)], "b", "has not answered for 60 s: its process"),
         ([done("a"), seen("b", Doing.ELSE), silent("c", 61)], "c", "has not answered"),
     ],
 )

@@ -1,0 +1,45 @@
+"""A process that runs its script once more, in the same process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import atexit, os, sys
+atexit.register(lambda: print("left", flush=True))  # before the import: it has to run all the same
+import autodist
+from autodist.cluster.begin_anew import begin_anew_at_the_end, has_lost_input
+
+start = int(os.environ.get("START", "0"))
+print(start, os.getpid(), os.getcwd(), sys.argv[1:], os.environ["KEPT"], sys.stdin.readline().strip(), has_lost_input())
+if start < 2:
+    os.environ["KEPT"] = "changed"
+    os.chdir("/")
+    begin_anew_at_the_end({"START": str(start + 1)})
+    raise ValueError("ends it")
+sys.exit(3)
+"""
+
+
+def test_the_script_runs_again_with_all_that_it_had_after_its_exit_handlers(tmp_path: Path) -> None:
+    script, told = tmp_path / "script.py", tmp_path / "told"
+    script.write_text(SCRIPT)
+    told.write_text("first\nsecond\n")
+    with open(told) as stdin:
+        command = [sys.executable, "script.py", "an argument"]
+        process = subprocess.Popen(
+            command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            env=os.environ | {"KEPT": "first", "PYTHONPATH": os.pathsep.join(sys.path)},
+        )  # fmt: skip
+        out, err = process.communicate(timeout=120)
+    line = f"{process.pid} {tmp_path} ['an argument'] first first False"
+    assert out.splitlines() == [f"0 {line}", "left", f"1 {line}", "left", f"2 {line}", "left"], err
+    assert process.returncode == 3
+    assert err.count("ValueError: ends it") == 2
