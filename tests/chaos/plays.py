@@ -1,0 +1,168 @@
+"""Plays: a small training run to which the faults of a schedule happen, and what it has to come to."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from autodist.checkpoint.folder import Folder
+from autodist.checkpoint.read import read_about, require_whole
+from tests.chaos.schedules import EVERY, LOSSES, MOST_RESTARTS, SHORT_CUT, STEPS, Fault, Schedule
+from tests.cluster.hosts import Host, LoopbackHosts
+from tests.cluster.runs import MARK, within
+from tests.cluster.trainings import Training
+
+_LIMIT = 120.0
+"""Seconds for one start, on a machine that has little else to do."""
+
+_LIMITS = {"answer_timeout": 5, "silence_timeout": 8, "stop_timeout": 1}
+
+_SHORT_CUT = 3.0
+
+_SCRIPT = """
+import json, resource, threading
+
+FAULTS, STEPS, EVERY = json.loads({faults!r}), {steps}, {every}
+start = next(n for n in range(9) if not has_note(f"start{{n}}.{{me}}"))
+note(f"start{{start}}.{{me}}")
+
+def happens(kind, step, worker=1):
+    if kind == "raise":  # in this start and in the next
+        return me == worker and any(f["kind"] == kind and f["step"] == step for f in FAULTS[: start + 1])
+    fault = FAULTS[start] if start < len(FAULTS) else None
+    return me == worker and fault is not None and (fault["kind"], fault["step"]) == (kind, step)
+
+def die(number=signal.SIGKILL):
+    os.kill(os.getpid(), number)
+
+def dies_soon():
+    threading.Timer(FAULTS[start]["delay"], die).start()
+
+def holds(kind):
+    note(f"{{kind}}.{{start}}")
+    wait_for(f"{{kind}} is done.{{start}}", 600)
+
+with ad.scope():
+    variable, beside = (tf.Variable(np.full(3, 0.1), name=name) for name in ("variable", "beside"))
+    ballast = tf.Variable(np.zeros(100_000), name="ballast")
+
+def made(variable):
+    @ad.function
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reduce_sum(tf.sin(x * variable), 1))
+        variable.assign_sub(0.3 * tape.gradient(loss, variable))
+        return loss
+    return step
+
+def batch(number):
+    return np.random.default_rng([number, me]).normal(size=[2, 3])
+
+def save(number):
+    if happens("kill while saving", number):
+        dies_soon()
+    if happens("full disk", number, 0):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 18, 1 << 18))
+    checkpoint.save(step=number + 1)
+    if happens("kill while saving", number):
+        wait_for("never", 600)
+
+checkpoint = ad.checkpoint({folder!r}, variable=variable, ballast=ballast)
+if any(happens("kill at start", number) for number in range(STEPS)):
+    die()
+done = checkpoint.restore() or 0
+step = made(variable)
+for number in range(done, STEPS):
+    if happens("kill before step", number):
+        die()
+    if happens("stop", number):
+        die(signal.SIGSTOP)
+    if happens("raise", number):
+        raise ValueError("of the script")
+    for kind in ("cut", "short cut"):
+        if happens(kind, number):
+            holds(kind)
+    if happens("kill in step", number):
+        dies_soon()
+    step(batch(number))
+    if happens("kill in step", number):
+        wait_for("never", 600)
+    if number % EVERY == EVERY - 1:
+        save(number)
+step = made(beside)
+for number in range(STEPS):
+    step(batch(number))
+keep(values=variable.numpy(), expected=beside.numpy())
+"""
+
+
+def play(schedule: Schedule, directory: Path) -> None:
+    """Lets a run have the faults of a schedule; an assertion fails where it does not end as it has to.
+
+    It has to name each fault's own cause, to leave nothing behind, and to come to the values of a run without a fault,
+    bit for bit; or, where it cannot, to leave its last checkpoint whole.
+
+    Args:
+        schedule: what happens.
+        directory: empty.
+    """
+    (directory / "hosts").mkdir(parents=True)
+    mark, folder = secrets.token_hex(8), directory / "checkpoints"
+    faults = json.dumps([asdict(fault) for fault in schedule.faults])
+    script = _SCRIPT.format(faults=faults, steps=STEPS, every=EVERY, folder=str(folder))
+    with LoopbackHosts(directory / "hosts", 1, {MARK: mark, "CUDA_VISIBLE_DEVICES": "-1"}) as hosts:
+        spec = hosts.spec(cpus=[0]) | {"max_restarts": MOST_RESTARTS, **_LIMITS}
+        with Training(directory / "run", script, spec, mark=mark) as run:
+            for start, fault in enumerate(schedule.faults):
+                _act(run, hosts, start, fault)
+            status = run.wait(_LIMIT * (schedule.restarts + 1))
+            run.assert_gone()
+            told = run.stderr
+            assert (status == 0) is schedule.recovers, told
+            if schedule.recovers:
+                for worker in (0, 1):
+                    kept = run.kept(worker)
+                    np.testing.assert_array_equal(kept["values"], kept["expected"])
+    _require_causes(schedule, hosts.hosts[0], told)
+    latest = Folder(folder).latest()
+    if latest is not None:
+        require_whole(latest, read_about(latest))
+
+
+def _act(run: Training, hosts: LoopbackHosts, start: int, fault: Fault) -> None:
+    """Does what is done to a machine, and not by the script itself."""
+    if fault.kind not in ("cut", SHORT_CUT):
+        return
+    (host,) = hosts.hosts
+    run.wait_for_note(f"{fault.kind}.{start}", _LIMIT * (start + 1))
+    hosts.cut(host)
+    if fault.kind == SHORT_CUT:
+        within(_SHORT_CUT, lambda: False)
+    else:
+        assert within(_LIMIT, lambda: f"restart {start + 1} of" in run.stderr), run.stderr
+    hosts.mend(host)
+    run.note(f"{fault.kind} is done.{start}")
+
+
+def _require_causes(schedule: Schedule, host: Host, told: str) -> None:
+    """Passes where each start again tells its own fault, and the end of a run that failed tells that."""
+    said = re.findall(rf"restart (\d) of {MOST_RESTARTS}, in \d+ s\), since (.*)", told)
+    assert [int(count) for count, _ in said] == list(range(1, schedule.restarts + 1)), told
+    for fault, (_, cause) in zip(schedule.faults, said, strict=False):
+        assert _cause(fault, host) in cause, (fault, cause)
+    ending = schedule.faults[-1].kind if not schedule.recovers else ""
+    if ending == "raise":
+        assert "twice in a row" in told and "ValueError: of the script" in told, told
+    if ending == "full disk":
+        assert "CheckpointError: the checkpoint could not be written" in told, told
+
+
+def _cause(fault: Fault, host: Host) -> str:
+    ways = {"stop": "has not answered for 5 s", "cut": "was lost: ", "raise": "ended with exit status 1"}
+    way = ways.get(fault.kind, "was ended by SIGKILL" if fault.kind in LOSSES else "")
+    return f"{host.address} {way}"

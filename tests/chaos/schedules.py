@@ -1,0 +1,87 @@
+"""Schedules of faults, drawn from a seed: what is done to a run in each of its starts, and when."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+MOST_RESTARTS = 3
+
+BAND = 3
+"""Steps of which each start has its own for its fault: none is in the same step as the one before."""
+
+STEPS = BAND * (MOST_RESTARTS + 1)
+
+EVERY = 2
+"""Steps after which the script saves."""
+
+LOSSES = ("kill at start", "kill before step", "kill in step", "kill while saving", "stop", "cut")
+"""What the run loses its other worker by; it starts again."""
+
+ENDINGS = ("raise", "full disk")
+"""What it cannot survive: the other worker's script raises each time, or the chief cannot save."""
+
+SHORT_CUT = "short cut"
+"""What does it no harm."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens in one start.
+
+    Attributes:
+        kind: of LOSSES or ENDINGS, or SHORT_CUT.
+        step: counted from 0; where it is "while saving", and of "full disk", it is saved after that.
+        delay: in seconds, from there on.
+    """
+
+    kind: str
+    step: int
+    delay: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The faults of one run: one for each start, but for the last one, which may have none."""
+
+    seed: int
+    faults: tuple[Fault, ...]
+
+    @property
+    def recovers(self) -> bool:
+        """Whether the run ends well."""
+        return all(fault.kind not in ENDINGS for fault in self.faults)
+
+    @property
+    def restarts(self) -> int:
+        """How often it starts again; what a script raises is tried once more."""
+        return sum(fault.kind in (*LOSSES, "raise") for fault in self.faults)
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: " + ", ".join(f"{fault.kind} ({fault.step})" for fault in self.faults)
+
+
+def draw(seed: int) -> Schedule:
+    """The schedule of a seed."""
+    random = np.random.default_rng(seed)
+    losses = int(random.integers(0, MOST_RESTARTS + 1))
+    kinds: list[str] = []
+    while len(kinds) < losses:
+        kind = str(random.choice(LOSSES))
+        if (
+            kinds[-1:] != ["kill at start"] or kind != "kill at start"
+        ):  # twice in a row would be one fault of the script
+            kinds.append(kind)
+    last = random.choice(["", SHORT_CUT, *ENDINGS], p=[0.4, 0.2, 0.2, 0.2])
+    if last and not (last == "raise" and losses == MOST_RESTARTS):
+        kinds.append(str(last))
+    kinds = kinds or [str(random.choice(LOSSES))]
+    return Schedule(seed, tuple(_fault(kind, start, random) for start, kind in enumerate(kinds)))
+
+
+def _fault(kind: str, start: int, random: np.random.Generator) -> Fault:
+    step = BAND * start + int(random.integers(BAND - 1))
+    if kind in ("kill while saving", "full disk") and (step + 1) % EVERY:
+        step = BAND * start + (step + 1) % BAND % (BAND - 1)
+    return Fault(kind, step, float(random.uniform(0, 0.05)))
