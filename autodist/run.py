@@ -504,6 +504,14 @@ class Run:
         others_wait = self._hosts is not None and self.workers > 1
         if not (others_wait and self.makes_together(lambda: (what, ""), is_certain=False)):
             return self._does_alone(act) if self.index == 0 else None
+        return self.chief_does_meanwhile(act)
+
+    def chief_does_meanwhile(self, act: Callable[[], str]) -> str | None:
+        """Lets the chief do something while all others wait for it, which are known to come to it.
+
+        Raises:
+            CheckpointError: on another worker, that the chief could not do it.
+        """
         with self._turn:
             self.meet()
             self.memories = dict(enumerate(self._tell_memories()))

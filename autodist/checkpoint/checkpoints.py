@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -15,9 +15,11 @@ from autodist.checkpoint.folder import Folder, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, build_optimizers
 from autodist.checkpoint.read import read_about, require_same, require_whole, saved_graph
 from autodist.checkpoint.save import Saves
+from autodist.checkpoint.slices import read_here, read_into_session
 from autodist.errors import CheckpointError
+from autodist.graph.devices import cpu_of
 from autodist.run import RESTORE, Run
-from autodist.runtime.variables import Kept
+from autodist.runtime.variables import Kept, Tracked
 
 
 class Checkpoints:
@@ -142,12 +144,12 @@ class Checkpoints:
         told = {key: value for key, value in about.items() if key != "files"}
         return {"prefix": prefix, "index": digest(f"{prefix}.index"), "about": told}
 
-    def _matched(self, prefix: str) -> tuple[SavedObjects, dict[str, str], bool]:
-        """The objects, by key of each of their values the saved one's, and whether a graph of objects was saved."""
+    def _matched(self, prefix: str) -> tuple[SavedObjects, dict[str, str]]:
+        """The objects, and by key of each of their values the saved one's."""
         objects, graph = SavedObjects.of(self._root), saved_graph(prefix)
         if graph is not None and build_optimizers(objects, graph):
             objects = SavedObjects.of(self._root)
-        return objects, require_same(prefix, objects, graph), graph is not None
+        return objects, require_same(prefix, objects, graph)
 
     def _require_seen(self, prefix: str, index: str) -> None:
         """Passes where this worker's machine has the checkpoint that the chief has found."""
@@ -159,12 +161,32 @@ class Checkpoints:
             )
 
     def _assign(self, prefix: str) -> None:
-        objects, keys, has_graph = self._matched(prefix)
-        if has_graph:
-            self._root.restore(prefix).expect_partial()  # a save counter may be missing, and nothing else
+        objects, keys = self._matched(prefix)
+        states, reader = objects.python_states, tf.train.load_checkpoint(prefix)
+        if any(objects.values[key].variable is None and key not in states for key in keys):
+            self._root.restore(prefix).expect_partial()  # a table, say; of the rest a save counter may be missing
             return
-        reader = tf.train.load_checkpoint(prefix)
+        in_session: list[tuple[str, Tracked]] = []
         for key, name in keys.items():
             variable = objects.values[key].variable
-            assert variable is not None, "nothing else is found by its name"
-            variable.assign(reader.get_tensor(name))
+            if variable is None:
+                states[key].deserialize(reader.get_tensor(name))
+            elif (tracked := self._in_session(variable)) is not None:
+                in_session.append((name, tracked))
+            else:
+                read_here(variable, prefix, name)
+        if in_session:
+            self._run.chief_does_meanwhile(lambda: self._read_into_session(prefix, in_session))
+            for _, tracked in in_session:
+                tracked.hand_over(is_same=False)
+
+    def _in_session(self, variable: tf.Variable) -> Tracked | None:
+        """The record of a variable that lies where a step wants it, so that it can be read there."""
+        tracked = self._run.tracker.of(variable)
+        return tracked if tracked is not None and tracked.is_settled and not tracked.is_aliased else None
+
+    def _read_into_session(self, prefix: str, values: Sequence[tuple[str, Tracked]]) -> str:
+        workers, kept = self._run.workers, [(key, tracked.kept) for key, tracked in values]
+        host, pieces = self._run.hosts.beside, self._run.pieces
+        self._run.guard(read_into_session, host, pieces, lambda worker: cpu_of(worker, workers), prefix, kept)
+        return ""

@@ -71,6 +71,13 @@ class SavedObjects:
                 values[key] = Value(key, names.get(key, ""), _variable_of(trackable), _reader(key, tensor))
         return cls(values, graph, tuple(view.breadth_first_traversal()[0]))
 
+    @property
+    def python_states(self) -> dict[str, tf.train.experimental.PythonState]:
+        """Those that restore what they have saved by themselves, by key."""
+        nodes = zip(self.objects, self.graph.nodes, strict=True)
+        states = [(one, node) for one, node in nodes if isinstance(one, tf.train.experimental.PythonState)]
+        return {attribute.checkpoint_key: one for one, node in states for attribute in node.attributes}
+
 
 def match(ours: graph_pb2.TrackableObjectGraph, theirs: graph_pb2.TrackableObjectGraph) -> dict[int, int]:
     """By node of one graph of objects that of the other, to which the same names lead; as `Checkpoint.restore` does.

@@ -85,7 +85,7 @@ class Pieces:
             tracked.write(value)
             tracked.is_behind = False
 
-    def _holders(self, shard: Shard) -> Iterator[tuple[int, str]]:
+    def named_holders(self, shard: Shard) -> Iterator[tuple[int, str]]:
         """Every worker that has the shard or a copy of it, and what it calls that."""
         for worker in range(self._workers):
             if shard.owner in (EVERY_WORKER, worker):
@@ -97,16 +97,24 @@ class Pieces:
         """Each shard of a variable, the worker that has it (this one, where all have), and what reads it there."""
         for shard in kept.shards:
             worker = self._worker if shard.owner == EVERY_WORKER else shard.owner
-            with self._host.graph.as_default(), self._on(kept, worker):
+            with self._host.graph.as_default(), self.on(kept, worker):
                 handle = self._handle(kept, shard, shard.name)
                 read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
             yield shard, worker, read  # outside of the graph, in which whoever asks is not
+
+    def holders(self, kept: Kept) -> Iterator[tuple[Shard, int, tf.Tensor]]:
+        """Each shard of a variable and each copy of one: the worker that has it, and its handle there."""
+        for shard in kept.shards:
+            for worker, name in self.named_holders(shard):
+                with self._host.graph.as_default(), self.on(kept, worker):
+                    handle = self._handle(kept, shard, name)
+                yield shard, worker, handle
 
     @staticmethod
     def _handle(kept: Kept, shard: Shard, name: str) -> tf.Tensor:
         return tf.raw_ops.VarHandleOp(dtype=kept.dtype, shape=shard.shape, shared_name=kept.shared_name + name)
 
-    def _on(self, kept: Kept, worker: int) -> AbstractContextManager[None]:
+    def on(self, kept: Kept, worker: int) -> AbstractContextManager[None]:
         """Where a worker keeps a variable."""
         return tf.device(self._home(worker, tf.int64 if kept.on_cpu else kept.dtype))  # counters stay on the CPU
 
@@ -114,7 +122,7 @@ class Pieces:
         key = (tracked.shared_name, tracked.placement)
         if key not in self._reads:
             parts = [read for _, _, read in self.shards(tracked.kept)]
-            with self._host.graph.as_default(), self._on(tracked.kept, self._worker):
+            with self._host.graph.as_default(), self.on(tracked.kept, self._worker):
                 self._reads[key] = _together(parts, tracked.placement)
         return self._reads[key]
 
@@ -123,16 +131,16 @@ class Pieces:
         if key not in self._writes:
             kept, made = tracked.kept, []
             with self._host.graph.as_default():
-                with self._on(kept, self._worker):
+                with self.on(kept, self._worker):
                     given = tf.compat.v1.placeholder(kept.dtype, kept.shape)
                     # What is fed is the memory of the script's object; with a copy of its own the session lets go of
                     # it, and the next group's copies take its place.
                     whole = tf.raw_ops.DeepCopy(x=given)
                 for shard in kept.shards:
-                    with self._on(kept, self._worker):
+                    with self.on(kept, self._worker):
                         part = tf.slice(whole, shard.begin, shard.shape) if shard.name else whole
-                    for worker, name in self._holders(shard):
-                        with self._on(kept, worker):
+                    for worker, name in self.named_holders(shard):
+                        with self.on(kept, worker):
                             handle = self._handle(kept, shard, name)
                             made.append(tf.raw_ops.AssignVariableOp(resource=handle, value=part))
             self._writes[key] = (given, made)

@@ -38,8 +38,14 @@ checkpoint.save(step=5)
 """
 
 SECOND = """
+for _ in range(2):
+    for batch in batches[done:7]:
+        train(batch)
+    again = table.numpy()
+    assert checkpoint.restore() == 5  # now to where the shards lie
 for batch in batches[done:7]:
     train(batch)
+assert (table.numpy() == again).all()
 told = ""
 if ad.is_chief:
     try:

@@ -144,6 +144,29 @@ def test_between_two_steps_values_are_put_back_for_the_next(tmp_path):
     assert [float(step(X, IDS)), float(step(X, IDS))] == losses[1:]
 
 
+def test_between_two_steps_no_value_in_shards_is_put_together(tmp_path):
+    ad = autodist(PartitionedPS(max_shards=3, **SHARDS))
+    with ad.scope():
+        weight = tf.Variable(np.ones((400, 400)))
+
+        @ad.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(x @ weight))
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+            return loss
+
+    x = np.random.default_rng(0).normal(size=(8, 400)) / 30
+    checkpoint = ad.checkpoint(tmp_path, weight=weight)
+    step(x)
+    checkpoint.save()
+    expected = [float(step(x)), float(step(x))]
+    assert checkpoint.restore() == 0
+    tracked = ad._run.tracker.of(weight)
+    assert tracked.is_behind and not tracked.is_ahead and tracked.read().shape == [0]
+    assert [float(step(x)), float(step(x))] == expected
+
+
 def test_what_tensorflow_has_saved_is_restored(tmp_path):
     saved = Model()
     saved.step(tf.constant(X), tf.constant(IDS))
