@@ -227,6 +227,19 @@ def test_a_checkpoint_of_another_model_is_refused_with_all_that_differs(tmp_path
         np.testing.assert_array_equal(value, before[name])
 
 
+@pytest.mark.parametrize("by_tensorflow", [False, True])
+def test_another_dtype_is_refused_and_listed(tmp_path, by_tensorflow):
+    ad, saved, now = autodist(), tf.Variable([1.0, 2.0]), tf.Variable([3, 4])
+    if by_tensorflow:
+        path = tf.train.Checkpoint(v=saved).save(str(tmp_path / "saved"))
+    else:
+        path = ad.checkpoint(tmp_path, v=saved).save()
+    with pytest.raises(CheckpointMismatchError) as raised:
+        ad.checkpoint(tmp_path, v=now).restore(path)
+    assert raised.value.others == ("v/.ATTRIBUTES/VARIABLE_VALUE (saved (2,) float32, now (2,) int32)",)
+    assert now.numpy().tolist() == [3, 4]
+
+
 def flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
