@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+BAD_INPUT = 2
+"""Exit status of a command where what it was given cannot be used."""
+
 
 class AutoDistError(Exception):
     """Base of all errors that AutoDist raises on purpose."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -28,9 +27,10 @@ app = typer.Typer(
 )
 
 
+@telling_errors
 def _show_version(is_asked: bool) -> None:
     if is_asked:
-        sys.stdout.write(f"autodist {VERSION}\n")
+        typer.echo(f"autodist {VERSION}")
         raise typer.Exit
 
 

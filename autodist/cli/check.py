@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -74,7 +73,7 @@ def check(
             measured = measure(spec, ready, seconds)
     report = report_of(spec, everywhere, file, measured)
     if as_json:
-        sys.stdout.write(report.model_dump_json(indent=2) + "\n")
+        typer.echo(report.model_dump_json(indent=2))
     else:
         console = output()
         for part in tables_of(report):

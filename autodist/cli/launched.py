@@ -15,9 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from autodist.asked import named_builder, take_over
-from autodist.errors import AutoDistError, MisusedError
-
-BAD_INPUT = 2
+from autodist.errors import BAD_INPUT, AutoDistError, MisusedError
 
 
 def main() -> None:

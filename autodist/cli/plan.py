@@ -59,7 +59,7 @@ def plan(
 
         write_file(html, page_of(plans))
     if as_json:
-        sys.stdout.write(plans.model_dump_json(indent=2) + "\n")
+        typer.echo(plans.model_dump_json(indent=2))
     else:
         show(plans)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +13,7 @@ from typing import Any
 import rich.console
 import typer
 
-from autodist.errors import AutoDistError
-
-BAD_INPUT = 2
-"""Exit status where what a command was given cannot be used."""
+from autodist.errors import BAD_INPUT, AutoDistError
 
 
 class UsageError(AutoDistError):
@@ -30,19 +29,35 @@ class ScriptFailedError(AutoDistError):
 
 
 def telling_errors(command: Callable[..., None]) -> Callable[..., None]:
-    """The command, which tells what AutoDist raises without a traceback, unless its option `traceback` asks for one."""
+    """The command, which tells what AutoDist and the system raise without a traceback, unless it is asked for one."""
 
     @functools.wraps(command)
     def told(*args: Any, **options: Any) -> None:
         try:
-            command(*args, **options)
-        except AutoDistError as error:
-            if options.get("traceback"):
+            try:
+                command(*args, **options)
+            finally:
+                _flush()
+        except (AutoDistError, OSError) as error:
+            # A reader that wants no more, such as `head`, is nothing to tell of; what runs the command knows of it.
+            if options.get("traceback") or isinstance(error, BrokenPipeError):
                 raise
             tell_error(str(error))
             raise typer.Exit(BAD_INPUT) from None
 
     return told
+
+
+def _flush() -> None:
+    """Passes on what was written, now that it can still be told if it does not arrive."""
+    if sys.stdout is None:
+        return
+    try:
+        sys.stdout.flush()
+    except OSError:
+        with contextlib.suppress(OSError, ValueError), open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())  # Python tries again at the end
+        raise
 
 
 def require_writable(path: Path) -> None:
@@ -81,7 +96,8 @@ def _unwritable(path: Path, error: OSError) -> UsageError:
 
 def tell_error(problem: str) -> None:
     """Writes what is wrong on standard error."""
-    sys.stderr.write(f"autodist: error: {problem}\n")
+    with contextlib.suppress(OSError):  # nobody is told
+        typer.echo(f"autodist: error: {problem}", err=True)
 
 
 def output(width: int | None = None) -> rich.console.Console:

@@ -262,7 +262,7 @@ def test_a_wrong_secret_and_a_twin_are_refused_and_do_no_harm(hosts: Hosts, tmp_
         assert within(40, lambda: stranger.poll() is not None and (twin.poll() or run.others[0].poll()) is not None)
         run.start_other(2)
         assert run.wait(40) == 0, run.stderr
-        assert sorted(run.wait_for_others()) == [0, 0, 1, 1]
+        assert sorted(run.wait_for_others()) == [0, 0, 2, 2]
         run.assert_gone()
     assert "refuses process 2: its secret is another than the chief's" in run.said_by(2)
     assert "is that of a process which came before" in run.said_by(1) + run.said_by(3)

@@ -3,7 +3,7 @@
 `python -m autodist.cluster.given.follower` finds in AUTODIST_FOLLOWS what it is and what to run (`Order`). It connects
 to the chief, shows that it knows the secret, and starts the script when it is told to. What the script prints it prints
 too, for the scheduler, and tells the chief, who shows the last lines of a worker that failed. It ends as the script
-does; with a bad exit status, too, where the chief was lost, or nothing was started.
+does; with a bad exit status, too, where the chief was lost, or nothing was started: 2 where the chief refuses it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from autodist.cluster.given.secret import SecretSource
 from autodist.cluster.patience import Stopwatch
 from autodist.cluster.protocol import Exited, Inspect, Line, Lost, Message, Release, Start, Stop
 from autodist.cluster.script import Script
-from autodist.errors import AutoDistError, ClusterError
+from autodist.errors import BAD_INPUT, AutoDistError, ClusterError, ResourceSpecError
 
 VARIABLE = "AUTODIST_FOLLOWS"
 """Environment variable by which this process is told what it is, as JSON."""
@@ -168,7 +168,8 @@ def join(order: Order, environment: MutableMapping[str, str]) -> tuple[socket.so
     """Connects to the chief, and takes this process into the run.
 
     Raises:
-        ClusterError: the chief did not answer in time, or has refused this process.
+        RefusedError: the chief does not take this process.
+        ClusterError: it did not answer in time.
         ResourceSpecError: there is no secret.
     """
     given = order.given
@@ -189,8 +190,9 @@ def join(order: Order, environment: MutableMapping[str, str]) -> tuple[socket.so
             before, secret = secret, _read_if_there(source)
             refused += 1
             if not error.is_secret or refused == _TRIES or (source.text is not None) or (before == secret):
-                raise ClusterError(
-                    f"The chief at {given.chief}, port {given.port}, refuses process {given.index}: {error}."
+                raise RefusedError(
+                    f"The chief at {given.chief}, port {given.port}, refuses process {given.index}: {error}.",
+                    error.is_secret,
                 ) from None
         except OSError as error:
             problem = error.strerror or str(error)
@@ -262,7 +264,7 @@ def main() -> int:
         connection, welcome = join(order, os.environ)
     except AutoDistError as error:
         tell(f"error: {error}")
-        return 1
+        return BAD_INPUT if isinstance(error, (RefusedError, ResourceSpecError)) else 1
     follower = Follower(connection, order.script, welcome)
     for number in _SIGNALS:
         signal.signal(number, lambda number, frame: follower.end_by(number))

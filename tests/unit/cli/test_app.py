@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from autodist.cli.app import app
+from autodist.cli.plans import Plan, Plans
 from autodist.errors import AutoDistError
 from autodist.versions import VERSION
 
@@ -58,6 +60,41 @@ def test_an_error_is_one_line_without_a_traceback_unless_that_is_asked_for(tmp_p
     assert result.stderr == f"autodist: error: {missing} cannot be read: No such file or directory.\n"
     told = RUNNER.invoke(app, ["diff", "--traceback", missing, missing])
     assert isinstance(told.exception, AutoDistError)
+
+
+def started(words: list[str], redirected: str) -> subprocess.CompletedProcess[str]:
+    """The command as a shell starts it whose line ends with `redirected`."""
+    line = ["sh", "-c", f'exec "$@" {redirected}', "sh", sys.executable, "-m", "autodist", *words]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "words, redirected, status, told",
+    [
+        (["--version"], ">/dev/full", 2, "autodist: error: [Errno 28] No space left on device\n"),
+        (["--version"], ">&-", 0, ""),
+        (["diff", "{plan}", "{plan}"], ">/dev/full", 2, "autodist: error: [Errno 28] No space left on device\n"),
+        (["run", "missing.py"], "2>/dev/full", 2, ""),
+        (["run", "missing.py"], "2>&-", 2, ""),
+    ],
+)
+def test_outputs_that_take_nothing_are_told_where_somebody_listens(
+    tmp_path: Path, words: list[str], redirected: str, status: int, told: str
+) -> None:
+    plan = tmp_path / "plan.json"
+    one = Plan(strategy="PS", builder="PS", variables=(), workers=(), links=())
+    plan.write_text(Plans(script="train.py", plans=(one,)).model_dump_json())
+    done = started([word.format(plan=plan) for word in words], redirected)
+    assert (done.returncode, done.stdout, done.stderr) == (status, "", told)
+
+
+def test_who_reads_no_further_hears_no_more(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    line = [sys.executable, "-m", "autodist", "run", "--help"]
+    with open(writing, "wb") as closed:
+        done = subprocess.run(line, stdout=closed, stderr=subprocess.PIPE, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "")
 
 
 def test_neither_the_command_nor_its_help_imports_tensorflow() -> None:

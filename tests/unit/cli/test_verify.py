@@ -144,6 +144,12 @@ def test_the_floor_is_the_largest_difference_of_any_variable_in_any_step(tmp_pat
     assert rounding_floor(one, two) == pytest.approx(0.1)
 
 
+def test_a_script_that_comes_to_no_step_is_refused(tmp_path: Path) -> None:
+    result = verify(write(tmp_path, "print('no training')\n"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "train.py ended before a training step of an AutoDist" in result.stderr
+
+
 def test_what_cannot_be_verified_is_refused_before_anything_runs(tmp_path: Path) -> None:
     script = write(tmp_path, "raise SystemExit('it ran')")
     for words, told in [
