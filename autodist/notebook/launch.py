@@ -126,11 +126,10 @@ def _packed(call: Call, name: str) -> bytes:
     whole = f"{name}, with its arguments and all that it uses,"
     try:
         order = pack(call, whole, _TAKES)
-    except LaunchError:
-        way, value = what_stays(call.function, call.args, _goes)
-        if way:
-            pack(value, f"{name} → {way}, a {type(value).__name__},", _TAKES)
-        raise
+    except LaunchError as error:
+        way, value = what_stays(call.function, call.args, lambda one: _why_it_stays(one) is None)
+        named = _why_it_stays(value, f"{name} → {way}, a {type(value).__name__},") if way else None
+        raise named or error from None
     if len(order) > LARGEST:
         raise LaunchError(
             f"{whole} has {len(order) >> 20} MiB, {_largest(call)}and each worker would get them; {LARGEST >> 20} MiB "
@@ -139,12 +138,13 @@ def _packed(call: Call, name: str) -> bytes:
     return order
 
 
-def _goes(value: object) -> bool:
+def _why_it_stays(value: object, what: str = "") -> LaunchError | None:
+    """What a value that cannot go to another process is refused by."""
     try:
-        pack(value, "", "")
-    except LaunchError:
-        return False
-    return True
+        pack(value, what, _TAKES)
+    except LaunchError as error:
+        return error
+    return None
 
 
 def _largest(call: Call) -> str:

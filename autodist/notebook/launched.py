@@ -10,6 +10,7 @@ import atexit
 import os
 import pickle
 import sys
+import traceback
 from types import TracebackType
 from typing import Any
 
@@ -22,6 +23,7 @@ from autodist.resources import ResourceSpec
 
 
 def main() -> None:
+    sys.excepthook = _tell
     member = Member.from_environment()
     if member is not None:
         _call(member.brought)
@@ -33,6 +35,9 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is Python's own
     bring_along(order)
     _call_as_chief(order, _Report(outcome))
+
+
+_CALLERS = (__file__, "<frozen runpy>")
 
 
 class _Report:
@@ -70,12 +75,21 @@ def _call_as_chief(order: bytes, report: _Report) -> None:
         report.outcome = Outcome.of_error(error) if is_bad else Outcome(pack(None, "None", ""))
         raise
     except BaseException as error:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename == __file__ and trace.tb_next is not None:
-            trace = trace.tb_next
-        report.outcome = Outcome.of_error(error.with_traceback(trace))
+        report.outcome = Outcome.of_error(error.with_traceback(_within_the_function(error.__traceback__)))
         sys.excepthook = _tell_nothing  # it is raised where the function was launched
         raise
+
+
+def _tell(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Prints an error as Python does, lines of a notebook's cells included, which stand in no file."""
+    traceback.print_exception(kind, error, _within_the_function(trace))
+
+
+def _within_the_function(trace: TracebackType | None) -> TracebackType | None:
+    """A traceback without what calls the function."""
+    while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in _CALLERS:
+        trace = trace.tb_next
+    return trace
 
 
 def _tell_nothing(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None: ...
@@ -86,7 +100,7 @@ def _call(order: bytes) -> Any:
     from autodist.notebook.call import Call
     from autodist.notebook.parcel import unpack
 
-    call: Call = unpack(order)
+    call: Call = unpack(order, takes_settings=True)
     if call.asked.asks:
         os.environ |= call.asked.environment()
         take_over()

@@ -12,6 +12,7 @@ import os
 import pickle
 import sys
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import FunctionType
@@ -20,6 +21,7 @@ from typing import Any
 import cloudpickle
 
 from autodist.errors import LaunchError
+from autodist.notebook.keras_settings import KerasSettings
 
 LARGEST = 256 << 20
 """Bytes of a function with all that it needs; each worker gets them in one piece."""
@@ -41,11 +43,13 @@ class Parcel:
         content: the value, pickled.
         sources: by name of a file, or of a cell, its text: what the value's functions were compiled from.
         path: folders of modules that the packing process imports from.
+        settings: of Keras in that process; None: it has not imported Keras.
     """
 
     content: bytes
     sources: dict[str, str] = field(default_factory=dict)
     path: tuple[str, ...] = ()
+    settings: KerasSettings | None = None
 
 
 def pack(value: object, what: str, mend: str) -> bytes:
@@ -67,11 +71,15 @@ def pack(value: object, what: str, mend: str) -> bytes:
         raise LaunchError(f"{what} cannot go to another process ({_in_short(error)}). {mend}") from error
     sources = {file: text for file in pickler.files if (text := "".join(linecache.getlines(file)))}
     path = tuple(os.path.abspath(folder) for folder in sys.path if folder)
-    return pickle.dumps(Parcel(stream.getvalue(), sources, path))
+    return pickle.dumps(Parcel(stream.getvalue(), sources, path, KerasSettings.of_this_process()))
 
 
-def unpack(packed: bytes) -> Any:
+def unpack(packed: bytes, takes_settings: bool = False) -> Any:
     """What `pack` was given.
+
+    Args:
+        packed: by it.
+        takes_settings: whether Keras is told here what it was told there, before anything is made.
 
     Raises:
         LaunchError: this process lacks a module, or something in one, that it is made of, or it cannot be made again.
@@ -83,6 +91,8 @@ def unpack(packed: bytes) -> Any:
             # No time of change: the text stays, whatever looks for the file.
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
+        if takes_settings and parcel.settings is not None:
+            parcel.settings.apply()
         return pickle.loads(parcel.content)
     except Exception as error:  # as above
         mend = _MODULES if isinstance(error, ImportError | AttributeError) else "Send what it can be made of."
@@ -147,5 +157,7 @@ def _remade_by_keras(kinds: tuple[type, ...], make: Callable[..., Any], argument
     import keras
 
     names = {name: kind for kind in kinds for name in (kind.__name__, keras.saving.get_registered_name(kind))}
-    with keras.saving.custom_object_scope(names):
+    with keras.saving.custom_object_scope(names), warnings.catch_warnings():
+        # Of an optimizer that has made no step: what Keras counts and tells of is not lost, it is not there yet.
+        warnings.filterwarnings("ignore", r"Skipping variable loading for optimizer .* saved optimizer has 2 variables")
         return make(*arguments)

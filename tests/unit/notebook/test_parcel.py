@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from autodist.errors import LaunchError, WorkerFailedError
+from autodist.notebook.keras_settings import KerasSettings
 from autodist.notebook.parcel import pack, unpack
 
 CELL = """
@@ -39,6 +40,7 @@ def test_function_of_a_cell_goes_with_what_it_uses_and_with_its_source(cell: dic
     (tmp_path / "packed").write_bytes(pack(cell["outer"], "outer", ""))
     code = """
 import inspect, sys
+from autodist.notebook.keras_settings import KerasSettings
 from autodist.notebook.parcel import unpack
 outer = unpack(open(sys.argv[1], "rb").read())
 print(outer(3), repr(inspect.getsource(outer)), repr(inspect.getsource(outer.__globals__["inner"])))
@@ -122,6 +124,34 @@ def test_keras_model_that_cannot_be_made_again_is_refused_where_it_is_packed() -
     ) as caught:
         pack({"model": made}, "the model", "Leave it.")
     assert len(str(caught.value)) < 600
+
+
+def test_model_whose_optimizer_has_made_no_step_comes_without_a_warning() -> None:
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.25), "mse")
+    back = unpack(pack(model, "", ""))  # a warning would be an error here
+    assert float(back.optimizer.learning_rate) == 0.25
+
+
+def test_settings_of_keras_are_taken_where_that_is_asked_for() -> None:
+    before = KerasSettings.of_this_process()
+    assert before is not None
+    try:
+        others = KerasSettings(
+            "float64", 1e-5, "channels_first", {"class_name": "DTypePolicy", "config": {"name": "float16"}}
+        )
+        others.apply()
+        packed = pack(lambda: keras.Input((3,)).dtype, "", "")
+        before.apply()
+        assert unpack(packed)() == before.floatx
+        assert keras.config.floatx() == before.floatx
+        made = unpack(packed, takes_settings=True)
+        assert made() == keras.config.floatx() == "float64"
+        assert (keras.config.epsilon(), keras.config.image_data_format()) == (1e-5, "channels_first")
+        assert keras.config.dtype_policy().name == "float16"
+    finally:
+        before.apply()
+        keras.config.set_dtype_policy(before.floatx)
 
 
 def test_what_cannot_be_put_together_is_told() -> None:
