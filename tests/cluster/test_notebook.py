@@ -116,6 +116,7 @@ class Kernel:
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kernel]:
     one = Kernel(tmp_path_factory.mktemp("notebook"))
+    assert one.run(SETUP.format(notes=str(one.notes))) == ("", "")
     yield one
     one.end()
 
@@ -130,8 +131,6 @@ def on_one_device(steps: int) -> np.ndarray:
 
 
 def test_a_function_of_a_cell_trains_and_what_it_returns_comes_back(kernel: Kernel) -> None:
-    assert kernel.run(SETUP.format(notes=str(kernel.notes))) == ("", "")
-
     def see(shown: str) -> None:
         if "made by 0" in shown and "[localhost:1] made by 1" in shown:  # while they wait to be seen
             (kernel.notes / "seen").touch()
@@ -144,6 +143,47 @@ def test_a_function_of_a_cell_trains_and_what_it_returns_comes_back(kernel: Kern
     assert (kind, workers, error) == ("ndarray", "2", "")
     found = np.array([float.fromhex(value) for value in values])
     np.testing.assert_allclose(found, on_one_device(4), rtol=1e-13)
+
+
+def test_what_several_workers_cannot_do_in_a_kernel_is_refused_at_once(kernel: Kernel) -> None:
+    two = "autodist.ResourceSpec.from_dict({'nodes': [{'address': 'localhost', 'cpus': [0, 1], 'workers': 2}]})"
+    _, error = kernel.run(f"autodist.AutoDist(resource_spec={two})")
+    assert "A notebook's kernel runs here" in error
+    assert "autodist.launch(function, workers=2)" in error
+    _, error = kernel.run("data = tf.data.Dataset.range(3)\nautodist.launch(lambda ad: list(data), workers=2)")
+    assert "<lambda> → data, a _RangeDataset, cannot go to another process" in error
+
+
+MODEL = """
+import keras
+keras.config.set_floatx("float64")  # which the workers have to know as well
+x = np.random.default_rng(0).normal(size=(32, 3))
+y = x.sum(1, keepdims=True)
+layers = [keras.layers.Dense(n, "tanh", kernel_initializer=keras.initializers.GlorotUniform(n)) for n in (2, 1)]
+model = keras.Sequential([keras.Input((3,)), *layers])
+alone = keras.models.clone_model(model)
+alone.set_weights(model.get_weights())
+for one in (model, alone):
+    one.compile(keras.optimizers.Adam(0.01), "mse")
+
+def fit(ad):
+    with ad.scope():
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    return model
+"""
+
+
+def test_the_notebooks_own_model_is_trained_and_trained_again(kernel: Kernel) -> None:
+    assert not kernel.run(MODEL)[1]
+    for _ in range(2):
+        assert not kernel.run("model = autodist.launch(fit, workers=2)")[1]
+        kernel.run("alone.fit(x, y, batch_size=8, shuffle=False, verbose=0)")
+    _, error = kernel.run(
+        "for mine, of_one in zip(model.get_weights(), alone.get_weights(), strict=True):\n"
+        "    np.testing.assert_allclose(mine, of_one, rtol=1e-13)\n"
+        "assert model.optimizer.iterations.numpy() == 8"
+    )
+    assert not error
 
 
 def test_a_cell_is_a_script_that_takes_and_leaves_names(kernel: Kernel) -> None:
