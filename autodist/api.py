@@ -24,6 +24,9 @@ from autodist.capture.local_training import put_back
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.checkpoint import Checkpoints
+from autodist.checkpoint.around_fit import AroundFit
+from autodist.checkpoint.automatic import Automatic, find_resumed, section_of
+from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.cluster.given.meet import meet, warn_if_alone
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
@@ -85,7 +88,7 @@ class AutoDist:
     ) -> None:
         with quiet_tensorflow():
             tf.config.list_physical_devices()  # now, since TensorFlow says what it finds when it is asked first
-        self._run = Run.begin(lambda: _choose(resource_spec_file, resource_spec, strategy_builder))
+        self._run = Run.begin(lambda: _choose(resource_spec_file, resource_spec, strategy_builder), find_resumed)
         if self._run.index == 0 and self._run.workers > 1:
             require_script()
         log_to_the_terminal(self._run.index == 0)
@@ -101,12 +104,14 @@ class AutoDist:
             fits.validates if fits is not None else lambda model: False,
         )
         shares_evaluations = len(self._run.spec.replicas) > 1 and keras_steps_are_global
+        self._automatic = self._saved_automatically()
         self._keras = KerasModels(
             lambda step, jit_compile, batch_axis: DistributedFunction(
                 step, self._run, batch_axis, keras_steps_are_global, Tracing(jit_compile), name_of=keras_name
             ),
             fits,
             evaluations if shares_evaluations else None,
+            AroundFit(self._automatic, self._saving_callback()),
         )
         self._notes: GradientNotes | None = None
         self._sums: SumNotes | None = None
@@ -296,6 +301,57 @@ class AutoDist:
                 "tf.compat.v1.train.Saver, whose files ad.checkpoint restores."
             )
         return Checkpoints(self._run, folder, keep, objects)
+
+    @property
+    def steps_done(self) -> int:
+        """How many training steps were made so far, by the runs that this one goes on from too.
+
+        With `checkpoint` in the YAML a script's own loop begins there: `for step in range(ad.steps_done, 10_000)`. A
+        loop of several training steps counts each.
+        """
+        if self._automatic is not None:
+            self._automatic.is_asked = True
+        return self._run.step
+
+    def checkpoint_callback(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        every_steps: int | None = None,
+        every_minutes: float | None = None,
+        keep: int = 3,
+    ) -> CheckpointCallback:
+        """A callback for `fit` that saves the model, its optimizer, the callbacks' states and where `fit` is.
+
+        A `fit` that is given one goes on where the last checkpoint in the folder was made, at its epoch and batch.
+
+        Args:
+            folder: of the checkpoints; as for `checkpoint`.
+            every_steps: after how many training steps it saves; None: not by them.
+            every_minutes: after how many minutes, by the chief's clock; likewise.
+            keep: how many checkpoints stay there.
+
+        Raises:
+            CheckpointError: the folder is on no file system.
+        """
+        return CheckpointCallback(self._run, folder, keep, every_steps, every_minutes)
+
+    def _saving_callback(self) -> CheckpointCallback | None:
+        section = section_of(self._run.spec)
+        if section is None:
+            return None
+        return self.checkpoint_callback(
+            section.folder, every_steps=section.every_steps, every_minutes=section.every_minutes, keep=section.keep
+        )
+
+    def _saved_automatically(self) -> Automatic | None:
+        section = section_of(self._run.spec)
+        if section is None:
+            return None
+        automatic = Automatic(self._run, section)
+        self._run.on_tracked, self._run.before_step = automatic.on_tracked, automatic.before_step
+        self._run.on_session = automatic.on_session
+        return automatic
 
     # -- end -------------------------------------------------------------------------------------------------------
 

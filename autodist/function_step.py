@@ -123,6 +123,7 @@ class DistributedFunction:
             lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing, name_of, sessions)
         )
         self.coming: tuple[int, ...] = ()
+        self._trains = False
         self._in_graph = None if sessions is None else self._graph_function(sessions)
 
     def _graph_function(self, sessions: GraphSessions) -> GraphFunction:
@@ -172,6 +173,8 @@ class DistributedFunction:
         key = tuple((parameter, constant_key(value)) for parameter, value in constants)
         axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
         asked = TracedFor(key, axes, specs, self._arguments.group(leaves))
+        if self._trains:
+            self._run.before_step(self)
         with self._run.missed_step.noted(but=self.survivable):
             require_rows_for_all(split_rows(leaves), asked.groups, self._shares)
             traced = self._traced.get(asked)
@@ -190,6 +193,9 @@ class DistributedFunction:
             made_for = self._traced.to_be_made(asked)
             traced = self._trace(arguments, leaves, made_for)
             self._traced.add(made_for, traced)
+            if traced.captured.item.gradients and not self._trains:
+                self._trains = True
+                self._run.before_step(self)
             self._tell_first_batch(traced, leaves, constants)
             with self._run.start_up.doing("making the first step"):
                 results = self._run_step(traced, leaves)

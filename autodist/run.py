@@ -44,7 +44,7 @@ from autodist.runtime.pieces import Pieces
 from autodist.runtime.program import Program
 from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
-from autodist.runtime.variables import Tracked, VariableTracker
+from autodist.runtime.variables import Kept, Tracked, VariableTracker
 from autodist.start_up import StartUp
 from autodist.starting import Starting
 from autodist.strategies import BuildsStrategy, ask_builder, check_strategy, graph_config, resolve_specs
@@ -68,8 +68,13 @@ class Run:
         builder: decides the strategy; None on the others, which the chief tells.
         member: this process's part, None on the chief.
         seed: drawn by the chief for the whole run.
+        resumed: the checkpoint from which it goes on by what the YAML says; empty: there is none.
 
     Attributes:
+        on_tracked: called with a step, and the variables that it works on, when it was captured and before it runs.
+        on_session: called with a session's variables, by name, before its first run that trains; gives, on the chief,
+            what gives the value that one is to have.
+        before_step: called before each training step of the script's, with what tells that from other steps.
         on_training: called where a step that trains is made ready to run on all replicas.
         on_first_program: called once the first one is.
         draws: operations of steps that draw from a state which TensorFlow keeps to itself.
@@ -89,6 +94,7 @@ class Run:
     builder: BuildsStrategy | None
     member: Member | None
     seed: int
+    resumed: Mapping[str, Any] = field(default_factory=dict)
     strategy: strategy_pb2.Strategy | None = None
     _hosts: Hosts | None = None
     _calls: CommonCalls | None = None
@@ -121,36 +127,49 @@ class Run:
         self.draws: set[str] = set()
         self.memories: Mapping[int, Mapping[str, tf.TensorSpec]] = {}
         self._awaited_memories: Saved | None = None
+        self.on_tracked: Callable[[GraphItem, Mapping[str, Tracked]], None] = lambda item, variables: None
+        self.on_session: Callable[[Mapping[str, Kept]], Mapping[str, Callable[[], Any]]] = lambda variables: {}
+        self.before_step: Callable[[object], None] = lambda step: None
         self.before_end: list[Callable[[], None]] = []
         self.is_told_apart = False
         self.tables: set[str] = set()
         self.recorder = recorder()
-        self.step, self.saved_step = 0, restarts.before().saved
+        self.step = int(self.resumed.get("step", 0))
+        self.saved_step = restarts.before().saved if not self.resumed else self.step
         self.end_error: AutoDistError | None = None
         self._has_told_of_evaluation = False
         self._has_work = False
 
     @classmethod
-    def begin(cls, choose: Callable[[], tuple[ResourceSpec, BuildsStrategy]]) -> Run:
+    def begin(
+        cls,
+        choose: Callable[[], tuple[ResourceSpec, BuildsStrategy]],
+        resume: Callable[[ResourceSpec], Mapping[str, Any]] = lambda spec: {},
+    ) -> Run:
         """The run that this process takes part in: the chief's own, or the one that its chief has started.
 
         Args:
             choose: reads machines and strategy; called on the chief, whose choice counts.
+            resume: finds the checkpoint that it goes on from, with its seed; likewise.
         """
         member = Member.from_environment()
         if member is None:
             spec, builder = choose()
+            resumed = resume(spec)
             earlier = Starting.under_way(spec) if len(spec.workers) > 1 else None
             if earlier is not None:
-                return cls(spec, builder, None, earlier.seed)
-            drawn = restarts.seed_of_next_run(lambda: SEED if recorder() else secrets.randbelow(2**31))
-            return cls(spec, builder, None, drawn)
+                return cls(spec, builder, None, earlier.seed, resumed)
+            drawn = restarts.seed_of_next_run(
+                lambda: SEED if recorder() else resumed.get("seed", secrets.randbelow(2**31))
+            )
+            return cls(spec, builder, None, drawn, resumed)
         told = json.loads(member.payload)
-        return cls(ResourceSpec.from_payload(told["spec"]), None, member, told["seed"])
+        return cls(ResourceSpec.from_payload(told["spec"]), None, member, told["seed"], told.get("resumed", {}))
 
     def _payload(self) -> bytes:
         """What the chief tells the others that it starts."""
-        return json.dumps({"spec": self.spec.for_workers().to_payload(), "seed": self.seed}).encode()
+        told = {"spec": self.spec.for_workers().to_payload(), "seed": self.seed, "resumed": self.resumed}
+        return json.dumps(told).encode()
 
     def start_others(self) -> None:
         """On the chief, begins to start the other workers, which import, read data and trace while its script does."""
@@ -363,7 +382,7 @@ class Run:
         """Takes leave of the other workers' servers, unless one may be gone: that would wait for it for ever."""
         if self._hosts is None:
             return
-        if not self._peers.have_joined or (self._peers.is_idle and self._updates.is_idle and not self._ends_badly):
+        if not self._peers.have_joined or (self._peers.is_idle and self._updates.is_idle and not self.ends_badly):
             self.written_values.close()
             if self._calls is not None and self._mailbox is not None:
                 self.guard(self._calls.leave)
@@ -563,7 +582,7 @@ class Run:
         self.guard(self._messages.meet)
 
     @property
-    def _ends_badly(self) -> bool:
+    def ends_badly(self) -> bool:
         """Whether the script that ends does so before its part is done."""
         failed = self._end.is_bad or self._peers.failure is not None or bool(self.missed_step)
         return failed or self._is_interrupted
@@ -594,16 +613,16 @@ class Run:
 
     def _take_leave(self) -> None:
         try:
-            if not self._ends_badly:
+            if not self.ends_badly:
                 self.guard(self._updates.wait)
         except Exception:
             self._close_session()
             self._peers.abort("the chief's updates failed")
             raise
-        failures = [] if self._ends_badly else list(self._close_what_is_open())
+        failures = [] if self.ends_badly else list(self._close_what_is_open())
         # Before the other workers end: closing takes leave of their servers.
         self._close_session()
-        if self._ends_badly:  # another worker just leaves, which is told to the chief
+        if self.ends_badly:  # another worker just leaves, which is told to the chief
             self._peers.abort(_INTERRUPTED if self._is_interrupted else "the chief's script failed")
             for error in self._close_what_is_open():  # the others are told first; how it ends is known already
                 log.error("%s", error)

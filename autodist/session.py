@@ -30,6 +30,7 @@ from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.ops import Trait, having
+from autodist.graph.parts import Variable
 from autodist.graph.placement import Placement
 from autodist.graph.propagation import PerExample, Replicated
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel, find_placements, only_sets
@@ -39,7 +40,9 @@ from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
 from autodist.runtime.batches import require_examples, with_a_row
 from autodist.runtime.program import Program, RunMetadata, RunOptions
+from autodist.runtime.variables import Kept
 from autodist.session_batches import SessionBatches
+from autodist.session_checkpoints import resume
 from autodist.session_feeds import SessionFeeds, examples_of
 from autodist.session_initial_values import InitialValues
 from autodist.session_requests import (
@@ -136,7 +139,7 @@ class DistributedSession(SessionInterface):
             set() if earlier is None else earlier._initial_values.settled,
         )
         self._fetched: dict[Any, _Fetched] = {}
-        self._has_told = False
+        self._has_told = self._is_resumed = False
         self._default: AbstractContextManager[Any] | None = None
 
     def _plan(self, whole: GraphItem) -> strategy_pb2.Strategy:
@@ -221,12 +224,15 @@ class DistributedSession(SessionInterface):
         arrays = {t: np.asarray(value, t.dtype.as_numpy_dtype) for t, value in feeds.items()}
         key = (tuple(e.name for e in elements), tuple(t.name for t in arrays))
         check_options(options, run_metadata)
+        if key in self._fetched and self._fetched[key].trains:
+            self._run.before_step(self._fetched[key])
         with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
             arrays |= self._batches.next_for(elements, arrays)
         is_new = key not in self._fetched
         with self._run.missed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=is_new):
             if is_new:
                 self._fetched[key] = self._prepare(elements, arrays)
+                self._resume(self._fetched[key])
             fetched = self._fetched[key]
             if fetched.trains:
                 self._tell_first_batch(arrays, fetched.axes)
@@ -284,6 +290,19 @@ class DistributedSession(SessionInterface):
             return self.run(fetches, dict(zip(keys, values, strict=True)), **told)
 
         return call
+
+    def _resume(self, fetched: _Fetched) -> None:
+        """Before the first run that trains, which comes after those that initialise."""
+        if not fetched.trains:
+            return
+        if not self._is_resumed:
+            self._is_resumed = True
+            resume(self._run, {v.name: self._kept(v) for v in self._captured.variables})
+        self._run.before_step(fetched)
+
+    def _kept(self, variable: Variable) -> Kept:
+        placement = self._placements.get(variable.name, Placement())
+        return Kept(self._names[variable.name], variable.dtype, tuple(variable.shape), placement)
 
     partial_run_setup = partial_run = refuse_partial_runs
 

@@ -59,11 +59,11 @@ class Fits:
             if key in self._under_way or not (_takes(signature, "verbose") and _takes(signature, "callbacks")):
                 return method(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
-            given = _callbacks(_argument(bound, "callbacks"))
+            given = _callbacks(argument(bound, "callbacks"))
             if name == "fit":
-                _set_argument(bound, "callbacks", self._with_ours(_argument(bound, "callbacks"), given))
+                set_argument(bound, "callbacks", self._with_ours(argument(bound, "callbacks"), given))
             if not self._is_chief:
-                _set_argument(bound, "verbose", 0)
+                set_argument(bound, "verbose", 0)
             with self._noted(key), self._files(given), self._validating(model, kwargs):
                 return method(*bound.args, **bound.kwargs)
 
@@ -183,12 +183,14 @@ def _takes(signature: inspect.Signature, name: str) -> bool:
     return name in signature.parameters or _rest(signature) is not None
 
 
-def _argument(bound: inspect.BoundArguments, name: str) -> Any:
+def argument(bound: inspect.BoundArguments, name: str) -> Any:
+    """What a call passes for a parameter, be it among the rest; None: nothing."""
     rest = _rest(bound.signature)
     return bound.arguments.get(name, bound.arguments.get(rest, {}).get(name) if rest else None)
 
 
-def _set_argument(bound: inspect.BoundArguments, name: str, value: Any) -> None:
+def set_argument(bound: inspect.BoundArguments, name: str, value: Any) -> None:
+    """Lets a call pass another value for a parameter."""
     if name in bound.signature.parameters:
         bound.arguments[name] = value
     else:

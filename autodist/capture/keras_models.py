@@ -15,7 +15,7 @@ from autodist.capture.keras_batches import without_optionals
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep, timing_the_start
-from autodist.capture.keras_state import make_state
+from autodist.capture.keras_state import is_about_to_step, make_state
 from autodist.capture.other_strategies import require_no_strategy
 from autodist.messages import ALIKE_EVERYWHERE
 
@@ -35,10 +35,18 @@ class KerasModels:
         distribute: makes a distributed step of a model's `train_step`.
         fits: how this worker is to fit models where it is one of several.
         evaluations: how models are to be evaluated where several replicas share that.
+        around_fit: makes of a model's `fit` what the script calls.
     """
 
-    def __init__(self, distribute: StepMaker, fits: Fits | None = None, evaluations: Evaluations | None = None) -> None:
+    def __init__(
+        self,
+        distribute: StepMaker,
+        fits: Fits | None = None,
+        evaluations: Evaluations | None = None,
+        around_fit: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda fit: fit,
+    ) -> None:
         self._distribute, self._fits, self._evaluations = distribute, fits, evaluations
+        self._around_fit = around_fit
         self._batch_axis: BatchAxis = {}
 
     @contextmanager
@@ -85,15 +93,14 @@ class KerasModels:
     def _fitting(self) -> Iterator[None]:
         """Models that were built and compiled before are fitted as adopted ones are."""
         fits, trains = self._fits, _definer("make_train_function")
-        if fits is None:
-            yield
-            return
-        plain = {name: vars(trains)[name] for name in SHOW_PROGRESS}
+        plain = {name: vars(trains)[name] for name in (SHOW_PROGRESS if fits is not None else ("fit",))}
 
         def fitting(method: Any) -> Any:
             @functools.wraps(method)
             def call(model: keras.Model, *args: Any, **kwargs: Any) -> Any:
-                return fits.wrapped(method.__get__(model))(*args, **kwargs)
+                bound = method.__get__(model)
+                ours = fits.wrapped(bound) if fits is not None else bound
+                return (self._around_fit(ours) if method.__name__ == "fit" else ours)(*args, **kwargs)
 
             return call
 
@@ -123,7 +130,7 @@ class KerasModels:
             for name in SHOW_PROGRESS:
                 vars(model)[name] = self._fits.wrapped(getattr(type(model), name).__get__(model))
         fit = vars(model)["fit"] if self._fits is not None else type(model).fit.__get__(model)
-        vars(model)["fit"] = noting_lengths(fit, model)
+        vars(model)["fit"] = self._around_fit(noting_lengths(fit, model))
 
     def _train_function(self, model: keras.Model, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:
         def train_step(data: Any) -> Any:
@@ -138,6 +145,7 @@ class KerasModels:
                 data = without_optionals(next(iterator))
                 if not distributed.traces:
                     make_state(model, data)
+                is_about_to_step(model)
                 logs = step(data)
                 for _ in range(model.steps_per_execution - 1):
                     try:

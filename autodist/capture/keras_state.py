@@ -7,6 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+BEFORE_STEP = "_autodist_before_step"
+"""Called, where a model has it, before the next step that trains it: once, when metrics have their variables."""
+
 _PLAIN_STEP = keras.Model.train_step
 
 
@@ -34,6 +37,13 @@ def make_state(model: keras.Model, data: Any) -> None:
     outputs = _outputs(model)
     if metrics is not None and not metrics.built and outputs is not None and _are_arrays(labels):
         metrics.build(labels, outputs)
+
+
+def is_about_to_step(model: keras.Model) -> None:
+    """Called before each step that trains a model."""
+    waiting = vars(model).pop(BEFORE_STEP, None)
+    if waiting is not None:
+        waiting()
 
 
 def _outputs(model: keras.Model) -> Any:

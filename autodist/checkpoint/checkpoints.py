@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -13,7 +13,7 @@ from autodist.checkpoint.beside import Beside
 from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.folder import Folder, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, build_optimizers
-from autodist.checkpoint.read import read_about, require_same, require_whole, saved_graph
+from autodist.checkpoint.read import read_about, require_same, require_seen, require_whole, saved_graph
 from autodist.checkpoint.save import Saves
 from autodist.checkpoint.slices import read_here, read_into_session
 from autodist.errors import CheckpointError
@@ -68,9 +68,13 @@ class Checkpoints:
         Raises:
             CheckpointError: it cannot be written; those that were there are as they were. On all workers.
         """
+        return self.save_with(Content, step, background)
+
+    def save_with(self, beside: Callable[[], Content], step: int | None, background: bool) -> str | None:
+        """As `save`, with what else makes the checkpoint; that is asked for on the chief alone."""
         above = int(self._root.save_counter)
         return self._run.chief_does(
-            "checkpoint", lambda: self._saves.save(lambda number: self._content(number, step), background, above)
+            "checkpoint", lambda: self._saves.save(lambda n: self._content(n, step, beside()), background, above)
         )
 
     def wait(self) -> None:
@@ -112,7 +116,7 @@ class Checkpoints:
             raise error or CheckpointError(told["error"])
         if not told:
             return None
-        self._require_seen(told["prefix"], told["index"])
+        require_seen(self._run.index, told["prefix"], told["index"])
         self._assign(told["prefix"])
         self._beside.resume(told["prefix"], told["about"], is_same=self._run.strategy is not None)
         self._run.step = self._run.saved_step = int(told["about"].get("step", 0))
@@ -120,12 +124,23 @@ class Checkpoints:
 
     # -- saving ----------------------------------------------------------------------------------------------------
 
-    def _content(self, number: int, step: int | None) -> Content:
+    def claim(self) -> None:
+        """On the chief, makes the folder this run's, which the first save does else.
+
+        Raises:
+            CheckpointError: another has it, or it cannot be written.
+        """
+        if self._run.index == 0:
+            self._folder.claim()
+
+    def _content(self, number: int, step: int | None, beside: Content) -> Content:
         self._root.save_counter.assign(number)
         objects = SavedObjects.of(self._root)
         graph = objects.graph.SerializeToString(deterministic=True)
         values = [Value(value.key, value.read, self._kept(value.variable)) for value in objects.values.values()]
-        return Content([*values, Value(GRAPH_KEY, lambda: tf.constant(graph))], {"step": step or 0})
+        return Content(
+            [*values, Value(GRAPH_KEY, lambda: tf.constant(graph))], {"step": step or 0, **beside.about}, beside.files
+        )
 
     def _kept(self, variable: tf.Variable | None) -> Kept | None:
         tracked = None if variable is None else self._run.tracker.of(variable)
@@ -150,15 +165,6 @@ class Checkpoints:
         if graph is not None and build_optimizers(objects, graph):
             objects = SavedObjects.of(self._root)
         return objects, require_same(prefix, objects, graph)
-
-    def _require_seen(self, prefix: str, index: str) -> None:
-        """Passes where this worker's machine has the checkpoint that the chief has found."""
-        path = f"{prefix}.index"
-        if self._run.index > 0 and not (os.path.exists(path) and digest(path) == index):
-            raise CheckpointError(
-                f"worker {self._run.index} does not see {prefix}, which the chief has found. Keep checkpoints in a "
-                "folder that all machines share, or copy them to each before the script starts, as `sync` does."
-            )
 
     def _assign(self, prefix: str) -> None:
         objects, keys = self._matched(prefix)

@@ -36,6 +36,6 @@ class Content:
         files: written beside, by suffix (".callbacks.npz") and by what writes one to a path.
     """
 
-    values: Iterable[Value]
+    values: Iterable[Value] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, Callable[[str], None]] = field(default_factory=dict)

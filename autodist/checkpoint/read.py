@@ -69,6 +69,25 @@ def require_whole(prefix: str, about: Mapping[str, Any]) -> None:
         raise _damaged(prefix, str(error)) from error
 
 
+def require_seen(worker: int, prefix: str, index: str | None = None) -> None:
+    """Passes where a worker's machine has the checkpoint that the chief has found.
+
+    Args:
+        worker: its index.
+        prefix: of the checkpoint.
+        index: SHA-256 of the chief's index; None: any.
+
+    Raises:
+        CheckpointError: it has not.
+    """
+    path = f"{prefix}.index"
+    if worker > 0 and not (os.path.exists(path) and index in (None, digest(path))):
+        raise CheckpointError(
+            f"worker {worker} does not see {prefix}, which the chief has found. Keep checkpoints in a folder that all "
+            "machines share, or copy them to each before the script starts, as `sync` does."
+        )
+
+
 def _damaged(prefix: str, what: str) -> CheckpointError:
     return CheckpointError(f"the checkpoint {prefix} is damaged, and nothing was restored: {what}. Restore another.")
 

@@ -3,6 +3,7 @@
 TensorFlow is not needed here, and neither is the network: reading a file resolves no host name.
 """
 
+from autodist.resources._checkpoint import CheckpointSection
 from autodist.resources._local import is_own_address
 from autodist.resources._node import DEFAULT_NETWORK_BANDWIDTH, Node, SSHGroup
 from autodist.resources._spec import MOST_RESTARTS, ResourceSpec
@@ -14,6 +15,7 @@ from autodist.resources._workers import Place, Replica, Worker
 __all__ = [
     "DEFAULT_NETWORK_BANDWIDTH",
     "MOST_RESTARTS",
+    "CheckpointSection",
     "Node",
     "Place",
     "Replica",

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from autodist.resources._checkpoint import CHECKPOINT, CheckpointSection
 from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
 from autodist.resources._node import TRANSPORT, Node, SSHGroup, Transport
 from autodist.resources._plain import plain_copy
@@ -55,6 +56,7 @@ class ResourceSpec(Timeouts):
         max_restarts: how often all workers start again after one of them was lost.
         min_nodes: how many of the nodes have to be there when they do; those that are away are left out. None: all.
         sync: the folder that is brought to the machines; None: they have the script already.
+        checkpoint: where what is trained is saved without a line of the script; None: nowhere.
         source: for messages.
         is_given: whether a scheduler starts the processes, which tell one another where they are.
         places: in a given cluster, what each worker has for itself; none before its processes have met: until then
@@ -71,6 +73,7 @@ class ResourceSpec(Timeouts):
     max_restarts: int = Field(default=0, ge=0, le=MOST_RESTARTS, description=RESTARTS)
     min_nodes: int | None = Field(default=None, ge=1, description="a whole number from 1 to the number of nodes")
     sync: Sync | None = Field(default=None, description=SYNC)
+    checkpoint: CheckpointSection | None = Field(default=None, description=CHECKPOINT)
     source: Source = Field(default_factory=Source, repr=False)
     is_given: bool = Field(default=False, repr=False)
     places: tuple[Place, ...] = Field(default=(), repr=False)
@@ -149,10 +152,8 @@ class ResourceSpec(Timeouts):
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as a YAML file would hold it, defaults filled in; `from_dict` reads it back."""
-        content = self.model_dump(
-            mode="json",
-            include={"nodes", "ssh", "transport", "batch", "max_restarts", "min_nodes", "sync", *Timeouts.model_fields},
-        )
+        kept = {"nodes", "ssh", "transport", "batch", "max_restarts", "min_nodes", "sync", "checkpoint"}
+        content = self.model_dump(mode="json", include=kept | Timeouts.model_fields.keys())
         if self.strategy is not None:
             content["strategy"] = plain_copy(self.strategy.to_dict())
         if self.is_given:
@@ -232,7 +233,9 @@ class ResourceSpec(Timeouts):
             section = None if strategy is None else StrategySection.from_plain(strategy, source)
             return cls.model_validate({**data, "strategy": section, "source": source, "is_given": is_given})
         except ValidationError as error:
-            inner: dict[str, type[Model]] = {"nodes": Node, "ssh": SSHGroup, "sync": Sync}
+            inner: dict[str, type[Model]] = {
+                "nodes": Node, "ssh": SSHGroup, "sync": Sync, "checkpoint": CheckpointSection,
+            }  # fmt: skip
             raise to_spec_error(error, source, cls, inner, _HIDDEN) from None
 
     @field_validator("nodes")

@@ -14,7 +14,7 @@ from autodist.resources._source import KeyPath, Source, as_yaml, key_text
 
 _MOST = 20  # faults in one message
 
-_WITHOUT_ITEMS = ("sync",)
+_WITHOUT_ITEMS = ("sync", "checkpoint")
 
 MISSING, UNKNOWN_KEY = "missing", "extra_forbidden"  # pydantic's names of these errors
 
@@ -36,7 +36,7 @@ def to_spec_error(
         error: what was raised while `root` was validated.
         source: places of the values.
         root: the model.
-        inner: models of the items of its fields, by field; of `sync`, which has no items, its own.
+        inner: models of the items of its fields, by field; of `sync` and `checkpoint`, which have no items, their own.
         hidden: fields of the root that are not keys of the YAML.
     """
     faults = sorted(error.errors(), key=lambda details: source.line(_path(details)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +29,18 @@ class HasSize(Protocol):
 
 
 T = TypeVar("T", bound=HasSize)
+
+
+class HasValue(HasSize, Protocol):
+    """A value for a variable of the session."""
+
+    @property
+    def kept(self) -> Kept: ...
+
+    def read(self) -> Any: ...
+
+
+V = TypeVar("V", bound=HasValue)
 
 
 def in_groups(values: Iterable[T]) -> Iterator[list[T]]:
@@ -65,17 +77,26 @@ class Pieces:
     def prepare_push(self, variables: Iterable[Tracked]) -> None:
         """What `push` of these variables needs, all at once: where a run finds the graph grown it is taken in anew."""
         for tracked in variables:
-            self._write(tracked)
+            self._write(tracked.kept)
 
     def push(self, variables: Sequence[Tracked]) -> None:
         """On the chief, gives every piece of the variables the value that its script has; nobody is in a step."""
         self.prepare_push(variables)
-        for some in in_groups(variables):
-            made = [self._write(t) for t in some]
-            values = {given: np.asarray(t.read()) for t, (given, _) in zip(some, made, strict=True)}
-            self._host.session.run([op for _, ops in made for op in ops], values)
-            for tracked in some:
-                tracked.hand_over(is_same=True)
+        self.set(variables, lambda tracked: tracked.hand_over(is_same=True))
+
+    def set(self, values: Sequence[V], then: Callable[[V], None] = lambda value: None) -> None:
+        """On the chief, gives every piece of some variables values; nobody is in a step.
+
+        Args:
+            values: as they are kept; each is read when its turn comes.
+            then: called with each once it is there.
+        """
+        for some in in_groups(values):
+            made = [self._write(value.kept) for value in some]
+            arrays = {given: np.asarray(v.read()) for v, (given, _) in zip(some, made, strict=True)}
+            self._host.session.run([op for _, ops in made for op in ops], arrays)
+            for value in some:
+                then(value)
 
     def pull(self, variables: Sequence[Tracked]) -> None:
         """Gives the script's objects the values that the session has."""
@@ -126,10 +147,10 @@ class Pieces:
                 self._reads[key] = _together(parts, tracked.placement)
         return self._reads[key]
 
-    def _write(self, tracked: Tracked) -> tuple[tf.Tensor, list[tf.Operation]]:
-        key = (tracked.shared_name, tracked.placement)
+    def _write(self, kept: Kept) -> tuple[tf.Tensor, list[tf.Operation]]:
+        key = (kept.shared_name, kept.placement)
         if key not in self._writes:
-            kept, made = tracked.kept, []
+            made = []
             with self._host.graph.as_default():
                 with self.on(kept, self._worker):
                     given = tf.compat.v1.placeholder(kept.dtype, kept.shape)

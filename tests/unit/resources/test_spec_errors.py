@@ -15,9 +15,9 @@ HEAD = "nodes:\n  - {address: 10.0.0.1, chief: true}\n"
 NODE = "nodes:\n  - address: 10.0.0.1\n    "
 NODE_KEYS = "address, chief, cpus, gpus, network_bandwidth, port, ssh_config, workers"
 KEYS = (
-    "answer_timeout, batch, cause_timeout, connect_timeout, deadlock_timeout, end_timeout, join_timeout, max_restarts, "
-    "min_nodes, nodes, reach_timeout, silence_timeout, ssh, stall_timeout, start_timeout, stop_timeout, strategy, "
-    "sync, transport"
+    "answer_timeout, batch, cause_timeout, checkpoint, connect_timeout, deadlock_timeout, end_timeout, join_timeout, "
+    "max_restarts, min_nodes, nodes, reach_timeout, silence_timeout, ssh, stall_timeout, start_timeout, stop_timeout, "
+    "strategy, sync, transport"
 )
 SECONDS = "a number of seconds above 0, at most 1000000"
 INDICES = "a list of different whole numbers from 0, such as [0, 1]"
@@ -75,6 +75,54 @@ SHAPE = {
         "3 is not allowed; allowed: the path of a folder on",
     ),
     "sync exclude": (HEAD + "sync: {exclude: a}\n", 3, "sync.exclude", '"a" is not allowed; allowed: a list of names'),
+    "checkpoint is text": (
+        HEAD + "checkpoint: folder\n",
+        3,
+        "checkpoint",
+        '"folder" is not allowed; allowed: a mapping of `folder`, `every_steps`, `every_minutes` and `keep`, such as',
+    ),
+    "checkpoint without folder": (
+        HEAD + "checkpoint: {every_steps: 5}\n",
+        3,
+        "checkpoint.folder",
+        "missing; allowed: the path of a folder on the chief's machine",
+    ),
+    "checkpoint key": (
+        HEAD + "checkpoint: {folder: a, every_stps: 5}\n",
+        3,
+        "checkpoint.every_stps",
+        "unknown key; did you mean every_steps? allowed: every_minutes, every_steps, folder, keep",
+    ),
+    "checkpoint never": (
+        HEAD + "checkpoint: {folder: a}\n",
+        3,
+        "checkpoint",
+        "neither every_steps nor every_minutes says how often; allowed: one of them, or both",
+    ),
+    "checkpoint in a store": (
+        HEAD + "checkpoint: {folder: 'gs://a', every_steps: 5}\n",
+        3,
+        "checkpoint.folder",
+        "gs://a is on no file system of a machine; allowed: the path of a folder",
+    ),
+    "checkpoint at no step": (
+        HEAD + "checkpoint: {folder: a, every_steps: 0}\n",
+        3,
+        "checkpoint.every_steps",
+        "0 is not allowed; allowed: a whole number of training steps, at least 1",
+    ),
+    "checkpoint at once": (
+        HEAD + "checkpoint: {folder: a, every_minutes: .nan}\n",
+        3,
+        "checkpoint.every_minutes",
+        "NaN is not allowed; allowed: a number of minutes above 0",
+    ),
+    "none kept": (
+        HEAD + "checkpoint: {folder: a, every_steps: 1, keep: 0}\n",
+        3,
+        "checkpoint.keep",
+        "0 is not allowed; allowed: how many checkpoints stay, at least 1",
+    ),
     "batch": (HEAD + "batch: local\n", 3, "batch", '"local" is not allowed; allowed: global or per_worker'),
     "syntax": (
         "nodes:\n  - {address: a\nssh: {}\n",

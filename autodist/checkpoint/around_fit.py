@@ -1,0 +1,85 @@
+"""`fit` as it is called: the callback that saves it comes last, and the YAML may ask for one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import tree
+
+from autodist.capture.keras_fits import argument, set_argument
+from autodist.checkpoint.automatic import Automatic
+from autodist.checkpoint.keras_callback import CheckpointCallback
+
+
+class AroundFit:
+    """Wraps a model's `fit`.
+
+    Args:
+        automatic: what the YAML asks for; None: nothing.
+        callback: that does it.
+    """
+
+    def __init__(self, automatic: Automatic | None, callback: CheckpointCallback | None) -> None:
+        self._automatic, self._callback = automatic, callback
+        self._under_way: set[int] = set()
+
+    def __call__(self, fit: Callable[..., Any]) -> Callable[..., Any]:
+        """`fit`, bound to its model, as the script is to call it."""
+        signature, model = inspect.signature(fit), _model_of(fit)
+
+        @functools.wraps(fit)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            key = id(model)
+            if key in self._under_way:
+                return fit(*args, **kwargs)
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError:
+                return fit(*args, **kwargs)  # which says so itself
+            set_argument(bound, "callbacks", self._in_order(argument(bound, "callbacks")))
+            self._under_way.add(key)
+            try:
+                return self._saved(fit, bound)
+            finally:
+                self._under_way.discard(key)
+
+        return call
+
+    def _saved(self, fit: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
+        if self._automatic is None:
+            return fit(*bound.args, **bound.kwargs)
+        self._automatic.is_left_out = True
+        try:
+            return fit(*bound.args, **bound.kwargs)
+        finally:
+            self._automatic.is_left_out = False
+
+    def _in_order(self, passed: Any) -> Any:
+        is_list = isinstance(passed, keras.callbacks.CallbackList)
+        given = [c for c in (passed.callbacks if is_list else tree.flatten(passed)) if c is not None]
+        saving = [c for c in given if isinstance(c, CheckpointCallback)]
+        if self._callback is not None and all(c.folder != self._callback.folder for c in saving):
+            saving.append(self._callback)
+        if not saving:
+            return passed
+        others = [c for c in given if not isinstance(c, CheckpointCallback)]
+        for callback in saving:
+            callback.others = [c for c in others if not isinstance(c, keras.callbacks.History)]
+        if not is_list:
+            return [*others, *saving]
+        if self._callback is not None and self._callback not in given:
+            self._callback.set_model(passed.model)
+            self._callback.set_params(passed.params)
+        passed.callbacks[:] = [*others, *saving]  # Keras takes such a list as it is
+        return passed
+
+
+def _model_of(fit: Any) -> Any:
+    """Whose method it is, however often it is wrapped."""
+    while not hasattr(fit, "__self__"):
+        fit = fit.__wrapped__
+    return fit.__self__

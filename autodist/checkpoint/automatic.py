@@ -1,0 +1,284 @@
+"""What `checkpoint` in the YAML does: saves what a script's training steps work on, and goes on from it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.checkpoint.beside import Beside
+from autodist.checkpoint.content import Content, Value
+from autodist.checkpoint.folder import Folder
+from autodist.checkpoint.read import read_about, require_seen, require_whole
+from autodist.checkpoint.save import Saves
+from autodist.checkpoint.schedule import Schedule
+from autodist.errors import CheckpointError, CheckpointMismatchError
+from autodist.graph.item import GraphItem
+from autodist.look import look
+from autodist.messages import ALIKE_EVERYWHERE
+from autodist.recording import recorder
+from autodist.resources import CheckpointSection, ResourceSpec
+from autodist.run import Run
+from autodist.runtime.variables import Kept, Tracked
+
+log = logging.getLogger("autodist")
+
+STEPS = "steps"
+"""What the side file says has made a checkpoint: the steps of a script's own loop."""
+
+
+def section_of(spec: ResourceSpec) -> CheckpointSection | None:
+    """What the YAML says; None also where a command only looks at the script, or compares its steps."""
+    return spec.checkpoint if look() is None and recorder() is None else None
+
+
+def find_resumed(spec: ResourceSpec) -> Mapping[str, Any]:
+    """On the chief, the checkpoint that the run goes on from: its path, step and seed; nothing where there is none.
+
+    Raises:
+        CheckpointError: it is damaged, or was not made so.
+    """
+    section = section_of(spec)
+    prefix = None if section is None else Folder(section.folder).latest()
+    if prefix is None:
+        return {}
+    about = read_about(prefix)
+    require_whole(prefix, about)
+    if "made_by" not in about:
+        raise CheckpointError(
+            f"{prefix} was saved by a script of its own, which alone knows what to do with it, and `checkpoint` in the "
+            "YAML goes on from what it has saved itself. Name another folder there."
+        )
+    log.info("going on from step %d, which was saved as %s.", about["step"], prefix)
+    return {"prefix": prefix, "step": about["step"], "seed": about["seed"], "made_by": about["made_by"]}
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A variable that has a name in checkpoints.
+
+    Attributes:
+        identity: by which it is known again.
+        kept: how the session has it, or would.
+        value: what is saved of it now.
+    """
+
+    identity: object
+    kept: Callable[[], Kept]
+    value: Callable[[], Value]
+
+
+class Automatic:
+    """Saves the variables of the training steps that a script calls, and restores them before each is made first.
+
+    They are known by their names in the steps; variables that no training step reads or writes are the script's affair.
+
+    Args:
+        run: in which they are trained.
+        section: what the YAML says.
+
+    Attributes:
+        schedule: when it is saved.
+        is_left_out: whether something else saves at the moment, that knows more: a `fit`.
+        is_asked: whether the script has asked how many steps are done.
+    """
+
+    def __init__(self, run: Run, section: CheckpointSection) -> None:
+        self._run, self._folder = run, Folder(section.folder)
+        self._saves = Saves(run, self._folder, section.keep)
+        self.schedule = Schedule(
+            run.index == 0,
+            lambda said: run.share(said, "a training step"),
+            section.every_steps,
+            section.every_minutes,
+            run.step,
+        )
+        self.is_left_out = self.is_asked = False
+        self._named: dict[str, _Named] = {}
+        self._steps: list[list[str]] = []
+        self._round: set[int] = set()
+        self._has_begun = False
+
+    def on_tracked(self, item: GraphItem, variables: Mapping[str, Tracked]) -> None:
+        """Called when a step was captured, before it is run: takes in, and restores, the variables of one that trains.
+
+        Args:
+            item: the step.
+            variables: of it, by their names there.
+        """
+        if self.is_left_out or not item.gradients:
+            return
+        self._begin()
+        found = {
+            name: _Named(id(tracked), functools.partial(_kept_of, tracked), functools.partial(_value_of, tracked))
+            for name, tracked in variables.items()
+        }
+        names, new = self._take_in(found)
+        if names is None:
+            return
+        for name, saved in self._saved(names, new).items():
+            variables[new[name]].write(saved())
+        if self._run.resumed:  # with the next step all take the chief's values
+            for name in new.values():
+                variables[name].is_ahead, variables[name].is_behind = True, False
+
+    def on_session(self, variables: Mapping[str, Kept]) -> Mapping[str, Callable[[], Any]]:
+        """Called before a session's first run that trains, when all variables have values; they are taken in.
+
+        Args:
+            variables: all of the session's, by name.
+
+        Returns:
+            On the chief, by name, what gives the value that a variable is to have; the others get it from there.
+        """
+        if self.is_left_out:
+            return {}
+        self._begin()
+        found = {
+            name: _Named(kept.shared_name, functools.partial(_itself, kept), functools.partial(_value_in_session, kept))
+            for name, kept in variables.items()
+        }
+        names, new = self._take_in(found)
+        return {} if names is None else {new[name]: saved for name, saved in self._saved(names, new).items()}
+
+    def before_step(self, step: object) -> None:
+        """Called before each training step, by all workers alike: saves where it is time.
+
+        A loop may have several steps, one for each network say. It is saved where the loop begins again, which is
+        before a step that was made since.
+
+        Args:
+            step: which of them it is.
+        """
+        if self.is_left_out:
+            return
+        begins_again = id(step) in self._round
+        if begins_again:
+            self._round.clear()
+        self._round.add(id(step))
+        if begins_again and self.schedule.is_due(self._run.step):
+            self.save()
+
+    def save(self, background: bool = True) -> None:
+        """Saves now; all workers call it between two steps."""
+        self._run.chief_does("checkpoint", lambda: self._saves.save(lambda _: self._content(), background))
+        self.schedule.saved(self._run.step)
+
+    # --------------------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        if self._has_begun:
+            return
+        self._has_begun = True
+        if self._run.resumed and not self.is_asked:
+            log.warning(
+                "the variables are those after %d steps, and the script has not asked for ad.steps_done: a loop that "
+                "counts its steps itself makes all of them once more. Begin it there: range(ad.steps_done, …).",
+                self._run.step, extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+        if self._run.resumed:
+            prefix = self._run.resumed["prefix"]
+            require_seen(self._run.index, prefix)
+            Beside(self._run).resume(prefix, read_about(prefix), is_same=False)
+        if self._run.index == 0:
+            self._folder.claim()
+            self._run.before_end.append(self._save_at_end)
+
+    def _save_at_end(self) -> None:
+        """What is trained is there for the next run, though it was not time yet."""
+        if self._run.step > self.schedule.saved_step and not self._run.ends_badly:
+            self._saves.save(lambda _: self._content())
+
+    def _take_in(self, variables: Mapping[str, _Named]) -> tuple[list[str] | None, dict[str, str]]:
+        """What the variables of a step are called in checkpoints, and by these names what new ones are called in it.
+
+        Returns:
+            None for the names where a step with these variables is known.
+        """
+        known = {one.identity: name for name, one in self._named.items()}
+        new: dict[str, str] = {}
+        for name, one in variables.items():
+            if one.identity not in known:
+                known[one.identity] = free = self._free(name)
+                self._named[free], new[free] = one, name
+        names = sorted(known[one.identity] for one in variables.values())
+        if names in self._steps:
+            return None, new
+        self._steps.append(names)
+        return names, new
+
+    def _free(self, name: str) -> str:
+        """A name like this one that no variable has yet: steps may call different ones alike."""
+        counted = (f"{name}_{number}" for number in itertools.count(1))
+        return next(one for one in itertools.chain([name], counted) if one not in self._named)
+
+    def _content(self) -> Content:
+        values = [replace(one.value(), key=name) for name, one in self._named.items()]
+        return Content(values, {"made_by": STEPS, "step": self._run.step, "steps": self._steps})
+
+    def _saved(self, names: Sequence[str], new: Iterable[str]) -> dict[str, Callable[[], Any]]:
+        """On the chief, by name, what gives the saved value of each new variable of a step.
+
+        Raises:
+            CheckpointError: the checkpoint is not of this script.
+        """
+        resumed = self._run.resumed
+        if not resumed or self._run.index > 0:
+            return {}
+        prefix = resumed["prefix"]
+        if resumed["made_by"] != STEPS:
+            raise CheckpointError(
+                f"{prefix} was saved by {resumed['made_by']}, and the script trains by steps of its own now. Name "
+                "another folder in `checkpoint` of the YAML."
+            )
+        reader = tf.train.load_checkpoint(prefix)
+        there = _require_same(prefix, reader, {name: self._named[name].kept() for name in names})
+        return {name: functools.partial(reader.get_tensor, name) for name in new if name in there}
+
+
+def _itself(kept: Kept) -> Kept:
+    return kept
+
+
+def _kept_of(tracked: Tracked) -> Kept:
+    return tracked.kept
+
+
+def _value_of(tracked: Tracked) -> Value:
+    return Value("", tracked.read, tracked.kept if tracked.is_behind else None)
+
+
+def _value_in_session(kept: Kept) -> Value:
+    def read() -> tf.Tensor:
+        raise AssertionError("the session has it")
+
+    return Value("", read, kept)
+
+
+def _require_same(prefix: str, reader: Any, step: Mapping[str, Kept]) -> set[str]:
+    """Which variables of a step are in the checkpoint: all of them, or none, where that step was never made.
+
+    Raises:
+        CheckpointMismatchError: the step had other variables.
+    """
+    names = step.keys()
+    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
+    steps = [set(saved) for saved in read_about(prefix)["steps"]]
+    saved = max(steps, key=lambda one: len(one & names) - len(one ^ names))
+    if not saved & names:
+        return set()
+    others = []
+    for name in sorted(saved & names):
+        was = f"{tuple(shapes[name])} {dtypes[name].name}"
+        now = f"{step[name].shape} {step[name].dtype.name}"
+        if was != now:
+            others.append(f"{name} (saved {was}, now {now})")
+    missing, left_over = sorted(names - saved), sorted(saved - names)
+    if missing or left_over or others:
+        raise CheckpointMismatchError(prefix, tuple(missing), tuple(left_over), tuple(others))
+    return saved

@@ -1,0 +1,209 @@
+"""The callback of Keras by which `fit` is saved, and goes on, at the epoch and batch where an earlier run was."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from autodist.capture.keras_state import BEFORE_STEP
+from autodist.capture.skipped_batches import skip_batches
+from autodist.checkpoint.checkpoints import Checkpoints
+from autodist.checkpoint.content import Content
+from autodist.checkpoint.folder import Folder
+from autodist.checkpoint.keras_state import arrays_in, set_states, states_of, writer_of
+from autodist.checkpoint.read import read_about
+from autodist.checkpoint.schedule import Schedule
+from autodist.errors import CheckpointError
+from autodist.run import Run
+
+log = logging.getLogger("autodist")
+
+FIT = "fit"
+"""What the side file says has made a checkpoint."""
+
+_SUFFIX = ".callbacks.npz"
+
+
+class CheckpointCallback(keras.callbacks.Callback):
+    """Saves the model, its optimizer and where `fit` is; made by `AutoDist.checkpoint_callback`.
+
+    It saves before a batch, when all that callbacks do after the one before is done, and when `fit` ends.
+
+    Args:
+        run: in which the model is trained.
+        folder: of the checkpoints.
+        keep: how many stay there.
+        every_steps: after which it is saved; None: not by them.
+        every_minutes: likewise.
+
+    Attributes:
+        others: the other callbacks of the `fit`, whose states are kept; the history always is.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        folder: str | os.PathLike[str],
+        keep: int,
+        every_steps: int | None,
+        every_minutes: float | None,
+    ) -> None:
+        super().__init__()
+        if every_steps is None and every_minutes is None:
+            raise ValueError("neither every_steps nor every_minutes says how often is saved; give one, or both.")
+        if every_steps is not None and every_steps < 1:
+            raise ValueError(f"every_steps is {every_steps!r}; it is a number of training steps, at least 1.")
+        if every_minutes is not None and not every_minutes > 0:
+            raise ValueError(f"every_minutes is {every_minutes!r}; it is a number of minutes above 0.")
+        if keep < 1:
+            raise ValueError(f"keep is {keep!r}; it is how many checkpoints stay, at least 1.")
+        self._run, self.folder, self._keep = run, os.path.abspath(os.path.expanduser(folder)), keep
+        self._every_steps, self._every_minutes = every_steps, every_minutes
+        self.others: list[keras.callbacks.Callback] = []
+        self.schedule: Schedule | None = None
+        self._checkpoints: Checkpoints | None = None
+        self._of: keras.Model | None = None
+        self._fit = -1
+        self._epoch = 0
+        self._first_epoch: int | None = None
+        self._resumed: Mapping[str, Any] = {}
+        self._arrays: Mapping[str, np.ndarray] = {}
+        self._histories: list[Any] = []
+
+    # -- as Keras calls it -----------------------------------------------------------------------------------------
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        model = self.model
+        if self._of is not None and self._of is not model:
+            raise CheckpointError(
+                f"{model.name} is fitted where checkpoints of {self._of.name} are, in {self.folder}, and a folder has "
+                "those of one model. Give each a callback of its own: ad.checkpoint_callback(folder, every_minutes=10)."
+            )
+        self._fit += 1
+        if self._checkpoints is None or not self._has_same_optimizer():
+            self._of, self._optimizer = model, model.optimizer
+            self._checkpoints = Checkpoints(
+                self._run, self.folder, self._keep, {"model": model, "optimizer": model.optimizer}
+            )
+        self._checkpoints.claim()
+        if self._fit == 0:
+            self._look()
+        at = self._resumed.get(FIT, -1)
+        if self._fit == at:
+            self._restore(self._checkpoints)
+        if self.schedule is None:
+            self.schedule = Schedule(
+                self._run.index == 0, self._run.share, self._every_steps, self._every_minutes, self._run.step
+            )
+        self._epochs_before = model._initial_epoch
+        self._first_epoch = None
+        if self._fit < at or (self._fit == at and self._resumed["is_over"]):
+            model._initial_epoch = self.params.get("epochs", 0) or 1  # all of them are made
+        elif self._fit == at:
+            model._initial_epoch = self._resumed["epoch"]
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        if self._fit == self._resumed.get(FIT) and epoch == self._resumed["epoch"] and not self._resumed["is_over"]:
+            told, self._resumed = self._resumed, {}
+            set_states(self._with_history(), told["callbacks"], self._arrays)
+            self._give_back_metrics(told["metrics"])
+            skip_batches(epoch - told["first_epoch"], told["batch"])
+            self._first_epoch = told["first_epoch"]
+        elif self._first_epoch is None:
+            self._first_epoch = epoch
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self.schedule is not None and self.schedule.is_due(self._run.step):
+            self._save(batch, is_over=False, background=True)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._fit <= self._resumed.get(FIT, -1):  # it was over before, and has made no step now
+            histories = self._resumed["histories"]
+            set_states([self.model.history], histories[self._fit : self._fit + 1], self._arrays)
+        else:
+            self._save(0, is_over=True, background=False)
+        self._histories.append(states_of([self.model.history])[0][0])
+        self.model._initial_epoch = self._epochs_before
+
+    # --------------------------------------------------------------------------------------------------------------
+
+    def _has_same_optimizer(self) -> bool:
+        return self._optimizer is self.model.optimizer  # compiled anew, it is another one
+
+    def _with_history(self) -> list[keras.callbacks.Callback]:
+        return [*self.others, self.model.history]
+
+    def _look(self) -> None:
+        """Learns where an earlier run was; fits that were over then are not made again, and the values come later."""
+        said: dict[str, Any] = {}
+        prefix = Folder(self.folder).latest() if self._run.index == 0 else None
+        if prefix is not None:
+            about = read_about(prefix)
+            if about.get("made_by") != FIT:
+                raise CheckpointError(
+                    f"{prefix} was not saved by a `fit`, so it does not say at which epoch it was made. Name another "
+                    "folder, or restore it by ad.checkpoint before `fit`."
+                )
+            said = {**about[FIT], "prefix": prefix, "step": about["step"]}
+        self._resumed = json.loads(self._run.share(json.dumps(said)))
+
+    def _restore(self, checkpoints: Checkpoints) -> None:
+        told = self._resumed
+        checkpoints.restore(told["prefix"])
+        self._run.step = told["step"]
+        self._arrays = arrays_in(told["prefix"] + _SUFFIX)
+        where = "was over" if told["is_over"] else f"goes on at batch {told['batch']} of epoch {told['epoch'] + 1}"
+        log.info("fit %s, after %d steps, by %s.", where, told["step"], told["prefix"])
+
+    def _save(self, batch: int, is_over: bool, background: bool) -> None:
+        assert self._checkpoints is not None and self.schedule is not None, "`fit` has begun"
+        step = self._run.step
+        self._checkpoints.save_with(lambda: self._beside(batch, is_over), step, background)
+        self.schedule.saved(step)
+
+    def _beside(self, batch: int, is_over: bool) -> Content:
+        """Where `fit` is, on the chief."""
+        callbacks, arrays = states_of(self._with_history())
+        history = states_of([self.model.history])[0]
+        state = {
+            FIT: self._fit,
+            "first_epoch": self._first_epoch,
+            "epoch": self._epoch,
+            "batch": batch,
+            "is_over": is_over,
+            "callbacks": callbacks,
+            "histories": [*self._histories, *history],
+            "metrics": self._metrics() if batch else [],
+        }
+        return Content(about={"made_by": FIT, FIT: state}, files={_SUFFIX: writer_of(arrays)})
+
+    def _metrics(self) -> list[Any]:
+        """What metrics have of the epoch so far."""
+        found = []
+        for variable in self.model.metrics_variables:
+            tracked = self._run.tracker.of(variable.value)
+            if tracked is not None and tracked.is_behind:
+                self._run.guard(self._run.pieces.pull, [tracked])
+            found.append(np.asarray(variable.value).tolist())
+        return found
+
+    def _give_back_metrics(self, values: list[Any]) -> None:
+        """With the first step, before which metrics may have no variables yet."""
+        model: Any = self.model
+
+        def give_back() -> None:
+            variables = model.metrics_variables
+            if len(variables) == len(values):
+                for variable, value in zip(variables, values, strict=True):
+                    variable.assign(tf.cast(value, variable.dtype))
+
+        if values:
+            vars(model)[BEFORE_STEP] = give_back

@@ -1,0 +1,96 @@
+"""What `fit` has beside a model's variables: callbacks' states, the history, metrics of the epoch that it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+_STATES: Mapping[type[keras.callbacks.Callback], tuple[str, ...]] = {
+    keras.callbacks.EarlyStopping: ("wait", "stopped_epoch", "best", "best_epoch", "best_weights"),
+    keras.callbacks.ReduceLROnPlateau: ("wait", "cooldown_counter", "best"),
+    keras.callbacks.ModelCheckpoint: ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
+    keras.callbacks.History: ("epoch", "history"),
+}
+"""Of Keras's callbacks, what they keep in mind. One of a script's own says it: `get_state()`, `set_state(state)`."""
+
+_ARRAY = "array"
+
+
+def states_of(callbacks: Iterable[keras.callbacks.Callback]) -> tuple[list[Any], dict[str, np.ndarray]]:
+    """What callbacks keep in mind, as JSON, with the arrays that it names."""
+    arrays: dict[str, np.ndarray] = {}
+    told = [
+        {"class": type(one).__name__, "state": _as_json(state, arrays)}
+        for one in callbacks
+        if (state := _state_of(one)) is not None
+    ]
+    return told, arrays
+
+
+def set_states(
+    callbacks: Iterable[keras.callbacks.Callback], told: Sequence[Any], arrays: Mapping[str, np.ndarray]
+) -> None:
+    """Gives callbacks their states; each takes the first that is left of one of its class."""
+    left = list(told)
+    for callback in callbacks:
+        mine = next((one for one in left if one["class"] == type(callback).__name__), None)
+        if mine is not None and _state_of(callback) is not None:
+            left.remove(mine)
+            _set_state(callback, _from_json(mine["state"], arrays))
+
+
+def _state_of(callback: keras.callbacks.Callback) -> Any:
+    if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+        return callback.get_state()
+    names = next((names for kind, names in _STATES.items() if isinstance(callback, kind)), ())
+    return {name: vars(callback)[name] for name in names if name in vars(callback)} or None
+
+
+def _set_state(callback: keras.callbacks.Callback, state: Any) -> None:
+    if hasattr(callback, "get_state") and hasattr(callback, "set_state"):
+        callback.set_state(state)
+    else:
+        vars(callback).update(state)
+
+
+def _as_json(value: Any, arrays: dict[str, np.ndarray]) -> Any:
+    """A value to the last bit: Python writes floats so, and arrays are kept apart."""
+    if isinstance(value, Mapping):
+        return {str(name): _as_json(one, arrays) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(one, arrays) for one in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    array = np.asarray(value)
+    name = f"{_ARRAY}{len(arrays)}"
+    arrays[name] = array
+    return {_ARRAY: name}
+
+
+def _from_json(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    if isinstance(value, Mapping):
+        if value.keys() == {_ARRAY}:
+            array = arrays[value[_ARRAY]]
+            return array if array.ndim else array[()]
+        return {name: _from_json(one, arrays) for name, one in value.items()}
+    return [_from_json(one, arrays) for one in value] if isinstance(value, list) else value
+
+
+def writer_of(arrays: Mapping[str, np.ndarray]) -> Callable[[str], None]:
+    """What writes arrays to a path."""
+
+    def write(path: str) -> None:
+        with open(path, "wb") as opened:
+            given: dict[str, Any] = dict(arrays)
+            np.savez(opened, **given)
+
+    return write
+
+
+def arrays_in(path: str) -> dict[str, np.ndarray]:
+    """The arrays that `writer_of` has written there."""
+    with np.load(path, allow_pickle=False) as opened:
+        return {name: opened[name] for name in opened.files}

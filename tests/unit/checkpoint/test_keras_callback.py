@@ -1,0 +1,227 @@
+"""`fit` with checkpoints: interrupted anywhere, it goes on as if it had not been."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist import AutoDist, ResourceSpec
+from autodist.checkpoint.lock import FolderLock
+from autodist.errors import CheckpointError
+from autodist.strategies import AllReduce, PartitionedPS
+from tests.unit.checkpoint.test_checkpoints import SHARDS
+
+X = np.random.default_rng(0).normal(size=(40, 5)).astype(np.float32)
+Y = (X @ np.arange(5.0, dtype=np.float32)[:, None]).clip(-2, 2)
+
+
+class Killed(keras.callbacks.Callback):
+    """Ends `fit` before a batch of an epoch, as a kill would."""
+
+    def __init__(self, epoch: int, batch: int) -> None:
+        super().__init__()
+        self._at, self._epoch = (epoch, batch), 0
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self._epoch = epoch
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if (self._epoch, batch) == self._at:
+            raise KeyboardInterrupt
+
+
+class Counting(keras.callbacks.Callback):
+    """A callback of a script's own, with a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+
+    def get_state(self):
+        return {"batches": self.batches}
+
+    def set_state(self, state):
+        self.batches = state["batches"]
+
+
+def autodist(builder=None, **said) -> AutoDist:
+    FolderLock.release_all()
+    spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}], **said})
+    return AutoDist(resource_spec=spec, strategy_builder=builder or AllReduce())
+
+
+def build(ad: AutoDist, rate: float = 0.05) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    with ad.scope():
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.Adam(rate), "mse", metrics=["mae"])
+    return model
+
+
+def ours(patience: int = 1) -> list[keras.callbacks.Callback]:
+    return [
+        keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=patience, min_delta=0.2),
+        keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True, min_delta=1.0),
+        Counting(),
+    ]
+
+
+def fit(ad, model, folder, callbacks, *, epochs=4, killed=None, data=None, every_steps=2, **said):
+    saving = [ad.checkpoint_callback(folder, every_steps=every_steps)] if every_steps else []
+    end = [Killed(*killed)] if killed else []
+    x, y = (X, Y) if data is None else (data, None)
+    sizes = {"batch_size": 8} if data is None else {"shuffle": False}
+    try:
+        return model.fit(
+            x, y, epochs=epochs, callbacks=[*saving, *callbacks, *end], validation_data=(X[:8], Y[:8]), verbose=0,
+            **sizes, **said,
+        ).history  # fmt: skip
+    except KeyboardInterrupt:
+        if saving and saving[0]._checkpoints:
+            saving[0]._checkpoints.wait()
+        return None
+
+
+def values(model: keras.Model) -> list[np.ndarray]:
+    return [keras.ops.convert_to_numpy(v).copy() for v in (*model.weights, *model.optimizer.variables)]
+
+
+def uninterrupted(folder, builder, data=lambda: None, **said):
+    """Values, history and callbacks of a fit that nothing has ended."""
+    ad = autodist(builder())
+    model, callbacks = build(ad), ours()
+    history = fit(ad, model, folder, callbacks, data=data(), **said)
+    return values(model), history, callbacks
+
+
+@pytest.fixture(scope="module")
+def unshuffled(tmp_path_factory):
+    return uninterrupted(tmp_path_factory.mktemp("whole"), AllReduce, shuffle=False)
+
+
+def assert_goes_on(tmp_path, builder, killed, data=lambda: None, whole=None, **said) -> None:
+    whole, history, expected = whole or uninterrupted(tmp_path / "whole", builder, data, **said)
+    ad = autodist(builder())
+    assert fit(ad, build(ad), tmp_path / "parts", ours(), killed=killed, data=data(), **said) is None
+    ad = autodist(builder())
+    model, found = build(ad), ours()
+    again = fit(ad, model, tmp_path / "parts", found, data=data(), **said)
+    for one, other in zip(values(model), whole, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert again == history
+    assert found[2].batches == expected[2].batches
+    for name in ("wait", "best", "best_epoch", "stopped_epoch"):
+        assert getattr(found[1], name) == getattr(expected[1], name), name
+    assert found[0].wait == expected[0].wait
+
+
+@pytest.mark.parametrize("killed", [(0, 3), (2, 1), (3, 0)])
+def test_it_is_the_uninterrupted_fit_to_the_bit(tmp_path, killed, unshuffled):
+    """Values, slots, the learning rate, history with metrics of the epoch, callbacks' states; unshuffled."""
+    assert_goes_on(tmp_path, AllReduce, killed, whole=unshuffled, shuffle=False)
+
+
+def test_a_fit_whose_variables_lie_in_shards_goes_on(tmp_path):
+    assert_goes_on(tmp_path, lambda: PartitionedPS(max_shards=3, **SHARDS), (2, 3), shuffle=False)
+
+
+def test_an_infinite_data_set_goes_on_where_it_was(tmp_path):
+    def data():
+        return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat()
+
+    assert_goes_on(tmp_path, AllReduce, (3, 1), data, steps_per_epoch=3)
+
+
+def test_shuffled_batches_come_in_the_order_that_they_had(tmp_path):
+    def data():
+        return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, seed=7).batch(8)
+
+    assert_goes_on(tmp_path, AllReduce, (2, 3), data)
+
+
+def test_shuffled_arrays_come_in_the_order_that_they_had(tmp_path):
+    assert_goes_on(tmp_path, AllReduce, (2, 3))
+
+
+def test_a_fit_that_was_over_is_not_made_again(tmp_path):
+    ad = autodist()
+    model = build(ad)
+    history = fit(ad, model, tmp_path, ours(), epochs=2)
+    before = values(model)
+    ad = autodist()
+    model = build(ad)
+    assert fit(ad, model, tmp_path, ours(), epochs=2) == history
+    for one, other in zip(values(model), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert ad.steps_done == 10
+
+
+def test_the_yaml_saves_fit_with_no_line_of_the_script(tmp_path):
+    """Two fits, as where the second one trains all layers: the first was over when the run was killed."""
+
+    def script(killed=None):
+        ad = autodist(checkpoint={"folder": str(tmp_path / said), "every_steps": 2})
+        model = build(ad)
+        first = fit(ad, model, None, [], epochs=2, every_steps=None, shuffle=False)
+        with ad.scope():
+            model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
+        second = fit(ad, model, None, [], epochs=2, every_steps=None, shuffle=False, killed=killed)
+        ad._keras._around_fit._callback._checkpoints.wait()
+        return values(model), first, second
+
+    said = "whole"
+    expected = script()
+    said = "parts"
+    script(killed=(1, 3))
+    found = script()
+    assert found[1:] == expected[1:]
+    for one, other in zip(found[0], expected[0], strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_what_was_saved_is_a_checkpoint_as_any_other(tmp_path):
+    ad = autodist()
+    model = build(ad)
+    fit(ad, model, tmp_path, ours(), epochs=1)
+    path = tf.train.latest_checkpoint(str(tmp_path))
+    plain = build(AutoDist())
+    plain.optimizer.build(plain.trainable_variables)
+    root = tf.train.Checkpoint(model=plain, optimizer=plain.optimizer)
+    root.read(path).assert_existing_objects_matched()
+    for one, other in zip(plain.weights, model.weights, strict=True):
+        np.testing.assert_array_equal(one, other)
+    about = json.loads(Path(f"{path}.json").read_text())
+    assert about["made_by"] == "fit" and ".callbacks.npz" in about["files"]
+
+
+def test_another_model_is_not_saved_into_the_folder_of_one(tmp_path):
+    ad = autodist()
+    callback = ad.checkpoint_callback(tmp_path, every_steps=1)
+    build(ad).fit(X, Y, callbacks=[callback], verbose=0)
+    with pytest.raises(CheckpointError, match="a folder has those of one model"):
+        build(ad).fit(X, Y, callbacks=[callback], verbose=0)
+
+
+def test_a_checkpoint_of_the_scripts_own_is_refused(tmp_path):
+    ad = autodist()
+    model = build(ad)
+    ad.checkpoint(tmp_path, model=model, optimizer=model.optimizer).save()
+    with pytest.raises(CheckpointError, match="was not saved by a `fit`"):
+        fit(ad, model, tmp_path, [])
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"every_steps": 0}, {"every_minutes": -1}, {"every_minutes": float("nan")}, {"every_steps": 1, "keep": 0}],
+)
+def test_what_cannot_be_meant_is_refused(tmp_path, asked):
+    with pytest.raises(ValueError):
+        autodist().checkpoint_callback(tmp_path, **asked)

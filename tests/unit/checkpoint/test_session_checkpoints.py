@@ -1,0 +1,66 @@
+"""`checkpoint` in the YAML and a TensorFlow 1 script, which has no line for it but the range of its loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.errors import CheckpointMismatchError
+from autodist.strategies import AllReduce, PartitionedPS
+from tests.unit.checkpoint.test_automatic import autodist
+from tests.unit.checkpoint.test_checkpoints import SHARDS
+
+v1 = tf.compat.v1
+
+
+def script(ad, steps: int, ends: bool = True, width: int = 3) -> dict[str, np.ndarray]:
+    """Trains with momentum; the loop's own batches are told by the number of the step."""
+    with tf.Graph().as_default(), ad.scope():
+        x = v1.placeholder(tf.float64, [None, 4])
+        weight = v1.get_variable("net/weight", [4, width], tf.float64, v1.constant_initializer(0.5))
+        count = v1.get_variable("count", [], tf.int64, v1.zeros_initializer(), trainable=False)
+        loss = tf.reduce_mean(tf.square(tf.tanh(x @ weight)))
+        train = v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss, global_step=count)
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            for step in range(ad.steps_done, steps):
+                session.run([train, loss], {x: np.random.default_rng(step).normal(size=(6, 4))})
+            values = session.run({v.op.name: v for v in v1.global_variables()})
+    if ends:
+        ad._run.finish()
+    else:
+        ad._automatic._saves.wait()
+    return values
+
+
+BUILDERS = [AllReduce, lambda: PartitionedPS(max_shards=3, **SHARDS)]
+
+
+@pytest.mark.parametrize("builder", BUILDERS)
+def test_a_session_goes_on_where_the_last_one_was_saved(tmp_path, builder):
+    expected = script(autodist(tmp_path / "whole", builder()), 6)
+    script(autodist(tmp_path / "parts", builder()), 5, ends=False)
+    reader = tf.train.load_checkpoint(str(tmp_path / "parts"))
+    assert sorted(reader.get_variable_to_shape_map()) == ["count", "net/weight", "net/weight/Momentum"]
+    assert reader.get_tensor("count") == 4
+    ad = autodist(tmp_path / "parts", builder())
+    assert ad.steps_done == 4
+    found = script(ad, 6)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+
+
+def test_what_one_strategy_has_saved_another_goes_on_with(tmp_path):
+    expected = script(autodist(tmp_path / "whole"), 4)
+    script(autodist(tmp_path / "parts", PartitionedPS(max_shards=3, **SHARDS)), 2)
+    found = script(autodist(tmp_path / "parts", replicas=3), 4)
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-12, err_msg=name)
+
+
+def test_another_graph_is_refused(tmp_path):
+    script(autodist(tmp_path), 2)
+    with pytest.raises(CheckpointMismatchError, match="weight"):
+        script(autodist(tmp_path), 4, width=2)
