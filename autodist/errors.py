@@ -55,6 +55,10 @@ class MisusedError(AutoDistError):
     """A script cannot be run by the command that runs it; the command's exit status is 2."""
 
 
+class TraceError(AutoDistError):
+    """A trace that was asked for cannot be written."""
+
+
 class LaunchError(AutoDistError):
     """A function cannot be launched, or what it returned cannot be brought back."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -11,6 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+
+from autodist.errors import TraceError
+from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 
@@ -26,9 +30,31 @@ TRACED_RUN = 10
 
 
 def trace_file(step: str, worker: int) -> pathlib.Path | None:
-    """Where the trace of a step goes; None if nobody asked for one."""
-    folder = os.environ.get(TRACE_VARIABLE)
-    return pathlib.Path(folder) / f"{step}.worker_{worker}.json" if folder else None
+    """Where the trace of a step goes; None if nobody asked for one.
+
+    Raises:
+        TraceError: it cannot go there, which is told before the first step and not in the tenth.
+    """
+    told = os.environ.get(TRACE_VARIABLE)
+    if not told:
+        return None
+    folder = pathlib.Path(told)
+    there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = "may not be written by this process" if there.is_dir() else "is no folder"
+        raise TraceError(f"{TRACE_VARIABLE}={told}: no trace can be written there, since {there} {reason}.")
+    return folder / f"{step}.worker_{worker}.json"
+
+
+_counts: dict[pathlib.Path, int] = {}
+"""How often each step of this process ran, by the file of its trace."""
+
+
+def _tell_if_nothing_was_traced() -> None:
+    file = max(_counts, key=lambda file: _counts[file])
+    if _counts[file] < TRACED_RUN:
+        told = "%s=%s: nothing was traced, since the tenth run of a step is, and none ran as often (%s: %d times)"
+        log.warning(told, TRACE_VARIABLE, file.parent, file.name, _counts[file], extra=ALIKE_EVERYWHERE)
 
 
 @dataclass
@@ -50,8 +76,14 @@ class TracedRuns:
     about: Callable[[], Mapping[str, Any]] = dict
     _count: int = 0
 
+    def __post_init__(self) -> None:
+        if not _counts:
+            atexit.register(_tell_if_nothing_was_traced)
+        _counts[self.file] = 0
+
     def __call__(self, *values: Any) -> Any:
         self._count += 1
+        _counts[self.file] = self._count
         if self._count != TRACED_RUN:
             return self.run(*values, options=self.options)
         options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.errors import TraceError
 from autodist.graph.item import GraphItem
+from autodist.runtime import timeline
 from autodist.runtime.hosts import Hosts
 from autodist.runtime.program import Program
 from autodist.runtime.timeline import TRACE_VARIABLE, TRACED_RUN
@@ -51,6 +54,32 @@ def test_the_tenth_run_of_each_step_is_written(host, monkeypatch, tmp_path):
     run(second, TRACED_RUN)
     files = sorted(tmp_path.joinpath("traces").iterdir())
     assert [f.name for f in files] == ["step_1.worker_0.json", "step_2.worker_0.json"]
+
+
+def test_it_is_told_at_the_end_that_no_step_ran_as_often(host, monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv(TRACE_VARIABLE, str(tmp_path))
+    monkeypatch.setattr(timeline, "_counts", {})
+    ends = []
+    monkeypatch.setattr(timeline.atexit, "register", ends.append)
+    short, longer = program(host), program(host)
+    run(short, 1)
+    run(longer, TRACED_RUN - 1)
+    (at_the_end,) = ends
+    at_the_end()
+    assert "nothing was traced" in caplog.text and "(step_2.worker_0.json: 9 times)" in caplog.text
+    caplog.clear()
+    run(longer, 1)
+    at_the_end()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("within", ["taken", "taken/below", "/proc/traces"])
+def test_a_folder_that_cannot_be_written_is_refused_before_the_first_step(host, monkeypatch, tmp_path, within):
+    (tmp_path / "taken").write_text("a file")
+    monkeypatch.setenv(TRACE_VARIABLE, str(tmp_path / within))
+    monkeypatch.setattr(os, "access", lambda place, mode: not str(place).startswith("/proc"))  # root may everything
+    with pytest.raises(TraceError, match="no trace can be written there, since .*(taken is no folder|/proc may not)"):
+        program(host)
 
 
 def test_a_trace_tells_what_ran_where_and_when(host, monkeypatch, tmp_path):
