@@ -99,8 +99,10 @@ def _call(order: bytes) -> Any:
     from autodist import AutoDist  # before TensorFlow, which comes with the function
     from autodist.notebook.call import Call
     from autodist.notebook.parcel import unpack
+    from autodist.quiet import quiet_tensorflow
 
-    call: Call = unpack(order, takes_settings=True)
+    with quiet_tensorflow():  # what the function uses may be the first here that asks TensorFlow for something
+        call: Call = unpack(order, takes_settings=True)
     if call.asked.asks:
         os.environ |= call.asked.environment()
         take_over()

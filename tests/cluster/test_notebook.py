@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
+import re
 import secrets
 import signal
 import time
@@ -196,6 +198,22 @@ def test_a_cell_is_a_script_that_takes_and_leaves_names(kernel: Kernel) -> None:
     assert "NameError" in error
     assert "--in other brings it" in error
     assert "print(other)" in error  # where it stands in the cell
+
+
+def test_the_example_trains_and_trains_on(kernel: Kernel) -> None:
+    folder = Path(__file__).parents[2] / "examples"
+    kernel.run(f"%cd -q {folder}")
+    cells = json.loads((folder / "digits_notebook.ipynb").read_text())["cells"]
+    shown = ""
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            more, error = kernel.run("".join(cell["source"]))
+            assert not error
+            shown += more
+    found = re.search(r"test accuracy (\S+)", shown)
+    assert found
+    assert float(found[1]) >= 0.95
+    assert "Epoch 2/2" in shown.partition("test accuracy")[2]
 
 
 def test_an_interrupt_ends_the_run_and_the_death_of_the_kernel_does(kernel: Kernel) -> None:
