@@ -17,6 +17,7 @@ from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep, timing_the_start
 from autodist.capture.keras_state import is_about_to_step, make_state
 from autodist.capture.other_strategies import require_no_strategy
+from autodist.capture.own_frames import hiding_own_frames
 from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -105,7 +106,7 @@ class KerasModels:
             return call
 
         for name, method in plain.items():
-            setattr(trains, name, fitting(method))
+            setattr(trains, name, hiding_own_frames(fitting(method)))
         try:
             yield
         finally:
@@ -131,6 +132,8 @@ class KerasModels:
                 vars(model)[name] = self._fits.wrapped(getattr(type(model), name).__get__(model))
         fit = vars(model)["fit"] if self._fits is not None else type(model).fit.__get__(model)
         vars(model)["fit"] = self._around_fit(noting_lengths(fit, model))
+        for name in SHOW_PROGRESS if self._fits is not None else ("fit",):
+            vars(model)[name] = hiding_own_frames(vars(model)[name])
 
     def _train_function(self, model: keras.Model, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:
         def train_step(data: Any) -> Any:

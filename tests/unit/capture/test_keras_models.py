@@ -1,5 +1,6 @@
 """Models that are adopted: they are saved, loaded and cloned as ever, and their steps are what is asked of them."""
 
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+from autodist.capture import own_frames
 from autodist.capture.keras_models import KerasModels
 
 
@@ -79,3 +81,31 @@ def test_what_keras_decides_itself_is_as_keras_decides(monkeypatch):
     assert asked_of() == [True]
     monkeypatch.setattr(keras.Model, "_resolve_auto_jit_compile", lambda model: False)
     assert asked_of() == [False]
+
+
+class _Fault(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        raise ValueError("of the script")
+
+
+def _files_of_error(model: keras.Model) -> list[str]:
+    with pytest.raises(ValueError, match="of the script") as raised:
+        model.fit(np.ones((4, 3), "float32"), np.ones((4, 2), "float32"), verbose=0, callbacks=[_Fault()])
+    return [entry.filename for entry in traceback.extract_tb(raised.value.__traceback__)]
+
+
+@pytest.mark.parametrize("is_adopted", [True, False])
+def test_an_error_in_fit_shows_the_scripts_lines_and_none_of_ours(trained: keras.Model, is_adopted: bool) -> None:
+    ours = str(Path(own_frames.__file__).parents[1])
+    models = KerasModels(_Steps())
+    with models.adopting():
+        if is_adopted:
+            models.adopt(trained)
+        shown = _files_of_error(trained)
+        assert shown[0] == shown[-1] == __file__
+        assert not [name for name in shown if name.startswith(ours)]
+        keras.config.disable_traceback_filtering()
+        try:
+            assert [name for name in _files_of_error(trained) if name.startswith(ours)]
+        finally:
+            keras.config.enable_traceback_filtering()
