@@ -27,6 +27,7 @@ from autodist.checkpoint import Checkpoints
 from autodist.checkpoint.around_fit import AroundFit
 from autodist.checkpoint.automatic import Automatic, find_resumed, section_of
 from autodist.checkpoint.keras_callback import CheckpointCallback
+from autodist.checkpoint.of_session import SessionCheckpoints
 from autodist.cluster.given.meet import meet, warn_if_alone
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
@@ -284,21 +285,33 @@ class AutoDist:
         """Brings the script's variables up to date; reading one does it too."""
         self._run.pull()
 
-    def checkpoint(self, folder: str | os.PathLike[str], *, keep: int = 3, **objects: Any) -> Checkpoints:
+    def checkpoint(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep: int = 3,
+        session: DistributedSession | None = None,
+        **objects: Any,
+    ) -> Checkpoints:
         """Saves what the script trains, and restores it, whatever the strategy; files that TensorFlow reads.
 
         Args:
             folder: of the checkpoints, on the chief's machine; to restore from it, all machines have to see it.
             keep: how many stay there; older ones are removed.
-            objects: by name, as for `tf.train.Checkpoint`: `model=model, optimizer=optimizer`.
+            session: whose variables they are, by their names, as for a `tf.compat.v1.train.Saver`.
+            objects: by name, as for `tf.train.Checkpoint`: `model=model, optimizer=optimizer`. Not with a session.
 
         Raises:
-            CheckpointError: the folder is on no file system, or a graph is being built.
+            CheckpointError: the folder is on no file system, or a graph is being built and no session is given.
         """
+        if session is not None:
+            if objects:
+                raise ValueError(f"{', '.join(objects)}: a session is saved by its variables' names, and no objects.")
+            return SessionCheckpoints(self._run, folder, keep, session)
         if not tf.executing_eagerly():
             raise CheckpointError(
-                "ad.checkpoint saves objects of eager TensorFlow, and a graph is being built. Save its variables by a "
-                "tf.compat.v1.train.Saver, whose files ad.checkpoint restores."
+                "ad.checkpoint saves objects of eager TensorFlow, and a graph is being built. Give it the graph's "
+                "session, ad.checkpoint(folder, session=session), or save it by a tf.compat.v1.train.Saver."
             )
         return Checkpoints(self._run, folder, keep, objects)
 

@@ -229,8 +229,6 @@ class Run:
         looks = look()
         if looks is not None and item.gradients:
             looks.comes_to_step(item, names, shapes or {}, rehearses)
-        if item.gradients:
-            self.draws |= {node.name for node in item.wiring.having(Trait.SEEDED)}
         strategy = self._build(item, names) if self.index == 0 else None
         if self._hosts is None:
             if strategy is not None and rehearses and self.workers > 1:
@@ -272,6 +270,7 @@ class Run:
         self._has_work = self._has_work or kernels is not SETTING_KERNELS
         if item.gradients:
             self.on_training()
+            self.draws |= {node.name for node in item.wiring.having(Trait.SEEDED)}
         rehearsed, self._rehearsed = self._rehearsed, None
         if rehearsed is not None and rehearsed[0] is item.graph_def:
             rewritten = rehearsed[1]

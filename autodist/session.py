@@ -254,6 +254,27 @@ class DistributedSession(SessionInterface):
         results = iter(found)
         return tf.nest.map_structure(lambda f: None if f is ABSENT else next(results), structure)
 
+    def saved_variables(self) -> dict[str, Kept]:
+        """How the session has each variable that a Saver of the graph would save, by its name."""
+        saved = {
+            v.handle.op.name: v.op.name for v in self.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+        }
+        return {
+            saved[v.handle]: Kept(
+                self._names[v.name], v.dtype, tuple(v.shape), self._placements.get(v.name, Placement())
+            )
+            for v in self._captured.variables
+            if v.handle in saved
+        }
+
+    def give_initial_values(self) -> None:
+        """Gives variables that no run has set their initial values; all workers call it."""
+        self._initial_values.give()
+
+    def note_given(self) -> None:
+        """Notes that all variables were given values beside any run."""
+        self._initial_values.settled |= {v.handle for v in self._captured.variables}
+
     def _values(self) -> dict[str, np.ndarray]:
         """What the graph's variables hold, by name."""
         listed = {v.handle.op.name: v for v in self.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}

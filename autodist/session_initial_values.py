@@ -50,8 +50,13 @@ class InitialValues:
 
     def give_before(self, item: GraphItem) -> None:
         """Gives what is unset its initial value, if a run reads or changes a variable."""
+        if item.wiring.effects:
+            self.give()
+
+    def give(self) -> None:
+        """Gives what is unset its initial value; all workers call it."""
         unset = self._initializers.keys() - self.settled
-        if not unset or not item.wiring.effects:
+        if not unset:
             return
         self.settled |= unset
         self._run.meet()

@@ -155,9 +155,17 @@ class Checkpoints:
             return {}
         about = read_about(prefix)
         require_whole(prefix, about)
-        self._matched(prefix)
+        self._require_fits(prefix)
         told = {key: value for key, value in about.items() if key != "files"}
         return {"prefix": prefix, "index": digest(f"{prefix}.index"), "about": told}
+
+    def _require_fits(self, prefix: str) -> None:
+        """Passes a checkpoint that can be restored here.
+
+        Raises:
+            CheckpointMismatchError: it was saved of something else; names all that differs.
+        """
+        self._matched(prefix)
 
     def _matched(self, prefix: str) -> tuple[SavedObjects, dict[str, str]]:
         """The objects, and by key of each of their values the saved one's."""
@@ -182,7 +190,7 @@ class Checkpoints:
             else:
                 read_here(variable, prefix, name)
         if in_session:
-            self._run.chief_does_meanwhile(lambda: self._read_into_session(prefix, in_session))
+            self._read_into_session(prefix, [(name, tracked.kept) for name, tracked in in_session])
             for _, tracked in in_session:
                 tracked.hand_over(is_same=False)
 
@@ -191,8 +199,12 @@ class Checkpoints:
         tracked = self._run.tracker.of(variable)
         return tracked if tracked is not None and tracked.is_settled and not tracked.is_aliased else None
 
-    def _read_into_session(self, prefix: str, values: Sequence[tuple[str, Tracked]]) -> str:
-        workers, kept = self._run.workers, [(key, tracked.kept) for key, tracked in values]
-        host, pieces = self._run.hosts.beside, self._run.pieces
-        self._run.guard(read_into_session, host, pieces, lambda worker: cpu_of(worker, workers), prefix, kept)
-        return ""
+    def _read_into_session(self, prefix: str, values: Sequence[tuple[str, Kept]]) -> None:
+        """Gives what the session has the values of some keys; all workers call it."""
+        workers, host, pieces = self._run.workers, self._run.hosts.beside, self._run.pieces
+
+        def read() -> str:
+            self._run.guard(read_into_session, host, pieces, lambda worker: cpu_of(worker, workers), prefix, values)
+            return ""
+
+        self._run.chief_does_meanwhile(read)
