@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from autodist.errors import ResourceSpecError, StrategyError
@@ -30,6 +30,7 @@ class Asked:
             machines or the script says.
         given: whether a scheduler has started this process and those of the other workers.
         max_restarts: how often all workers start again after one of them was lost; None: what the YAML says.
+        traceback: whether AutoDist's own errors are shown with where they come from.
     """
 
     cluster: str | None = None
@@ -38,6 +39,7 @@ class Asked:
     strategy: str | None = None
     given: bool = False
     max_restarts: int | None = None
+    traceback: bool = False
 
     def __post_init__(self) -> None:
         if self.cluster is not None and not self.given and (self.workers, self.replicas) != (None, None):
@@ -57,8 +59,8 @@ class Asked:
 
     @property
     def asks(self) -> bool:
-        """Whether it asks for anything."""
-        return self != Asked()
+        """Whether it asks for machines or a strategy."""
+        return replace(self, traceback=False) != Asked()
 
     def environment(self) -> dict[str, str]:
         """What a process finds in its environment, to which the same is asked."""

@@ -6,12 +6,14 @@ script that trains nothing on the machines which were asked for ends with status
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import runpy
 import sys
+import traceback
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any
 
 from autodist.asked import named_builder, take_over
@@ -27,7 +29,7 @@ def main() -> None:
     sys.path[0] = os.getcwd() if is_module else os.path.dirname(os.path.abspath(name))
     if asked.strategy is not None:
         _require_strategy(asked.strategy)  # now: a builder of the user's may stand beside the script
-    sys.excepthook = functools.partial(_without_our_frames, sys.excepthook)
+    sys.excepthook = functools.partial(_without_our_frames, sys.excepthook, asked.traceback)
     try:
         _run(name, is_module)
     except MisusedError as error:
@@ -70,21 +72,45 @@ def _require_training(name: str) -> None:
 
 
 def _refuse(problem: str) -> None:
-    sys.stderr.write(f"autodist: error: {problem}\n")
+    _tell(problem)
     sys.exit(BAD_INPUT)
+
+
+def _tell(problem: str) -> None:
+    if sys.stderr is not None:
+        with contextlib.suppress(OSError):  # nobody is told
+            sys.stderr.write(f"autodist: error: {problem}\n")
+            sys.stderr.flush()
 
 
 def _without_our_frames(
     otherwise: Callable[[type[BaseException], BaseException, TracebackType | None], Any],
+    shows_all: bool,
     kind: type[BaseException],
     error: BaseException,
     trace: TracebackType | None,
 ) -> None:
-    """Shows what a script raised from the script on."""
+    """Shows what a script raised from the script on; of AutoDist's own errors the words, which say it all.
+
+    Args:
+        otherwise: shows an exception.
+        shows_all: whether AutoDist's own are shown as others are.
+        kind: of the exception.
+        error: the exception.
+        trace: where it came from.
+    """
+    if isinstance(error, AutoDistError) and not shows_all:
+        lines = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(trace) if _is_script_s(frame)]
+        _tell(str(error) + "".join(f" ({file}:{line})" for file, line in lines[-1:]))
+        return
     ours = (__file__, "<frozen runpy>")
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename in ours:
         trace = trace.tb_next
     otherwise(kind, error.with_traceback(trace), trace)
+
+
+def _is_script_s(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_filename != __file__
 
 
 if __name__ == "__main__":

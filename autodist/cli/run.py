@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -56,7 +57,7 @@ def run(
 
     What is not given here is as the script says. The script runs in this process: signals, exit status, standard input
     and terminal are as with `python SCRIPT`. A script that makes no AutoDist, or two, or ends before a step of it, ends
-    with status 2.
+    with status 2. What AutoDist cannot do is told in words with the script's line, and status 1.
 
     Where a scheduler has started several of these (SLURM, Open MPI, PMI, an indexed Job of Kubernetes, TF_CONFIG), and
     the options name no machines, they train together: the environment says which is which.
@@ -91,9 +92,10 @@ def run(
     if dry_run:
         _show_what_would_run(target, asked)
         return
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os.execve(sys.executable, [sys.executable, *_launched(target)], os.environ | asked.environment())
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        stream.flush()
+    told = replace(asked, traceback=traceback).environment()
+    os.execve(sys.executable, [sys.executable, *_launched(target)], os.environ | told)
 
 
 def find_given(

@@ -24,6 +24,11 @@ def test_nothing_asked_leaves_what_the_script_says(monkeypatch: pytest.MonkeyPat
     assert asked.builder(lambda: PS(owner=0)) == PS(owner=0)
 
 
+def test_how_errors_are_shown_asks_for_no_machines() -> None:
+    assert not Asked(traceback=True).asks
+    assert Asked(workers=2, traceback=True).asks
+
+
 def test_a_process_finds_what_was_asked_in_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked(workers=2, replicas=3, strategy="Parallax")
     for name, value in asked.environment().items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import signal
 import subprocess
 import sys
@@ -11,9 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from autodist.asked import VARIABLE
+from autodist.cli import launched
 from autodist.cli.app import app
 from autodist.cli.run import find_given
 from autodist.cluster.given.form import OF_ONE_PROCESS
+from autodist.errors import StrategyError
 from autodist.resources import ResourceSpec
 
 RUNNER = CliRunner()
@@ -82,6 +85,7 @@ if ad.is_chief:
         (HEAD + "AutoDist()\nsys.exit(0)", 2, "train.py ended before a step of its AutoDist"),
         ("raise ValueError('of its own')", 1, 'Traceback (most recent call last):\n  File "{script}", line 1'),
         (STEP, 0, ""),
+        (HEAD + "def make():\n    AutoDist('no.yml')\nmake()", 1, "YAML file ({script}:7)\n"),
     ],
 )
 def test_a_script_that_trains_nothing_on_the_machines_is_refused(
@@ -91,7 +95,26 @@ def test_a_script_that_trains_nothing_on_the_machines_is_refused(
     ended = run("--replicas", "2", script, folder=tmp_path)
     assert ended.returncode == status, ended.stderr
     assert told.format(script=script) in ended.stderr
-    assert ("Traceback" in ended.stderr) == (status == 1)
+    assert ("Traceback" in ended.stderr) == told.startswith("Traceback")
+
+
+def test_errors_of_autodist_s_are_words_with_the_script_s_line_unless_all_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = write(tmp_path, "def use(error):\n    raise error\n\nuse(ERROR)\n")
+    shown: list[BaseException] = []
+    for error, shows_all, told in [
+        (StrategyError("it cannot be done"), False, f"autodist: error: it cannot be done ({script}:2)\n"),
+        (StrategyError("it cannot be done"), True, ""),
+        (ValueError("of its own"), False, ""),
+    ]:
+        with pytest.raises(type(error)) as raised:
+            runpy.run_path(script, {"ERROR": error}, "__main__")
+        launched._without_our_frames(
+            lambda kind, error, trace: shown.append(error), shows_all, type(error), error, raised.tb
+        )
+        assert capsys.readouterr().err == told
+    assert [str(error) for error in shown] == ["it cannot be done", "of its own"]
 
 
 @pytest.mark.processes
