@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import rich.console
 import rich.table
+from bench.checkpoints import compare_checkpoints
 from bench.comparisons import GOAL, Result, compare, comparisons
 from bench.first_step import compare_first_step
 from bench.jobs import JobError, Length
@@ -39,6 +40,7 @@ GROUPS = {
     "first-step": "one device, from the start of the script",
     "rewrite": "rewriting",
     "memory": "the script alone, peak memory",
+    "checkpoint": "the disk itself, or a step without a save",
 }
 WARMUP, SETTLING = 5, 2
 TABLE_WIDTH = 200
@@ -90,6 +92,8 @@ def _measurements(told: argparse.Namespace) -> Iterator[Measurement]:
         yield Measurement("resnet50: first step", lambda: [compare_first_step(told.repeat)])
     if _is_asked(told, "rewrite", "resnet50"):
         yield Measurement("resnet50: rewriting", lambda: compare_rewriting(told.repeat))
+    if _is_asked(told, "checkpoint", "tables"):
+        yield Measurement("tables: checkpoints of 2 GB", compare_checkpoints)
     for model in MEMORY_MODELS:
         if _is_asked(told, "memory", model):
             yield Measurement(f"{model}: memory", lambda model=model: [compare_memory(model, length)])

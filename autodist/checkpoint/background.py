@@ -26,6 +26,11 @@ class Background:
         """That of a folder, whoever saves there."""
         return cls._of.setdefault(os.path.realpath(folder), cls())
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether something is being done."""
+        return self._thread is not None and self._thread.is_alive()
+
     def begin(self, act: Callable[[], None]) -> None:
         """Does something in a thread of its own; what was begun before has to be over.
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2 as graph_pb2
 
 from autodist.checkpoint.beside import OURS
-from autodist.checkpoint.folder import FORMAT, digest
+from autodist.checkpoint.folder import FORMAT, digest, digests
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, Value, match
 from autodist.errors import CheckpointError, CheckpointMismatchError
 
@@ -59,7 +59,9 @@ def require_whole(prefix: str, about: Mapping[str, Any]) -> None:
         size = os.path.getsize(path)
         if size != told["bytes"]:
             raise _damaged(prefix, f"{path} has {size} bytes, and {told['bytes']} were written")
-        if digest(path) != told["sha256"]:
+    written = {prefix + suffix: told["sha256"] for suffix, told in about.get("files", {}).items()}
+    for path, found in digests(written).items():
+        if found != written[path]:
             raise _damaged(prefix, f"{path} is not what was written: it has another SHA-256")
     try:
         reader = tf.train.load_checkpoint(prefix)

@@ -1,0 +1,72 @@
+"""What it costs to save and restore 2 GB, and a step beside that."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from bench.comparisons import Result
+from bench.jobs import ANSWER, SCRIPTS, JobError, environment
+
+LIMIT = 600.0
+OF_DISK = 2.0
+"""Times what the disk itself takes for as many bytes."""
+
+BESIDE = 1.1
+"""Times a step without a save in the background."""
+
+SHARD_BYTES, MORE_BYTES = 128_000_000, 64 << 20
+"""Of the largest shard, and what may come on top of it."""
+
+
+def compare_checkpoints() -> list[Result]:
+    """A save, a restore, the memory that each takes, and a step while a save is in the background.
+
+    Raises:
+        JobError: it did not run.
+    """
+    with tempfile.TemporaryDirectory(prefix="autodist-bench-", dir=Path.cwd()) as folder:
+        found = _run(folder)
+    most = SHARD_BYTES + MORE_BYTES
+    results = []
+    for what, disk in (("save", "disk_write"), ("restore", "disk_read")):
+        ours, theirs, extra = found[what], found[disk], found[f"{what}_bytes"]
+        note = "no bytes are in the system's memory before" if what == "restore" else "until the disk has them"
+        results.append(
+            Result("checkpoint", f"{what}, 2 GB", f"{ours:.2f} s", f"{theirs:.2f} s", ours / theirs, OF_DISK, note)
+        )
+        results.append(
+            Result("checkpoint", f"{what}, extra peak", _mb(extra), _mb(most), extra / most, 1.0, "of what is allowed")
+        )
+    alone, beside = found["step"], found["step_beside"]
+    note = f"{found['steps_beside']:.0f} steps were made beside it"
+    results.append(Result("checkpoint", "step beside a save", _ms(beside), _ms(alone), beside / alone, BESIDE, note))
+    return results
+
+
+def _run(folder: str) -> dict[str, float]:
+    command = [sys.executable, "-m", "bench.save_variables", folder]
+    told = environment(1)
+    del told["OMP_NUM_THREADS"]
+    try:
+        done = subprocess.run(
+            command, env=told, cwd=SCRIPTS, capture_output=True, timeout=LIMIT, check=True, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise JobError(f"checkpoints: it took more than {LIMIT:.0f} s") from None
+    except subprocess.CalledProcessError as error:
+        raise JobError(f"checkpoints: it failed\n{error.stderr[-2000:].decode(errors='replace')}") from error
+    (line,) = (one for one in done.stdout.splitlines() if one.startswith(ANSWER))
+    answer: dict[str, float] = json.loads(line.removeprefix(ANSWER))
+    return answer
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:.0f} MB"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"

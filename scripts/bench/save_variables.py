@@ -1,0 +1,146 @@
+"""One process that saves and restores variables of 2 GB, and trains beside; says what that took, and its disk.
+
+python -m bench.save_variables FOLDER
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import tensorflow as tf
+
+from autodist import AutoDist
+from autodist.checkpoint import Checkpoints
+from autodist.checkpoint.background import Background
+from bench.jobs import ANSWER
+
+VARIABLES, ROWS, WIDTH = 16, 62_500, 512
+SHARD_BYTES = ROWS * WIDTH * 4
+ALL_BYTES = VARIABLES * SHARD_BYTES
+CHUNK = 16 << 20
+STEPS, WARMUP = 60, 10
+ROWS_OF_STEP = 64
+
+
+def main() -> None:
+    folder = pathlib.Path(sys.argv[1])
+    ad = AutoDist()
+    with ad.scope():
+        variables = [tf.Variable(tf.zeros([ROWS, WIDTH]), name=f"table_{k}") for k in range(VARIABLES)]
+        weight = tf.Variable(tf.random.stateless_uniform([WIDTH, WIDTH], [1, 2], -0.04, 0.04), name="weight")
+        step = ad.function(_step_of(variables, weight))
+    draw = np.random.default_rng(0)
+
+    def train() -> None:
+        step(draw.integers(0, ROWS, ROWS_OF_STEP), draw.normal(size=(1024, WIDTH)).astype(np.float32))
+
+    for _ in range(WARMUP):
+        train()
+    found = {"disk_write": _write_raw(folder / "raw"), "disk_read": _read_raw(folder / "raw")}
+    (folder / "raw").unlink()
+    checkpoint = ad.checkpoint(folder / "saved", variables=[*variables, weight], keep=1)
+    found["save"], found["save_bytes"] = _timed(lambda: checkpoint.save(step=1))
+    _forget(folder / "saved")
+    found["restore"], found["restore_bytes"] = _timed(checkpoint.restore)
+    for _ in range(WARMUP):
+        train()
+    alone, beside, while_saved = _beside(train, checkpoint)
+    found |= {"step": alone, "step_beside": beside, "steps_beside": while_saved}
+    sys.stdout.buffer.write(ANSWER + json.dumps(found).encode() + b"\n")
+    sys.stdout.flush()
+
+
+def _step_of(variables: list[tf.Variable], weight: tf.Variable) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    """Rows of each large variable, and a product that takes some milliseconds."""
+
+    def step(ids: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            rows = tf.add_n([tf.gather(v, ids) for v in variables])
+            loss = tf.reduce_mean(tf.square(rows)) + tf.reduce_mean(tf.square(tf.tanh(x @ weight) @ weight - 1.0))
+        *sparse, dense = tape.gradient(loss, [*variables, weight])
+        for variable, gradient in zip(variables, sparse, strict=True):
+            variable.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
+        weight.assign_sub(0.1 * dense)
+        return loss
+
+    return step
+
+
+def _beside(train: Callable[[], None], checkpoint: Checkpoints) -> tuple[float, float, int]:
+    """Seconds of a step alone, and while a save is in the background; and how many of these there were."""
+    alone = [_seconds(train) for _ in range(STEPS)]
+    path = checkpoint.save(step=2, background=True)
+    background, beside = Background.of(os.path.dirname(str(path))), []
+    while background.is_under_way:
+        beside.append(_seconds(train))
+    checkpoint.wait()
+    alone += [_seconds(train) for _ in range(STEPS)]
+    return statistics.median(alone), statistics.median(beside or [0.0]), len(beside)
+
+
+def _seconds(act: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    act()
+    return time.perf_counter() - began
+
+
+def _timed(act: Callable[[], object]) -> tuple[float, int]:
+    """Seconds, and by how many bytes of memory the process has grown meanwhile at most."""
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = _memory("VmRSS")
+    seconds = _seconds(act)
+    return seconds, _memory("VmHWM") - before
+
+
+def _memory(name: str) -> int:
+    status = pathlib.Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in status if line.startswith(name))
+
+
+def _write_raw(path: pathlib.Path) -> float:
+    """Seconds in which the disk takes as many bytes."""
+    chunk = os.urandom(CHUNK)
+
+    def write() -> None:
+        with path.open("wb", buffering=0) as file:
+            for size in _chunks():
+                file.write(chunk[:size])
+            os.fsync(file.fileno())
+
+    return _seconds(write)
+
+
+def _read_raw(path: pathlib.Path) -> float:
+    """Seconds in which the disk gives them, when nothing remembers them."""
+    _forget(path.parent)
+
+    def read() -> None:
+        with path.open("rb", buffering=0) as file:
+            while file.read(CHUNK):
+                pass
+
+    return _seconds(read)
+
+
+def _chunks() -> Iterator[int]:
+    for begin in range(0, ALL_BYTES, CHUNK):
+        yield min(CHUNK, ALL_BYTES - begin)
+
+
+def _forget(folder: pathlib.Path) -> None:
+    """Lets the system forget what it has read and written of a folder's files."""
+    for path in folder.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,137 @@
+#!/usr/bin/env python3
+"""Kills a process that saves checkpoints at drawn moments, and restores what is there each time.
+
+    python scripts/kill_saves.py --draws 200 --seed 1
+
+A process that has imported all, and done nothing, forks one that restores the last checkpoint and saves others, one
+after the other, in the foreground and in the background by turns. It is ended by SIGKILL at a drawn moment. What the
+next one restores has to be whole, and no older than the last that was told to be on the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from autodist import AutoDist
+
+LONGEST = 2.0
+"""After so many times what its first save took a process is killed at the latest."""
+
+LIMIT = 120.0
+"""Seconds that a process has to begin."""
+
+SHAPES = ((300, 1000), (1000,), (), (50, 40, 30))
+
+
+@dataclass(frozen=True)
+class Killed:
+    """What a process that was killed has told.
+
+    Attributes:
+        restored: the step that it found; 0: nothing.
+        saved: the last step of which it has said that it is on the disk.
+    """
+
+    restored: int
+    saved: int
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=20, help="how many kills (default 20)")
+    parser.add_argument("--seed", type=int, default=1, help="of the moments (default 1)")
+    parser.add_argument("--folder", help="of the checkpoints; by default one that is removed at the end")
+    told = parser.parse_args()
+    with tempfile.TemporaryDirectory() as made:
+        folder = told.folder or made
+        before, between = Killed(0, 0), 0
+        for draw in range(told.draws):
+            killed = _kill_one(folder, random.Random(f"{told.seed} {draw}").uniform(0, LONGEST))
+            if killed.restored < before.saved:
+                print(f"draw {draw}: step {before.saved} was on the disk, and {killed.restored} was restored")
+                return 1
+            between += killed.restored > before.saved
+            before = killed
+    print(f"{told.draws} kills; {before.saved} saves; {between} were whole before they were told to be")
+    return 0
+
+
+def _kill_one(folder: str, moment: float) -> Killed:
+    """Lets a process restore and save, and kills it.
+
+    Args:
+        folder: of the checkpoints.
+        moment: after its first save, in terms of what that took.
+    """
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(ours)
+        _restore_and_save(folder, theirs)
+    os.close(theirs)
+    try:
+        said = _lines(ours, LIMIT, until=1)
+        began = time.monotonic()
+        said += _lines(ours, LIMIT, until=1)
+        time.sleep(moment * (time.monotonic() - began))
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    said += _lines(ours, LIMIT)  # to the end, which was just made
+    os.close(ours)
+    text = said.decode()
+    if "error" in text or text.count("\n") < 2:
+        raise SystemExit(f"what was to save has failed:\n{text}")
+    steps = [int(line) for line in text[: text.rindex("\n")].splitlines()]
+    return Killed(steps[0], steps[-1])
+
+
+def _lines(file: int, limit: float, until: int | None = None) -> bytes:
+    """What is said until there are so many lines, or till the end."""
+    said, deadline = b"", time.monotonic() + limit
+    while until is None or said.count(b"\n") < until:
+        if not select.select([file], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            raise SystemExit(f"what was to save has said nothing for {limit} s but {said.decode()!r}")
+        some = os.read(file, 1 << 16)
+        if not some:
+            break
+        said += some
+    return said
+
+
+def _restore_and_save(folder: str, file: int) -> None:
+    """In a process of its own, which does not return: saves till it is killed."""
+    try:
+        values = [tf.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
+        checkpoint = AutoDist().checkpoint(folder, keep=2, values=values)
+        step = checkpoint.restore() or 0
+        for value in values:
+            if not np.all(value.numpy() == step):
+                raise ValueError(f"step {step} was restored with other values")
+        os.write(file, f"{step}\n".encode())
+        while True:
+            step += 1
+            for value in values:
+                value.assign(tf.fill(value.shape, float(step)))
+            checkpoint.save(step=step, background=step % 2 == 0)
+            checkpoint.wait()
+            os.write(file, f"{step}\n".encode())
+    except Exception:  # noqa: BLE001 - all of it is told
+        os.write(file, f"error: {traceback.format_exc()}\n".encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

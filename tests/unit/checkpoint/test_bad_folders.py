@@ -1,0 +1,84 @@
+"""A disk that fills, a folder that cannot be written: an error that says so, and what was saved before as it was."""
+
+from __future__ import annotations
+
+import os
+import resource
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.errors import CheckpointError
+from autodist.strategies import PartitionedPS
+from tests.unit.checkpoint.test_checkpoints import IDS, SHARDS, Model, X, autodist, distributed
+
+
+@contextmanager
+def files_of_at_most(size: int):
+    """As on a disk that has no more room: the system refuses what a file is written beyond that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("is_in_session", [False, True], ids=["here", "in shards"])
+@pytest.mark.parametrize("background", [False, True])
+def test_a_disk_that_fills_while_it_saves_leaves_the_last_one(tmp_path, is_in_session, background):
+    """The last one is also the one that is restored, and the next is saved where there is room again."""
+    ad = autodist(PartitionedPS(max_shards=3, **SHARDS))
+    model, step = distributed(ad)
+    large = tf.Variable(np.zeros(50_000))
+    checkpoint = ad.checkpoint(tmp_path, model=model, large=large)
+    path = checkpoint.save(step=1)
+    before = sorted(os.listdir(tmp_path))
+    if is_in_session:
+        step(X, IDS)
+
+    def save(step: int) -> None:
+        checkpoint.save(step=step, background=background)
+        checkpoint.wait()
+
+    with pytest.raises(CheckpointError, match=r"could not be written in .*: .*Make room"), files_of_at_most(9_000):
+        save(2)
+    assert sorted(os.listdir(tmp_path)) == before
+    assert checkpoint.latest == path and checkpoint.restore() == 1
+    save(3)
+    assert checkpoint.restore() == 3
+
+
+def test_a_side_file_that_finds_no_room_leaves_the_last_one(tmp_path):
+    """The values are there by then, in files without a name."""
+    checkpoint = autodist().checkpoint(tmp_path, weight=tf.Variable(1.0))
+    path = checkpoint.save(step=1)
+    before = sorted(os.listdir(tmp_path))
+    with pytest.raises(CheckpointError, match="Make room there"), files_of_at_most(450):
+        checkpoint.save(step=2)
+    assert checkpoint.restore() == 1 and checkpoint.latest == path
+    checkpoint.save(step=3)
+    assert len(os.listdir(tmp_path)) == len(before) + 3
+
+
+@pytest.mark.parametrize("folder", ["/proc/checkpoints", "/dev/null", "/dev/null/checkpoints"])
+def test_a_folder_that_cannot_be_written_is_named(folder):
+    with pytest.raises(CheckpointError, match=f"no checkpoint can be written in {folder}: .*Name another folder"):
+        autodist().checkpoint(folder, model=Model()).save()
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no file system in memory beside the disk")
+def test_a_link_to_another_file_system_is_a_folder_as_any_other(tmp_path):
+    other = Path("/dev/shm") / f"autodist-{os.getpid()}"
+    (tmp_path / "link").symlink_to(other)
+    other.mkdir()
+    try:
+        checkpoint = autodist().checkpoint(tmp_path / "link", model=Model())
+        assert checkpoint.restore(checkpoint.save(step=4)) == 4
+    finally:
+        for path in other.iterdir():
+            path.unlink()
+        other.rmdir()
