@@ -28,6 +28,7 @@ from autodist.checkpoint.around_fit import AroundFit
 from autodist.checkpoint.automatic import Automatic, find_resumed, section_of
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.checkpoint.of_session import SessionCheckpoints
+from autodist.checkpoint.preemption import Preemption
 from autodist.cluster.given.meet import meet, warn_if_alone
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
@@ -353,8 +354,8 @@ class AutoDist:
         section = section_of(self._run.spec)
         if section is None:
             return None
-        return self.checkpoint_callback(
-            section.folder, every_steps=section.every_steps, every_minutes=section.every_minutes, keep=section.keep
+        return CheckpointCallback(
+            self._run, section.folder, section.keep, section.every_steps, section.every_minutes, section.on_preempt
         )
 
     def _saved_automatically(self) -> Automatic | None:
@@ -364,6 +365,11 @@ class AutoDist:
         automatic = Automatic(self._run, section)
         self._run.on_tracked, self._run.before_step = automatic.on_tracked, automatic.before_step
         self._run.on_session = automatic.on_session
+        if section.on_preempt and self._run.index == 0:
+            preemption = Preemption(self._run)
+            preemption.begin()
+            preemption.watch(automatic.schedule)
+            self._run.on_schedule = preemption.watch
         return automatic
 
     # -- end -------------------------------------------------------------------------------------------------------

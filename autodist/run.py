@@ -86,6 +86,8 @@ class Run:
         tables: names of the lookup tables that this worker has filled.
         recorder: records its training steps; None: nobody has asked for that.
         step: how many training steps were made, those before a checkpoint that was restored included.
+        on_schedule: called, on the chief, with each schedule by which the run is saved from now on.
+        end_reason: why the others are stopped where the script ends badly by itself.
         saved_step: of the last checkpoint that was saved or restored; None: there was none.
         end_error: what has failed at the end of the script, after all that it does itself.
     """
@@ -123,6 +125,8 @@ class Run:
         )
         self._landings: list[Callable[[], Any]] = []
         self.on_training: Callable[[], None] = lambda: None
+        self.on_schedule: Callable[[Any], None] = lambda schedule: None
+        self.end_reason = "the chief's script failed"
         self.on_first_program: Callable[[], None] | None = None
         self.draws: set[str] = set()
         self.memories: Mapping[int, Mapping[str, tf.TensorSpec]] = {}
@@ -622,7 +626,7 @@ class Run:
         # Before the other workers end: closing takes leave of their servers.
         self._close_session()
         if self.ends_badly:  # another worker just leaves, which is told to the chief
-            self._peers.abort(_INTERRUPTED if self._is_interrupted else "the chief's script failed")
+            self._peers.abort(_INTERRUPTED if self._is_interrupted else self.end_reason)
             for error in self._close_what_is_open():  # the others are told first; how it ends is known already
                 log.error("%s", error)
             self._tell_what_no_status_tells()

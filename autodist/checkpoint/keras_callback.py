@@ -42,6 +42,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         keep: how many stay there.
         every_steps: after which it is saved; None: not by them.
         every_minutes: likewise.
+        on_preempt: whether something else asks its schedule, so that it need have none of these.
 
     Attributes:
         others: the other callbacks of the `fit`, whose states are kept; the history always is.
@@ -54,9 +55,10 @@ class CheckpointCallback(keras.callbacks.Callback):
         keep: int,
         every_steps: int | None,
         every_minutes: float | None,
+        on_preempt: bool = False,
     ) -> None:
         super().__init__()
-        if every_steps is None and every_minutes is None:
+        if every_steps is None and every_minutes is None and not on_preempt:
             raise ValueError("neither every_steps nor every_minutes says how often is saved; give one, or both.")
         if every_steps is not None and every_steps < 1:
             raise ValueError(f"every_steps is {every_steps!r}; it is a number of training steps, at least 1.")
@@ -102,6 +104,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             self.schedule = Schedule(
                 self._run.index == 0, self._run.share, self._every_steps, self._every_minutes, self._run.step
             )
+            self._run.on_schedule(self.schedule)
         self._epochs_before = model._initial_epoch
         self._first_epoch = None
         if self._fit < at or (self._fit == at and self._resumed["is_over"]):

@@ -10,6 +10,10 @@ LOOK_SECONDS = 1.0
 """How often, about, the chief looks at its clock and at what it was asked for, and tells the others."""
 
 
+def _nothing() -> None:
+    """Nothing is to be done."""
+
+
 class Schedule:
     """Decides between two steps whether what is trained is saved now; all workers ask it before the same steps.
 
@@ -42,11 +46,15 @@ class Schedule:
         self.saved_step = step
         self._saved_at = self._looked_at = clock()
         self._looked_step, self._apart, self._next_look = step, 1, step + 1
-        self._is_asked = False
+        self._is_asked, self._then = False, _nothing
 
-    def ask(self) -> None:
-        """On the chief: it is saved at the next look, whatever else is due."""
-        self._is_asked = True
+    def ask(self, then: Callable[[], None] = _nothing) -> None:
+        """On the chief: it is saved at the next look, whatever else is due.
+
+        Args:
+            then: called when it was saved.
+        """
+        self._is_asked, self._then = True, then
 
     def is_due(self, step: int) -> bool:
         """Whether it is saved now.
@@ -63,7 +71,9 @@ class Schedule:
 
     def saved(self, step: int) -> None:
         """It was saved, whoever wanted it."""
+        then, self._then = self._then, _nothing
         self.saved_step, self._saved_at, self._is_asked = step, self._clock(), False
+        then()
 
     def _look(self, step: int) -> bool:
         now, told = self._clock(), [False, 0]

@@ -13,7 +13,8 @@ _LONGEST_MINUTES = 100_000
 _MOST_STEPS = 10**12
 
 CHECKPOINT = (
-    "a mapping of `folder`, `every_steps`, `every_minutes` and `keep`, such as {folder: checkpoints, every_minutes: 10}"
+    "a mapping of `folder`, `every_steps`, `every_minutes`, `keep` and `on_preempt`, such as {folder: checkpoints, "
+    "every_minutes: 10}"
 )
 
 
@@ -25,6 +26,7 @@ class CheckpointSection(Model):
         every_steps: of training, after which it is saved; None: not by them.
         every_minutes: likewise, by the chief's clock.
         keep: how many checkpoints stay.
+        on_preempt: whether it is saved, too, when the chief gets SIGTERM, which ends the run after that.
     """
 
     folder: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(
@@ -38,6 +40,8 @@ class CheckpointSection(Model):
     )
     keep: int = Field(default=3, ge=1, le=_MOST_STEPS, description="how many checkpoints stay, at least 1")
 
+    on_preempt: bool = Field(default=False, description="true or false")
+
     @field_validator("folder")
     @classmethod
     def _make_absolute(cls, path: str) -> str:
@@ -48,6 +52,9 @@ class CheckpointSection(Model):
 
     @model_validator(mode="after")
     def _check_saves(self) -> CheckpointSection:
-        if self.every_steps is None and self.every_minutes is None:
-            raise Fault("neither every_steps nor every_minutes says how often; allowed: one of them, or both")
+        if self.every_steps is None and self.every_minutes is None and not self.on_preempt:
+            raise Fault(
+                "neither every_steps nor every_minutes says how often, nor is on_preempt true; allowed: one of them, "
+                "or several"
+            )
         return self

@@ -22,6 +22,8 @@ _LIMIT = 120.0
 
 _LIMITS = {"answer_timeout": 5, "silence_timeout": 8, "stop_timeout": 1}
 
+_SURVIVES_SHORT_CUTS = {"silence_timeout": 25}
+
 _SHORT_CUT = 3.0
 
 _SCRIPT = """
@@ -117,6 +119,8 @@ def play(schedule: Schedule, directory: Path) -> None:
     script = _SCRIPT.format(faults=faults, steps=STEPS, every=EVERY, folder=str(folder))
     with LoopbackHosts(directory / "hosts", 1, {MARK: mark, "CUDA_VISIBLE_DEVICES": "-1"}) as hosts:
         spec = hosts.spec(cpus=[0]) | {"max_restarts": MOST_RESTARTS, **_LIMITS}
+        if SHORT_CUT in {fault.kind for fault in schedule.faults}:
+            spec |= _SURVIVES_SHORT_CUTS
         with Training(directory / "run", script, spec, mark=mark) as run:
             for start, fault in enumerate(schedule.faults):
                 _act(run, hosts, start, fault)

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
+from autodist.checkpoint.read import read_about
 from tests.cluster.hosts import LoopbackHosts
 from tests.cluster.runs import MARK
 from tests.cluster.trainings import Training
@@ -143,3 +145,70 @@ keep(values=variable.numpy(), expected=beside.numpy(), replicas=ad.num_replicas)
     assert f"restart 1 of 1, in 1 s), since in step 6 {address} was lost: " in run.stderr, run.stderr
     assert f"{address} cannot be reached and is left out (`min_nodes` is 1)" in run.stderr
     assert "the run starts from the checkpoint of step 4 on 1 node" in run.stderr
+
+
+def test_sigterm_saves_at_a_common_step_what_the_run_then_ends_by(tmp_path: Path) -> None:
+    script = """
+with ad.scope():
+    variable = tf.Variable(np.zeros(3), name="variable")
+step = training(variable)
+while True:
+    step(np.ones([2, 3]))
+    note(f"made{me}")
+"""
+    folder = tmp_path / "checkpoints"
+    spec = {"nodes": TWO["nodes"], "checkpoint": {"folder": str(folder), "on_preempt": True}}
+    with Training(tmp_path / "run", script, spec) as run:
+        run.wait_for_note("made0", START)
+        run.chief.send_signal(signal.SIGTERM)
+        assert run.wait(START) == -signal.SIGTERM
+        run.assert_gone()
+        told = run.stderr
+    (saved,) = folder.glob("ckpt-*.index")
+    prefix = str(saved.with_suffix(""))
+    steps = read_about(prefix)["step"]
+    values = tf.train.load_checkpoint(prefix).get_tensor("variable")
+    np.testing.assert_array_equal(values, np.full(3, -0.5 * steps))
+    assert f"stopping all workers: SIGTERM came; {steps} steps were made" in told, told
+    assert "Traceback" not in told
+
+
+FIT = """
+import keras
+
+def dies(batch, logs):
+    if me == 1 and has_note("dies") and not has_note("died") and ad.steps_done == 7:
+        note("died")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+keras.utils.set_random_seed(5)
+rng = np.random.default_rng(1)
+x, y = rng.normal(size=(32, 4)), rng.normal(size=(32, 1))
+with ad.scope():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dropout(0.4),
+                              keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+callbacks = [keras.callbacks.LambdaCallback(on_train_batch_begin=dies)]
+history = model.fit(x, y, batch_size=8, epochs=3, verbose=0, callbacks=callbacks)
+keep(losses=history.history["loss"], **{f"weights{n}": values for n, values in enumerate(model.get_weights())})
+"""
+
+
+def test_a_fit_that_loses_a_worker_comes_to_the_values_of_one_that_does_not_with_no_line_of_the_script(
+    tmp_path: Path,
+) -> None:
+    kept = []
+    for name in ("whole", "loses"):
+        section = {"folder": str(tmp_path / name / "checkpoints"), "every_steps": 3}
+        spec = {**TWO, "checkpoint": section}
+        with Training(tmp_path / name, FIT, spec) as run:
+            if name == "loses":
+                run.note("dies")
+            assert run.wait(3 * START) == 0, run.stderr
+            run.assert_gone()
+            kept.append(run.kept(0))
+            told = run.stderr
+    assert "from the checkpoint of step 6 (restart 1 of 3, in 1 s), since in step 8 localhost:1 was ended by" in told
+    assert kept[0].keys() == kept[1].keys()
+    for name, values in kept[0].items():
+        np.testing.assert_array_equal(kept[1][name], values, err_msg=name)

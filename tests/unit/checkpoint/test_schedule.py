@@ -83,6 +83,14 @@ def test_what_is_asked_for_is_saved_at_the_next_look():
     assert step <= 1000 + 2 * 100
 
 
+def test_what_was_asked_for_goes_on_once_it_was_saved_and_not_again():
+    two, did = Two(every_steps=10, every_minutes=None), []
+    two.chief.ask(lambda: did.append(two.chief.saved_step))
+    (first, *rest) = two.run(range(1, 40), seconds=0.01)
+    assert rest
+    assert did == [first]
+
+
 def test_nothing_is_saved_twice():
     two = Two(every_steps=5, every_minutes=None)
     assert two.run(range(1, 6), seconds=0.1) == [5]

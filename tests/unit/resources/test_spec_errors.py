@@ -79,7 +79,8 @@ SHAPE = {
         HEAD + "checkpoint: folder\n",
         3,
         "checkpoint",
-        '"folder" is not allowed; allowed: a mapping of `folder`, `every_steps`, `every_minutes` and `keep`, such as',
+        '"folder" is not allowed; allowed: a mapping of `folder`, `every_steps`, `every_minutes`, `keep` and '
+        "`on_preempt`, such as",
     ),
     "checkpoint without folder": (
         HEAD + "checkpoint: {every_steps: 5}\n",
@@ -97,7 +98,8 @@ SHAPE = {
         HEAD + "checkpoint: {folder: a}\n",
         3,
         "checkpoint",
-        "neither every_steps nor every_minutes says how often; allowed: one of them, or both",
+        "neither every_steps nor every_minutes says how often, nor is on_preempt true; allowed: one of them, or "
+        "several",
     ),
     "checkpoint in a store": (
         HEAD + "checkpoint: {folder: 'gs://a', every_steps: 5}\n",
