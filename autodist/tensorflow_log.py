@@ -41,6 +41,8 @@ _BY_FILE = {
     "node_def_util.cc": r"NodeDef mentions attribute keep_dims which is not in the op definition: "
     r"Op<name=Arg(?:Max|Min);.* Unknown attributes will be ignored\. NodeDef: .*",
     "service.cc": r"XLA service 0x\w+ initialized for platform Host .*|  StreamExecutor device \(\d+\): Host, .*",
+    "profiler_session.cc": r"Profiler session (?:initializing|started|collecting data|tear down)\.",
+    "xplane_to_step_stats.cc": r"GPU trace was not collected\.",
     "device_compiler.h": r"Compiled cluster using XLA!  This line is logged at most once for the lifetime of the .*",
 }
 _STANDS_ALONE = re.compile("|".join(_OF_NO_FILE))

@@ -27,6 +27,11 @@ W0000 00:00:1795321870.931277   23805 local_rendezvous.cc:412] Local rendezvous 
 Cleanup 55963058904290403 [type.googleapis.com/tensorflow.DerivedStatus='']
 I0000 00:00:1795321870.931277   23805 local_rendezvous.cc:407] Local rendezvous is aborting with status: OUT_OF_RANGE: \
 End of sequence
+I0000 00:00:1795388561.931507   19853 profiler_session.cc:117] Profiler session initializing.
+I0000 00:00:1795388561.931552   19853 profiler_session.cc:132] Profiler session started.
+I0000 00:00:1795388561.936091   19854 profiler_session.cc:81] Profiler session collecting data.
+W0000 00:00:1795388561.936149   19854 xplane_to_step_stats.cc:84] GPU trace was not collected.
+I0000 00:00:1795388561.936164   19854 profiler_session.cc:150] Profiler session tear down.
 E0000 00:00:1795322720.995025   14754 node_def_util.cc:682] NodeDef mentions attribute keep_dims which is not in the \
 op definition: Op<name=ArgMax; signature=input:T, dimension:Tidx -> output:output_type> This may be expected if your \
 graph generating binary is newer  than this binary. Unknown attributes will be ignored. NodeDef: {{node step_3/ArgMax}}

@@ -20,7 +20,8 @@ def table_of(step: str, shares: Sequence[Share]) -> Table:
     """A row for each worker."""
     table = Table(title=Text(f"{step}: the run that was traced, by worker"), title_justify="left")
     for head in ("worker", "took", "computing", "sending", "reading", "waiting", "rest"):
-        table.add_column(Text(head), justify="left" if head == "worker" else "right", no_wrap=head != "worker")
+        # In a narrow terminal cells are broken, and none is left out.
+        table.add_column(Text(head), justify="left" if head == "worker" else "right", overflow="fold")
     names = worker_names([share.trace for share in shares])
     for share in shares:
         parts = (share.computing, share.sending, share.reading, share.waited, share.rest)

@@ -49,6 +49,18 @@ def test_all_workers_stand_in_one_file_as_processes_on_one_clock(folder: Path) -
     assert "clocks are aligned with the chief's to ± 400 µs" in done.output
 
 
+@pytest.mark.parametrize("columns", [40, 60, 100])
+def test_the_table_fits_the_terminal_and_leaves_nothing_out(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    table = RUNNER.invoke(app, ["trace", str(folder)]).stdout.partition("└")[0]
+    assert max(map(len, table.splitlines())) <= columns
+    rows = [line.split("│")[1:-1] for line in table.splitlines() if "│" in line]
+    assert "".join("".join(row[0].split()) for row in rows) == "worker0(one)worker1(two)"
+    assert "…" not in table
+
+
 def test_the_file_goes_where_it_is_told_and_what_was_merged_is_merged_again(folder: Path) -> None:
     file = folder / "all.json"
     for _ in range(2):
