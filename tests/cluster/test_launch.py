@@ -1,16 +1,22 @@
-"""`autodist.launch` where no notebook is: in a script, and at Python's prompt."""
+"""`autodist.launch` where no notebook is: in a script, at Python's prompt, and on other machines."""
 
 from __future__ import annotations
 
+import json
+import secrets
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.cluster.hosts import HOST_KINDS
+from tests.cluster.runs import MARK
+from tests.equivalence.harness import run_to_its_end
+
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-LIMIT = 280
+LIMIT = 280.0
 
 SCRIPT = """
 import autodist
@@ -63,3 +69,32 @@ def test_what_is_typed_at_a_prompt_can_be_launched(tmp_path: Path) -> None:
         [sys.executable, "-i"], input=TYPED, capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT, check=False
     )
     assert done.stdout.splitlines() == ["trains 1 __main__", "returned 5"], done.stderr
+
+
+FAR = """
+import json, sys
+import autodist
+import numpy as np
+
+scale = np.array([1.0, 2.0])
+
+def train(ad, x):
+    print("trains", ad.worker_index)
+    return ad.reduce(scale * (x + ad.worker_index), "sum")
+
+print("returned", autodist.launch(train, 3, cluster=json.loads(sys.argv[1])))
+"""
+
+
+@pytest.mark.ssh
+def test_a_function_goes_to_other_machines_which_have_no_such_script(tmp_path: Path) -> None:
+    environment = {MARK: secrets.token_hex(8), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    (tmp_path / "hosts").mkdir()
+    script = tmp_path / "train.py"
+    script.write_text(FAR)
+    with HOST_KINDS[0](tmp_path / "hosts", count=1, environment=environment) as hosts:
+        command = [sys.executable, str(script), json.dumps(hosts.spec())]
+        ended = run_to_its_end(command, tmp_path, LIMIT, hosts.chief_command, environment[MARK])
+    assert ended.problem is None, f"{ended.problem}\n{ended.output}"
+    assert f"[{hosts.hosts[0].address}] trains 1\n" in ended.output
+    assert "returned [ 7. 14.]\n" in ended.output
