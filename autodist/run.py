@@ -513,18 +513,19 @@ class Run:
                 "which worker it is; all workers share those that come before ad.is_chief and ad.worker_index."
             )
 
-    def chief_does(self, what: str, act: Callable[[], str]) -> str | None:
+    def chief_does(self, what: str, act: Callable[[], str], is_certain: bool = False) -> str | None:
         """Lets the chief do something between two steps, and what it gives; the others wait where they come to it too.
 
         Args:
             what: by which workers know that they come to the same.
             act: what the chief does.
+            is_certain: whether all that still make steps are known to come to it, however long that takes them.
 
         Raises:
             CheckpointError: on another worker, that the chief could not do it.
         """
         others_wait = self._hosts is not None and self.workers > 1
-        if not (others_wait and self.makes_together(lambda: (what, ""), is_certain=False)):
+        if not (others_wait and self.makes_together(lambda: (what, ""), is_certain)):
             return self._does_alone(act) if self.index == 0 else None
         return self.chief_does_meanwhile(act)
 

@@ -166,7 +166,9 @@ class Automatic:
 
     def save(self, background: bool = True) -> None:
         """Saves now; all workers call it between two steps."""
-        self._run.chief_does("checkpoint", lambda: self._saves.save(lambda _: self._content(), background))
+        self._run.chief_does(
+            "checkpoint", lambda: self._saves.save(lambda _: self._content(), background), is_certain=True
+        )
         self.schedule.saved(self._run.step)
 
     # --------------------------------------------------------------------------------------------------------------

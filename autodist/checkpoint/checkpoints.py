@@ -70,11 +70,22 @@ class Checkpoints:
         """
         return self.save_with(Content, step, background)
 
-    def save_with(self, beside: Callable[[], Content], step: int | None, background: bool) -> str | None:
-        """As `save`, with what else makes the checkpoint; that is asked for on the chief alone."""
+    def save_with(
+        self, beside: Callable[[], Content], step: int | None, background: bool, is_certain: bool = False
+    ) -> str | None:
+        """As `save`, with what else makes the checkpoint; that is asked for on the chief alone.
+
+        Args:
+            beside: gives it.
+            step: as for `save`.
+            background: as for `save`.
+            is_certain: whether all workers are known to come to it.
+        """
         above = int(self._root.save_counter)
         return self._run.chief_does(
-            "checkpoint", lambda: self._saves.save(lambda n: self._content(n, step, beside()), background, above)
+            "checkpoint",
+            lambda: self._saves.save(lambda n: self._content(n, step, beside()), background, above),
+            is_certain,
         )
 
     def wait(self) -> None:

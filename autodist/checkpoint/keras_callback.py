@@ -169,7 +169,7 @@ class CheckpointCallback(keras.callbacks.Callback):
     def _save(self, batch: int, is_over: bool, background: bool) -> None:
         assert self._checkpoints is not None and self.schedule is not None, "`fit` has begun"
         step = self._run.step
-        self._checkpoints.save_with(lambda: self._beside(batch, is_over), step, background)
+        self._checkpoints.save_with(lambda: self._beside(batch, is_over), step, background, is_certain=True)
         self.schedule.saved(step)
 
     def _beside(self, batch: int, is_over: bool) -> Content:

@@ -63,6 +63,11 @@ class Owner:
         return self.host == socket.gethostname()
 
     @property
+    def is_this(self) -> bool:
+        """Whether it is this process, maybe before it began anew (`exec`), by which locks go."""
+        return self.is_here and self.pid == os.getpid() and _began(self.pid) == self.began
+
+    @property
     def has_ended(self) -> bool:
         """Whether it is known to be over: its machine is this one, which has no such process any more."""
         return self.is_here and _began(self.pid) != self.began
@@ -148,7 +153,7 @@ class FolderLock:
                 return False
             raise self._refusal(owner) from None
         except OSError:  # a file system that knows no locks: what the file says counts
-            if owner is not None and not owner.has_ended:
+            if owner is not None and not (owner.has_ended or owner.is_this):
                 raise self._refusal(owner) from None
             return True
         owner = Owner.told(os.pread(file, 4096, 0))

@@ -59,10 +59,12 @@ class SessionCheckpoints(Checkpoints):
                 "partitioner has cut. Save the session by a tf.compat.v1.train.Saver, or let the strategy cut it."
             )
 
-    def save_with(self, beside: Callable[[], Content], step: int | None, background: bool) -> str | None:
+    def save_with(
+        self, beside: Callable[[], Content], step: int | None, background: bool, is_certain: bool = False
+    ) -> str | None:
         """As `Checkpoints.save_with`; between two runs."""
         self._session.give_initial_values()
-        return super().save_with(beside, step, background)
+        return super().save_with(beside, step, background, is_certain)
 
     # --------------------------------------------------------------------------------------------------------------
 

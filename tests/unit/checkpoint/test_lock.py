@@ -116,6 +116,8 @@ def test_where_there_are_no_locks_what_the_file_says_counts(tmp_path, monkeypatc
         FolderLock.take(tmp_path)
     note(tmp_path, pid=1, began="0 or so")  # another process has that number now
     FolderLock.take(tmp_path).release()
+    note(tmp_path)
+    FolderLock.take(tmp_path).release()  # this process's, before it began anew
     note(tmp_path, host="elsewhere")
     with pytest.raises(CheckpointError, match="on elsewhere since .*remove .*checkpoint.lock"):
         FolderLock.take(tmp_path)
