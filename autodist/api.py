@@ -22,6 +22,7 @@ from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_models import KerasModels
 from autodist.capture.local_training import put_back
 from autodist.capture.other_strategies import refusing_strategies
+from autodist.capture.shared_files import share_files
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.checkpoint import Checkpoints
 from autodist.checkpoint.around_fit import AroundFit
@@ -97,6 +98,8 @@ class AutoDist:
         self._run.check_devices()
         self._run.start_others()
         share_cores(self._run.spec.workers, self._run.index)
+        if self._run.workers > 1:
+            share_files(self._run.chief_writes)
         keras_steps_are_global = self._run.spec.batch != "per_worker"
         fits = Fits(self._run.index == 0, self._run.share) if self._run.workers > 1 else None
         evaluations = Evaluations(

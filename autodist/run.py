@@ -57,6 +57,7 @@ _INTERRUPTED = "the chief was interrupted"
 
 FIT = "fit"
 RESTORE = "ad.checkpoint(…).restore"
+WRITE = "write"
 
 
 @dataclass
@@ -528,6 +529,30 @@ class Run:
         if not (others_wait and self.makes_together(lambda: (what, ""), is_certain)):
             return self._does_alone(act) if self.index == 0 else None
         return self.chief_does_meanwhile(act)
+
+    def chief_writes(self, what: str, write: Callable[[], Any]) -> Any:
+        """Lets the chief alone write what all workers are about to write alike, and others what they alone do.
+
+        Args:
+            what: is written, and where.
+            write: does it.
+
+        Returns:
+            What `write` gives; None on other workers, where the chief has written.
+
+        Raises:
+            CheckpointError: on another worker, that the chief could not do it.
+        """
+        if self._hosts is None or not self.makes_together(lambda: (WRITE, what), is_certain=False):
+            return write()
+        found: list[Any] = [None]
+
+        def act() -> str:
+            found[0] = write()
+            return ""
+
+        self.chief_does_meanwhile(act)
+        return found[0]
 
     def chief_does_meanwhile(self, act: Callable[[], str]) -> str | None:
         """Lets the chief do something while all others wait for it, which are known to come to it.

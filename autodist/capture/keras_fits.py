@@ -16,6 +16,7 @@ import numpy as np
 from keras import tree
 
 from autodist.capture.keras_files import names_of_writers, telling_of_saves, writing_nothing
+from autodist.capture.shared_files import saving_models_alone
 
 log = logging.getLogger("autodist")
 
@@ -99,6 +100,7 @@ class Fits:
                 stack.enter_context(writing_nothing())
             elif given:
                 stack.enter_context(telling_of_saves(lambda: self._tell("a model's files")))
+                stack.enter_context(saving_models_alone())
             yield
 
     def _tell(self, what: str) -> None:
