@@ -15,8 +15,8 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import tensorflow as tf
@@ -155,7 +155,8 @@ class Folder:
 def digests(paths: Iterable[str]) -> dict[str, str]:
     """SHA-256 of files, some at a time: one core is slower than many disks."""
     listed = list(paths)
-    with ThreadPoolExecutor(min(_HASHED_AT_ONCE, os.cpu_count() or 1)) as pool:
+    # An executor of `concurrent.futures` takes nothing when the script has ended, and what it trained is saved then.
+    with ThreadPool(min(_HASHED_AT_ONCE, os.cpu_count() or 1)) as pool:
         return dict(zip(listed, pool.map(digest, listed), strict=True))
 
 
