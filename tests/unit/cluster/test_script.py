@@ -138,6 +138,7 @@ def test_what_a_profiler_calls_the_script_counts_though_the_script_changes_it(st
         (["/dev/stdin"], "/dev/stdin is a script that this process alone can read"),
         (["/dev/fd/63"], "/dev/fd/63 is a script that this process alone can read"),
         (["-m", "ipykernel_launcher", "-f", "kernel.json"], "ipykernel_launcher runs here, and no script"),
+        (["-m", "ipykernel", "-f", "kernel.json"], "ipykernel runs here, and no script"),
         (["-m", "code"], "code runs here, and no script"),
         (["/venv/bin/ipython"], "ipython runs here, and no script"),
     ],
