@@ -8,6 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import ClassVar
 
+from autodist.errors import CheckpointError
+
 _NICENESS = 10
 """Of the thread: a training step that wants its core has it first."""
 
@@ -51,8 +53,13 @@ class Background:
             self._thread.join()
             self._thread = None
         error, self._error = self._error, None
-        if error is not None:
+        if isinstance(error, CheckpointError):
             raise error
+        if error is not None:
+            raise CheckpointError(
+                f"a checkpoint could not be written in the background, and those before it are as they were: "
+                f"{type(error).__name__}: {error}. Save in the foreground to see where."
+            ) from error
 
     def _do(self, act: Callable[[], None]) -> None:
         with contextlib.suppress(OSError, AttributeError):  # a system whose threads have no priority of their own

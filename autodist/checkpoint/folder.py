@@ -156,8 +156,11 @@ def digests(paths: Iterable[str]) -> dict[str, str]:
     """SHA-256 of files, some at a time: one core is slower than many disks."""
     listed = list(paths)
     # An executor of `concurrent.futures` takes nothing when the script has ended, and what it trained is saved then.
-    with ThreadPool(min(_HASHED_AT_ONCE, os.cpu_count() or 1)) as pool:
-        return dict(zip(listed, pool.map(digest, listed), strict=True))
+    try:
+        with ThreadPool(min(_HASHED_AT_ONCE, os.cpu_count() or 1)) as pool:
+            return dict(zip(listed, pool.map(digest, listed), strict=True))
+    except RuntimeError:  # later Pythons start no thread at all then
+        return {path: digest(path) for path in listed}
 
 
 def digest(path: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.cluster.trainings import Training
 
@@ -65,6 +67,11 @@ def started(directory: Path, script: str, folder: Path, stop: int) -> Training:
     return Training(directory, script.replace("STOP", str(stop)), spec)
 
 
+def last_step(folder: Path) -> int:
+    """Of the last checkpoint, which is the one of the script's end."""
+    return json.loads(Path(f"{tf.train.latest_checkpoint(str(folder))}.json").read_text())["step"]
+
+
 def finished(directory: Path, script: str, folder: Path) -> list[dict]:
     with started(directory, script, folder, stop=-1) as run:
         assert run.wait(180) == 0, run.stderr
@@ -80,6 +87,7 @@ def test_a_run_whose_chief_is_killed_goes_on(tmp_path: Path, script: str):
         os.kill(run.chief.pid, signal.SIGKILL)
         run.wait(60)
     found = finished(tmp_path / "again", script, tmp_path / "saved")
+    assert last_step(tmp_path / "saved") == last_step(tmp_path / "whole_saved") == (12 if script is LOOP else 15)
     for one, other in zip(found, expected, strict=True):
         first = int(one.pop("first"))
         other.pop("first")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -93,3 +95,20 @@ def test_the_end_of_a_run_waits(tmp_path, held):
     threading.Timer(0.1, held.set).start()
     ad._run.finish()
     assert Folder(tmp_path).latest() == path
+
+
+@pytest.mark.processes
+@pytest.mark.slow
+@pytest.mark.parametrize("background", [False, True])
+def test_what_is_saved_by_a_script_that_ends_is_there(tmp_path, background):
+    """By its last line, and by what runs when it has ended, when Python starts no threads any more."""
+    script = f"""
+import atexit
+import tensorflow as tf
+from autodist import AutoDist
+checkpoint = AutoDist().checkpoint({str(tmp_path)!r}, weight=tf.Variable(1.0))
+atexit.register(lambda: checkpoint.save(step=2))
+checkpoint.save(step=1, background={background})
+"""
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, capture_output=True)
+    assert Folder(tmp_path).numbers() == [1, 2]
