@@ -13,7 +13,6 @@ import os
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from abc import ABC, abstractmethod
@@ -21,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from tests.ports import free_port
 
 _SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin") or "/usr/sbin/sshd"
 _START_LIMIT = 10.0
@@ -238,7 +239,7 @@ class LoopbackHosts(Hosts):
 
     def _make_hosts(self) -> tuple[Host, ...]:
         addresses = [(number, f"127.0.0.{number + 1}") for number in range(1, self._count + 1)]
-        return tuple(Host(number, address, _free_port(address), f"host{number}") for number, address in addresses)
+        return tuple(Host(number, address, free_port(address), f"host{number}") for number, address in addresses)
 
     def _in_host(self, host: Host, command: list[str]) -> list[str]:
         return command
@@ -257,12 +258,6 @@ HOST_KINDS = [NamespaceHosts, LoopbackHosts] if os.geteuid() == 0 else [Loopback
 
 def _key_name(host: Host) -> str:
     return host.address if host.port == 22 else f"[{host.address}]:{host.port}"
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
 
 
 def _ip(*arguments: str) -> None:

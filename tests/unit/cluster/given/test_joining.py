@@ -22,6 +22,7 @@ from autodist.cluster.passing import Ends
 from autodist.cluster.protocol import Line, Lost, decode, encode
 from autodist.cluster.script import Script
 from autodist.errors import ClusterError
+from tests.ports import free_port
 
 SECRET = "a secret of the run"
 SCRIPT = Script(("train.py",), "/", None)
@@ -62,8 +63,7 @@ class Chief:
 
 @pytest.fixture
 def port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+    return free_port("127.0.0.1")
 
 
 @pytest.fixture
