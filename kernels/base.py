@@ -49,12 +49,12 @@ class Context:
     def replicas(self) -> Sequence[strategy_pb2.Replica]:
         return self.strategy.graph_config.replicas
 
-    @property
+    @functools.cached_property
     def workers(self) -> int:
         """How many workers there are, those without replicas included."""
         return self.strategy.graph_config.workers or 1 + max(r.worker for r in self.replicas)
 
-    @property
+    @functools.cached_property
     def computing(self) -> tuple[int, ...]:
         """The workers that have replicas; the others own variables, and see what all see."""
         return tuple(sorted({r.worker for r in self.replicas}))
@@ -62,9 +62,9 @@ class Context:
     @property
     def computes(self) -> bool:
         """Whether this worker has replicas."""
-        return self.worker in self.computing
+        return bool(self.local_replicas)
 
-    @property
+    @functools.cached_property
     def local_replicas(self) -> tuple[int, ...]:
         """Global indices of this worker's replicas."""
         return tuple(k for k, r in enumerate(self.replicas) if r.worker == self.worker)
@@ -102,7 +102,14 @@ class Context:
 
     def first_device(self, worker: int) -> str:
         """The device of a worker's first replica; its CPU, where it has none."""
-        return next((replica.device for replica in self.replicas if replica.worker == worker), "cpu:0")
+        return self._first_devices.get(worker, "cpu:0")
+
+    @functools.cached_property
+    def _first_devices(self) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for replica in self.replicas:
+            found.setdefault(replica.worker, replica.device)
+        return found
 
 
 class Kernel(ABC):

@@ -26,6 +26,7 @@ import rich.table
 from bench.checkpoints import compare_checkpoints
 from bench.comparisons import GOAL, Result, compare, comparisons
 from bench.first_step import compare_first_step
+from bench.growth import compare_planning, compare_rewriting_growth
 from bench.jobs import JobError, Length
 from bench.memory import MODELS as MEMORY_MODELS
 from bench.memory import compare_memory
@@ -41,9 +42,12 @@ GROUPS = {
     "rewrite": "rewriting",
     "memory": "the script alone, peak memory",
     "checkpoint": "the disk itself, or a step without a save",
+    "growth": "the most it may take, or one of two workers",
 }
 WARMUP, SETTLING = 5, 2
 TABLE_WIDTH = 200
+REPEATED = 1
+"""How often a step is rewritten for each cluster and builder of "growth": once takes minutes."""
 LIMIT = 600.0
 """Seconds that the two sides of one ratio have."""
 
@@ -94,6 +98,10 @@ def _measurements(told: argparse.Namespace) -> Iterator[Measurement]:
         yield Measurement("resnet50: rewriting", lambda: compare_rewriting(told.repeat))
     if _is_asked(told, "checkpoint", "tables"):
         yield Measurement("tables: checkpoints of 2 GB", compare_checkpoints)
+    if _is_asked(told, "growth", "planning"):
+        yield Measurement("planning for many workers", compare_planning)
+    if _is_asked(told, "growth", "resnet50"):
+        yield Measurement("resnet50: rewriting for one of many workers", lambda: compare_rewriting_growth(REPEATED))
     for model in MEMORY_MODELS:
         if _is_asked(told, "memory", model):
             yield Measurement(f"{model}: memory", lambda model=model: [compare_memory(model, length)])

@@ -6,9 +6,8 @@ from autodist.compressors import NO_COMPRESSOR
 from autodist.errors import StrategyError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.base import workers_with_replicas
 from autodist.strategies.check_nodes import PlaceOf
-from autodist.strategies.specs import resolve_specs
+from autodist.strategies.specs import effective_spec, resolve_spec
 from autodist.synchronizers import COLLECTIVES, AllReduce, all_synchronizers
 
 
@@ -18,12 +17,17 @@ def check_collectives(strategy: strategy_pb2.Strategy, resource_spec: ResourceSp
     Raises:
         StrategyError: names the variable, the reason and the mend.
     """
-    ways = list(all_synchronizers(resolve_specs(strategy)))
+    spec = effective_spec(strategy)
+    ways = [(name, resolve_spec(said, spec)) for name, said in all_synchronizers(strategy)]
+    known = {its.way for _, its in ways}
+    # Looked for once a way, and not once a variable: of these, as of workers, there may be thousands.
+    others = {way: next(((name, its.way) for name, its in ways if its.way != way), None) for way in known}
+    lacking = {way: _lacking(way, resource_spec) for way in known & {*COLLECTIVES}}
     for variable, synchronizer in ways:
         if not isinstance(synchronizer, AllReduce) or synchronizer.spec not in COLLECTIVES:
             continue
         place, way = place_of(variable, "all_reduce_spec"), synchronizer.way
-        other = next(((name, its.way) for name, its in ways if its.way != way), None)
+        other = others[way]
         if other is not None:
             raise StrategyError(_beside(variable, way, *other), place)
         if synchronizer.compressor != NO_COMPRESSOR:
@@ -33,9 +37,9 @@ def check_collectives(strategy: strategy_pb2.Strategy, resource_spec: ResourceSp
                 "compressor out.",
                 place,
             )
-        problem = _lacking(variable, way, resource_spec)
+        problem = lacking[way]
         if problem is not None:
-            raise StrategyError(problem, place)
+            raise StrategyError(f"{variable} is reduced by {problem}", place)
 
 
 def _beside(variable: str, way: str, other: str, others_way: str) -> str:
@@ -48,18 +52,18 @@ def _beside(variable: str, way: str, other: str, others_way: str) -> str:
     )
 
 
-def _lacking(variable: str, way: str, resource_spec: ResourceSpec) -> str | None:
-    """What of the machines a collective lacks; None if nothing."""
-    servers = [worker for worker in resource_spec.workers if worker.index not in workers_with_replicas(resource_spec)]
+def _lacking(way: str, resource_spec: ResourceSpec) -> str | None:
+    """What of the machines a collective lacks, after "is reduced by"; None if nothing."""
+    servers = [worker for worker in resource_spec.workers if not worker.has_replicas]
     if servers:
         return (
-            f"{variable} is reduced by {way}, in which every worker takes part, and {servers[0].name} has no replica; "
+            f"{way}, in which every worker takes part, and {servers[0].name} has no replica; "
             "take all_reduce_spec SHUFFLE."
         )
     others = [replica for replica in resource_spec.replicas if not replica.device.startswith("gpu:")]
     if way == "NCCL" and others:
         return (
-            f"{variable} is reduced by NCCL, which needs a GPU for every replica, and {others[0].worker.name} has "
+            f"NCCL, which needs a GPU for every replica, and {others[0].worker.name} has "
             f"one on {others[0].device}; take all_reduce_spec SHUFFLE, or give it a GPU."
         )
     return None

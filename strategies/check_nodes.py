@@ -49,13 +49,14 @@ def check_nodes(
 
 def _check_names(strategy: strategy_pb2.Strategy, known: list[str], synced: list[str]) -> None:
     counts = Counter(node.variable for node in strategy.nodes)
+    every, trained = frozenset(known), frozenset(synced)
     for name, count in counts.items():
-        if name not in known:
+        if name not in every:
             raise StrategyError(
                 f"{strategy.builder} has a node for {name!r}, and the captured step has no such variable."
                 f"{did_you_mean(name, known)} Variables with gradients are {listed(synced)}."
             )
-        if name not in synced:
+        if name not in trained:
             raise StrategyError(f"{strategy.builder} has a node for {name}, which has no gradient; leave it out.")
         if count > 1:
             raise StrategyError(f"{strategy.builder} has {count} nodes for {name}; keep one of them.")

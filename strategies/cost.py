@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from fractions import Fraction
 
 from autodist.proto import strategy_pb2
-from autodist.strategies.nodes import pieces
+from autodist.strategies.nodes import alike_pieces
 from autodist.strategies.variables import SyncedVariable
 from autodist.synchronizers import Sent, cut_of
 
@@ -45,17 +44,33 @@ def traffic(variable: SyncedVariable, node: strategy_pb2.VariableNode, config: s
 
     Sources: P. Patarasuk and X. Yuan 2009 (see AllReduce); S. Kim et al., "Parallax", EuroSys 2019.
     """  # noqa: E501 (a row of a table is one line)
-    computing = _computing(config)
-    step, row = Sent(computing), Sent(computing)
-    cut = cut_of(node)
-    for piece, synchronizer in pieces(variable, node):
-        # A row lies in one shard of a cut along axis 0, and in every shard of another cut.
-        share = Fraction(1)
-        if cut is not None and cut.axis == 0:
-            share = Fraction(piece.shape[0], variable.shape[0])
-        synchronizer.add_traffic(piece, share, step, row)
+    step, row = sent_for(variable, node, computing_workers(config))
     workers = worker_count(config)
     return Traffic(step.by_worker(workers), row.by_worker(workers))
+
+
+def sent_for(variable: SyncedVariable, node: strategy_pb2.VariableNode, computing: frozenset[int]) -> tuple[Sent, Sent]:
+    """What `traffic` tells, not yet worker by worker: bytes of a step, and of one row besides.
+
+    Args:
+        variable: of the captured step.
+        node: how it is kept and synchronised.
+        computing: the workers that have replicas.
+    """
+    cut = cut_of(node)
+    # A row lies in one shard of a cut along axis 0, and in every shard of another cut.
+    is_shared = cut is not None and cut.axis == 0
+    step, row = Sent(computing), Sent(computing, max(variable.shape[0], 1) if is_shared else 1)
+    for piece, synchronizer, count in alike_pieces(variable, node):
+        share = piece.shape[0] if is_shared else 1
+        if count == 1:
+            synchronizer.add_traffic(piece, share, step, row)
+            continue
+        one_step, one_row = Sent(computing), Sent(computing)
+        synchronizer.add_traffic(piece, share, one_step, one_row)
+        step.add_times(one_step, count)
+        row.add_times(one_row, count)
+    return step, row
 
 
 def bytes_sent(
@@ -65,14 +80,18 @@ def bytes_sent(
 ) -> tuple[int, ...]:
     """Bytes that each worker sends in a step for all variables together, touched rows left out."""
     by_name = {variable.name: variable for variable in variables}
-    steps = [traffic(by_name[node.variable], node, config).step for node in nodes]
-    return tuple(sum(step[worker] for step in steps) for worker in range(worker_count(config)))
+    computing = computing_workers(config)
+    total = Sent(computing)
+    for node in nodes:
+        total.add_times(sent_for(by_name[node.variable], node, computing)[0].whole(), 1)
+    return total.by_worker(worker_count(config))
 
 
 def worker_count(config: strategy_pb2.GraphConfig) -> int:
     """How many workers there are, those without replicas included."""
-    return config.workers or len(_computing(config))
+    return config.workers or len(computing_workers(config))
 
 
-def _computing(config: strategy_pb2.GraphConfig) -> frozenset[int]:
+def computing_workers(config: strategy_pb2.GraphConfig) -> frozenset[int]:
+    """Indices of the workers that have replicas."""
     return frozenset(replica.worker for replica in config.replicas)

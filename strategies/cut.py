@@ -7,7 +7,7 @@ from fractions import Fraction
 from heapq import heapify, heappop, heappush, heapreplace
 from math import lcm
 
-from autodist.graph.placement import Cut
+from autodist.graph.placement import Cut, shard_name
 from autodist.strategies.variables import SyncedVariable
 
 
@@ -15,7 +15,8 @@ def shards_of(variable: SyncedVariable, cut: Cut | None) -> tuple[SyncedVariable
     """The shards, each seen as a variable of its own; a variable that is not cut is its only one."""
     if cut is None:
         return (variable,)
-    return tuple(variable.shard(index, cut.axis, length) for index, length in enumerate(cut.sizes))
+    alike = {length: variable.shard(0, cut.axis, length) for length in set(cut.sizes)}
+    return tuple(alike[length].named(shard_name(variable.name, index)) for index, length in enumerate(cut.sizes))
 
 
 def even_sizes(length: int, shards: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from math import lcm
 
 from autodist.resources import ResourceSpec
@@ -62,7 +62,22 @@ class GreedyLoads:
 
     def least_loaded(self, count: int, byte_size: int = 0) -> tuple[int, ...]:
         """The so many owners that would have the least load if each got these bytes, best first; none is counted."""
-        return tuple(sorted(self.owners, key=lambda worker: (self._time(worker, byte_size), worker))[:count])
+        if count >= len(self.owners):
+            return tuple(sorted(self.owners, key=lambda worker: (self._time(worker, byte_size), worker)))
+        best = [(self._time(first, byte_size), first) for first in map(self._first, self._ranked.values())]
+        heapify(best)
+        found: list[int] = []
+        while len(found) < count:
+            _, owner = heappop(best)
+            found.append(owner)
+            ranked = self._ranked[self._times[owner]]
+            while ranked and (ranked[0][1] == owner or ranked[0][0] != self._loads[ranked[0][1]]):
+                heappop(ranked)
+            if ranked:
+                heappush(best, (self._time(ranked[0][1], byte_size), ranked[0][1]))
+        for owner in found:
+            self.add(owner, 0)
+        return tuple(found)
 
     def place_pieces(self, sizes: Mapping[PieceKey, int]) -> dict[PieceKey, int]:
         """Owner of each piece. The largest are placed first, since small ones fill what gaps remain.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -37,6 +38,20 @@ def node_of(variable: str, cut: Cut | None, synchronizers: Sequence[Said]) -> st
 def pieces(variable: SyncedVariable, node: strategy_pb2.VariableNode) -> Iterator[tuple[SyncedVariable, Synchronizer]]:
     """Each shard seen as a variable, with its synchronizer; for a whole variable it is the only piece."""
     yield from zip(shards_of(variable, cut_of(node)), synchronizers_of(node), strict=True)
+
+
+def alike_pieces(
+    variable: SyncedVariable, node: strategy_pb2.VariableNode
+) -> Iterator[tuple[SyncedVariable, Synchronizer, int]]:
+    """Pieces of one length that are synchronised alike, but for their names and groups: the first, and how many."""
+    cut, said = cut_of(node), synchronizers_of(node)
+    if cut is None:
+        yield variable, said[0], 1
+        return
+    of_length = {length: variable.shard(0, cut.axis, length) for length in set(cut.sizes)}
+    counts = Counter(zip(cut.sizes, map(Synchronizer.without_group, said), strict=True))
+    for (length, synchronizer), count in counts.items():
+        yield of_length[length], synchronizer, count
 
 
 def _field(synchronizer: Said) -> dict[str, Any]:

@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.proto import strategy_pb2
-from autodist.strategies.nodes import node_of
-from autodist.synchronizers import COLLECTIVES, AllReduce, all_synchronizers, cut_of, synchronizers_of
+from autodist.synchronizers import (
+    COLLECTIVES,
+    AllReduce,
+    Synchronizer,
+    all_synchronizers,
+    parts_of,
+    set_synchronizer,
+    synchronizer_of,
+)
 
 AUTO, SHUFFLE = "AUTO", "SHUFFLE"
 
@@ -21,11 +28,30 @@ def resolve_specs(strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
     resolved.CopyFrom(strategy)
     spec = effective_spec(strategy)
     for node in resolved.nodes:
-        said = synchronizers_of(node)
-        if any(one.way == AUTO for one in said):
-            known = [replace(one, spec=spec) if isinstance(one, AllReduce) and one.way == AUTO else one for one in said]
-            node.CopyFrom(node_of(node.variable, cut_of(node), known))
+        _resolve(node, spec)
     return resolved
+
+
+def resolve_node(node: strategy_pb2.VariableNode, spec: str) -> strategy_pb2.VariableNode:
+    """A copy that says `spec` where it said AUTO."""
+    resolved = strategy_pb2.VariableNode()
+    resolved.CopyFrom(node)
+    _resolve(resolved, spec)
+    return resolved
+
+
+def _resolve(node: strategy_pb2.VariableNode, spec: str) -> None:
+    for part in parts_of(node):
+        said = synchronizer_of(part)
+        if said.way == AUTO:
+            set_synchronizer(part, resolve_spec(said, spec))
+
+
+def resolve_spec(synchronizer: Synchronizer, spec: str) -> Synchronizer:
+    """The same, with `spec` in place of AUTO."""
+    if isinstance(synchronizer, AllReduce) and synchronizer.way == AUTO:
+        return replace(synchronizer, spec=spec)
+    return synchronizer
 
 
 def effective_spec(strategy: strategy_pb2.Strategy) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from rich.table import Table
 from rich.text import Text
 
 from autodist.graph.placement import EVERY_WORKER
 from autodist.proto import strategy_pb2
-from autodist.strategies.cost import Traffic, traffic, worker_count
-from autodist.strategies.nodes import pieces
-from autodist.strategies.specs import resolve_specs
+from autodist.strategies.cost import Traffic, computing_workers, sent_for, worker_count
+from autodist.strategies.nodes import alike_pieces
+from autodist.strategies.specs import effective_spec, resolve_node
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
-from autodist.synchronizers import cut_of, synchronizers_of
+from autodist.synchronizers import Sent, cut_of, synchronizers_of
 
 NUMBERS = {"bytes", "bytes a step and worker", "bytes a step\nand worker"}
 COLUMNS = ("variable", "shape", "bytes", "gradient", "synchronizer", "where", "bytes a step and worker")
@@ -28,6 +29,9 @@ ALL_WORKERS = "all workers"
 MOST_NAMES = 4
 """Of owners in one cell; more are counted."""
 
+MOST_ROWS = 50
+"""Of variables, the largest; the others are counted together."""
+
 _UNITS = ("kB", "MB", "GB", "TB")
 
 
@@ -40,6 +44,8 @@ def strategy_table(
     rows: Mapping[str, int] | None = None,
 ) -> Table:
     """How each variable is kept and synchronised, where, and what it costs; a last row for the whole step.
+
+    Of more than `MOST_ROWS` variables the largest have a row, and the others one together, which says so.
 
     Args:
         strategy: one that `check_strategy` passes.
@@ -55,20 +61,23 @@ def strategy_table(
     workers = worker_count(config)
     names = worker_names or [f"worker {index}" for index in range(workers)]
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
-    resolved = resolve_specs(strategy)
     title = f"{strategy.builder}: {_count(len(config.replicas), 'replica')} on {_count(workers, 'worker')}"
     # Text, not markup: a variable's name may hold square brackets.
-    of_trained = trained_bytes(resolved, graph_item)
-    caption = _held(of_trained if held is None else held, names, "" if held is not None else " of trained variables")
+    if held is None:
+        caption = _held(trained_bytes(strategy, graph_item), names, " of trained variables")
+    else:
+        caption = _held(held, names, "")
     is_narrow = width is not None and width < NARROW
     table = Table(title=Text(title), show_footer=True, caption=Text(caption), show_lines=is_narrow)
-    costs = [traffic(variables[node.variable], node, config) for node in resolved.nodes]
-    touched = [(rows or {}).get(node.variable, 0) for node in resolved.nodes]
-    total = _total(tuple(variables.values()), costs, touched, names)
-    lines = [
-        _row(variables[node.variable], node, cost, count, names)
-        for node, cost, count in zip(resolved.nodes, costs, touched, strict=True)
-    ]
+    costs = _costs(strategy, variables, rows or {})
+    total = _total(tuple(variables.values()), costs, names)
+    shown = _largest(costs)
+    spec = effective_spec(strategy)
+    lines = [_row(one.variable, resolve_node(one.node, spec), one, names) for one in shown]
+    if len(shown) < len(costs):
+        left = sum(one.variable.byte_size for one in costs) - sum(one.variable.byte_size for one in shown)
+        name = f"and {_count(len(costs) - len(shown), 'smaller variable')}"
+        lines.append((name, "", readable_bytes(left), "", "", "told by `autodist plan --json`", ""))
     if is_narrow:
         lines, total = [_narrow(line) for line in lines], _narrow(total)
     for column, footer in zip(NARROW_COLUMNS if is_narrow else COLUMNS, total, strict=True):
@@ -78,16 +87,54 @@ def strategy_table(
     return table
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """What one variable makes workers send.
+
+    Attributes:
+        variable: of the step.
+        node: of the strategy.
+        step: bytes in a step.
+        row: bytes for one row.
+        touched: rows; 0 if it is not known how many.
+    """
+
+    variable: SyncedVariable
+    node: strategy_pb2.VariableNode
+    step: Sent
+    row: Sent
+    touched: int
+
+
+def _costs(
+    strategy: strategy_pb2.Strategy, variables: Mapping[str, SyncedVariable], rows: Mapping[str, int]
+) -> list[_Cost]:
+    computing = computing_workers(strategy.graph_config)
+    return [
+        _Cost(variable, node, *sent_for(variable, node, computing), rows.get(variable.name, 0))
+        for node in strategy.nodes
+        for variable in [variables[node.variable]]
+    ]
+
+
+def _largest(costs: Sequence[_Cost]) -> list[_Cost]:
+    """Those of the largest variables, in their order: nobody reads thousands of rows."""
+    if len(costs) <= MOST_ROWS:
+        return list(costs)
+    ordered = sorted(range(len(costs)), key=lambda index: -costs[index].variable.byte_size)
+    return [costs[index] for index in sorted(ordered[:MOST_ROWS])]
+
+
 def trained_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> tuple[int, ...]:
     """Bytes of the variables with a gradient that each worker holds, without optimizer slots."""
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
     everywhere, owned = 0, [0] * worker_count(strategy.graph_config)
     for node in strategy.nodes:
-        for piece, part in pieces(variables[node.variable], node):
+        for piece, part, count in alike_pieces(variables[node.variable], node):
             if part.owner is None or part.has_proxy:
-                everywhere += piece.byte_size
+                everywhere += piece.byte_size * count
             else:
-                owned[part.owner] += piece.byte_size
+                owned[part.owner] += piece.byte_size * count
     return tuple(everywhere + own for own in owned)
 
 
@@ -113,14 +160,23 @@ def _narrow(cells: tuple[str, ...]) -> tuple[str, ...]:
 def _row(
     variable: SyncedVariable,
     node: strategy_pb2.VariableNode,
-    cost: Traffic,
-    touched: int,
+    cost: _Cost,
     names: Sequence[str],
 ) -> tuple[str, ...]:
+    workers = len(names)
+    sent = Traffic(cost.step.by_worker(workers), cost.row.by_worker(workers))
     shape = " × ".join(str(length) for length in variable.shape) or "scalar"
     kind = "sparse" if variable.is_sparse else "dense"
     size = readable_bytes(variable.byte_size)
-    return variable.name, shape, size, kind, synchronizer_text(node), _where(node, names), _cost(cost, node, touched)
+    return (
+        variable.name,
+        shape,
+        size,
+        kind,
+        synchronizer_text(node),
+        _where(node, names),
+        _cost(sent, node, cost.touched),
+    )
 
 
 def synchronizer_text(node: strategy_pb2.VariableNode) -> str:
@@ -181,17 +237,20 @@ def _spread(sent: Sequence[int], owner: int | None, unit: str) -> str:
     return f"{readable_bytes(min(counts.values()))} to {readable_bytes(max(counts.values()))}{unit}"
 
 
-def _total(
-    variables: Sequence[SyncedVariable], costs: Sequence[Traffic], touched: Sequence[int], names: Sequence[str]
-) -> tuple[str, ...]:
+def _total(variables: Sequence[SyncedVariable], costs: Sequence[_Cost], names: Sequence[str]) -> tuple[str, ...]:
     """The last row: all variables together, and the worker that sends most."""
     size = readable_bytes(sum(variable.byte_size for variable in variables))
-    workers = range(len(names))
-    known = list(zip(costs, touched, strict=True))
-    sent = [sum(cost.step[w] + cost.row[w] * count for cost, count in known) for w in workers]
+    total = Sent(costs[0].step.computing if costs else frozenset())
+    is_open = False
+    for cost in costs:
+        row = cost.row.whole()
+        total.add_times(cost.step.whole(), 1)
+        total.add_times(row, cost.touched)
+        is_open |= bool(row) and not cost.touched
+    sent = total.by_worker(len(names))
     most = max(range(len(sent)), key=lambda worker: sent[worker])
     where = ALL_WORKERS if len(set(sent)) == 1 else f"most at {names[most]}"
-    rows = " + rows" if any(any(cost.row) and not count for cost, count in known) else ""
+    rows = " + rows" if is_open else ""
     return _count(len(variables), "variable"), "", size, "", "", where, f"{readable_bytes(sent[most])}{rows}"
 
 

@@ -97,6 +97,10 @@ class SyncedVariable:
         byte_size = self.element_bytes * prod(shape)
         return replace(self, name=shard_name(self.name, index), shape=shape, byte_size=byte_size)
 
+    def named(self, name: str) -> SyncedVariable:
+        """The same under another name."""
+        return SyncedVariable(name, self.shape, self.byte_size, self.is_sparse, self.dtype, self.is_floating)
+
 
 def synced_variables(graph_item: GraphLike) -> tuple[SyncedVariable, ...]:
     """The variables that have a gradient, each once, in the order of their first gradient."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from autodist.graph.effects import Effect
 from autodist.graph.item import GraphItem
@@ -161,11 +162,21 @@ class _Walk:
 
     def reaches_write(self, k: int) -> bool:
         """Whether anything is written of a gradient, which is then that of the whole batch."""
-        return any(self.reach.get(w, 0) >> k & 1 for w in self.writes)
+        return bool(self._reach_of_writes[None] >> k & 1)
 
     def reaches_own_write(self, k: int) -> bool:
         handle = self.handles[self.gradients[k].variable]
-        return any(handle in self.effects[w].writes and self.reach.get(w, 0) >> k & 1 for w in self.writes)
+        return bool(self._reach_of_writes.get(handle, 0) >> k & 1)
+
+    @cached_property
+    def _reach_of_writes(self) -> Mapping[str | None, int]:
+        """The gradients that reach writes of a handle; under None, of any. Asked for when the walk has ended."""
+        found: dict[str | None, int] = {None: 0}
+        for name in self.writes:
+            reach = self.reach.get(name, 0)
+            for handle in (None, *self.effects[name].writes):
+                found[handle] = found.get(handle, 0) | reach
+        return found
 
     def result(self) -> Stages:
         update = frozenset(self.reach)

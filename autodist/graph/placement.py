@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 EVERY_WORKER = -1
 """Stands for an owner where every worker holds the variable."""
@@ -24,7 +25,7 @@ class Cut:
     @property
     def starts(self) -> tuple[int, ...]:
         """Where each shard begins along the axis."""
-        return tuple(sum(self.sizes[:k]) for k in range(len(self.sizes)))
+        return tuple(accumulate(self.sizes[:-1], initial=0))
 
     def shape(self, whole: Sequence[int | None], shard: int) -> tuple[int | None, ...]:
         """The shape of one shard of a tensor of shape `whole`."""

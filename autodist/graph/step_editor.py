@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -138,10 +138,16 @@ class StepEditor(GraphEditor):
 
     def run_instead(self, old: str, new: Iterable[str]) -> None:
         """Lets the nodes `new` run where `old` does."""
-        instead = list(new)
+        self.run_all_instead({old: tuple(new)})
+
+    def run_all_instead(self, instead: Mapping[str, Sequence[str]]) -> None:
+        """`run_instead` for one node after the other, with one look at what runs for all of them."""
+        following: dict[str, tuple[str, ...]] = {}
+        for old, names in reversed(list(instead.items())):
+            following[old] = tuple(name for new in names for name in following.get(new, (new,)))
         for roots in (self._targets, self._served, self._landed):
-            if old in roots:
-                followed = [name for root in roots for name in (instead if root == old else (root,))]
+            if not following.keys().isdisjoint(roots):
+                followed = [name for root in roots for name in following.get(root, (root,))]
                 roots.clear()
                 roots.update(dict.fromkeys(followed))
 

@@ -13,6 +13,8 @@ from autodist.synchronizers.reading import (
     field_of,
     has_synchronizer,
     named_synchronizers,
+    parts_of,
+    set_synchronizer,
     synchronizer_of,
     synchronizers_of,
 )
@@ -30,6 +32,8 @@ __all__ = [
     "field_of",
     "has_synchronizer",
     "named_synchronizers",
+    "parts_of",
+    "set_synchronizer",
     "synchronizer_of",
     "synchronizers_of",
 ]

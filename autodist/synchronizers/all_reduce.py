@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fractions import Fraction
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from autodist.compressors import NO_COMPRESSOR, Compressor, Dense
@@ -73,7 +72,10 @@ class AllReduce(Synchronizer):
         lossy = "" if self.compressor == NO_COMPRESSOR else f" {self.compressor.text}"
         return f"AllReduce {self.spec}{lossy}"
 
-    def add_traffic(self, piece: Piece, share: Fraction, step: Sent, row: Sent) -> None:
+    def without_group(self) -> AllReduce:
+        return replace(self, group=0) if self.group else self
+
+    def add_traffic(self, piece: Piece, share: int, step: Sent, row: Sent) -> None:
         workers = len(step.computing)
         if piece.is_sparse:
             row.add(share * (piece.row_bytes + INDEX_BYTES) * (workers - 1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any, ClassVar
 
 from google.protobuf.message import Message
@@ -82,13 +81,17 @@ class Synchronizer(ABC):
         """Gradients of equal group are combined together; None: each is by itself."""
         return None
 
+    def without_group(self) -> Synchronizer:
+        """The same, whatever else it is combined with."""
+        return self
+
     @abstractmethod
-    def add_traffic(self, piece: Piece, share: Fraction, step: Sent, row: Sent) -> None:
+    def add_traffic(self, piece: Piece, share: int, step: Sent, row: Sent) -> None:
         """Adds what each worker sends for one piece.
 
         Args:
             piece: what is synchronised.
-            share: how much of a row of the whole variable lies in the piece.
+            share: how many of the parts of a row of the whole variable (see `Sent`) lie in the piece.
             step: bytes of a step, however many rows it touches.
             row: bytes of one row that every worker touches, besides.
         """

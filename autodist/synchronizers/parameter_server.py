@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import ClassVar
 
 from autodist.graph.keeper import Keeper, Pace
@@ -72,7 +71,7 @@ class ParameterServer(Synchronizer):
         words += ["proxies"] if self.local_proxy else []
         return ", ".join(words)
 
-    def add_traffic(self, piece: Piece, share: Fraction, step: Sent, row: Sent) -> None:
+    def add_traffic(self, piece: Piece, share: int, step: Sent, row: Sent) -> None:
         others = len(step.computing) - (self.owner in step.computing)
         if not piece.is_sparse:
             step.add(piece.byte_size, self.owner, piece.byte_size * others)

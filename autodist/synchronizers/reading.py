@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
+
+from google.protobuf.message import Message
 
 from autodist.errors import StrategyError
 from autodist.graph.placement import Cut, shard_name
@@ -24,7 +27,10 @@ def has_synchronizer(part: Part) -> bool:
 
 def field_of(message: type) -> str:
     """The field of a node, or a shard, that holds a type of message."""
-    return next(field for field, kind in KINDS.items() if kind.message is message)
+    return _FIELDS[message]
+
+
+_FIELDS: dict[type, str] = {kind.message: field for field, kind in KINDS.items()}
 
 
 def synchronizer_of(part: Part) -> Synchronizer:
@@ -37,7 +43,27 @@ def synchronizer_of(part: Part) -> Synchronizer:
     if field is None:
         what = "node" if isinstance(part, strategy_pb2.VariableNode) else "shard"
         raise StrategyError(f"has a {what} without a synchronizer; set {' or '.join(KINDS)}.")
-    return KINDS[field].from_message(getattr(part, field))
+    message = getattr(part, field)
+    if field == AllReduce.field and message.compressor.kind == strategy_pb2.Compressor.NAMED:
+        return KINDS[field].from_message(message)  # a script may give the name to another class
+    return _read(field, message.SerializeToString())
+
+
+def set_synchronizer(part: Part, synchronizer: Synchronizer) -> None:
+    """Lets a message say by what it is synchronised."""
+    getattr(part, synchronizer.field).CopyFrom(_said(synchronizer))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _said(synchronizer: Synchronizer) -> Message:
+    return synchronizer.to_message()
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _read(field: str, said: bytes) -> Synchronizer:
+    """A plan for hundreds of workers has hundreds of thousands of shards, which say few different things."""
+    kind = KINDS[field]
+    return kind.from_message(kind.message.FromString(said))
 
 
 def cut_of(node: strategy_pb2.VariableNode) -> Cut | None:
@@ -47,7 +73,12 @@ def cut_of(node: strategy_pb2.VariableNode) -> Cut | None:
 
 def synchronizers_of(node: strategy_pb2.VariableNode) -> tuple[Synchronizer, ...]:
     """By what a node's variable is synchronised, or each of its shards in their order."""
-    return tuple(synchronizer_of(part) for part in (node.shards or (node,)))
+    return tuple(synchronizer_of(part) for part in parts_of(node))
+
+
+def parts_of(node: strategy_pb2.VariableNode) -> Sequence[Part]:
+    """What of a node has a synchronizer: itself, or each of its shards."""
+    return node.shards or (node,)
 
 
 def named_synchronizers(node: strategy_pb2.VariableNode) -> Iterator[tuple[str, Synchronizer]]:

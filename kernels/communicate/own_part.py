@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -15,12 +15,10 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Join
 from autodist.graph.placement import EVERY_WORKER
 from autodist.kernels.base import Context
+from autodist.kernels.communicate.asked import NOBODY, Owners, find_asked, once, only_other
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.communicate.results import Results
-
-Owners = frozenset[int]
-NOBODY: Owners = frozenset()
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class OwnPart:
             `EVERY_WORKER` for what is the same everywhere. A node that a single owner has everything for is computed by
             it alone; one that mixes is computed by whoever needs it, from what the owners send.
         computed: nodes among them that this worker runs.
-        transfers: what travels, for all workers, in the same order on each.
+        transfers: what this worker sends and receives, in the same order on both sides.
         me: this worker.
         brought: shape and dtype of the gradients that were brought to owners, by the tensor that stands for them.
     """
@@ -81,23 +79,23 @@ class OwnPart:
         """
         brought = {t: item.owners[j.variable or ""] for j in joins for t in j.result}
         private = _find_private(item, effects, owner, _holders(item, brought))
-        transfers: list[Transfer] = []
-        computed: frozenset[str] = frozenset()
-        for reader in range(context.workers):
-            outputs = item.outputs if context.sends_fetched else ()
-            asked, runs = _asked_of_others(item, effects, owner, private, brought, reader, outputs)
-            if reader == context.worker:
-                computed = runs
-            transfers += [Transfer(source, reader, name, _level(item, name)) for name, source in asked.items()]
+        asked = find_asked(item, effects, owner, private, brought, context)
+        me = context.worker
+        transfers = [
+            Transfer(source, reader, name, _level(item, name))
+            for name, source, readers in asked.tensors
+            for reader in (readers if source == me else [me] if me in readers else [])
+        ]
+        transfers.sort(key=lambda t: (t.reader, t.name))
+        travelling = frozenset(name for name, _, _ in asked.tensors)
         specs = {t: _spec_of_result(j, t) for j in joins for t in j.result}
-        return cls(item, private, _in_rounds(item, transfers), context.worker, specs, computed)
+        return cls(item, private, _in_rounds(item, transfers, travelling), me, specs, asked.by(me))
 
     def exchange_boundary(self, results: Results, context: Context) -> None:
         """Sends what others need of this worker, and receives what it needs."""
         groups: dict[Transfer, list[str]] = {}
         for t in self.transfers:
-            if self.me in (t.source, t.reader):
-                groups.setdefault(replace(t, name=""), []).append(t.name)
+            groups.setdefault(replace(t, name=""), []).append(t.name)
         for together, names in groups.items():
             self._exchange(results, context, together, names)
 
@@ -126,7 +124,7 @@ class OwnPart:
 
     def is_others(self, name: str) -> bool:
         """Whether another worker alone computes a node."""
-        return _only_other(self.private, name, self.me) is not None
+        return only_other(self.private, name, self.me) is not None
 
     def cut_control(self, editor: GraphEditor) -> None:
         """What this worker runs does not wait for nodes that others run."""
@@ -138,8 +136,10 @@ class OwnPart:
                 editor.set_inputs(node.name, [i for i in node.input if i not in lost])
 
 
-def _in_rounds(item: GraphItem, transfers: Sequence[Transfer]) -> tuple[Transfer, ...]:
-    travelling = {t.name for t in transfers}
+def _in_rounds(item: GraphItem, transfers: Sequence[Transfer], travelling: Collection[str]) -> tuple[Transfer, ...]:
+    """The transfers with their rounds, which all that travels between workers decides."""
+    if not transfers:
+        return ()
     rounds: dict[str, int] = {}
     for name in item.wiring.order:
         inputs = item.wiring.nodes[name].input
@@ -150,11 +150,6 @@ def _in_rounds(item: GraphItem, transfers: Sequence[Transfer]) -> tuple[Transfer
 
 def _level(item: GraphItem, name: str) -> int:
     return item.replication.stages.level_of(node_of(name)) if item.replication else 1
-
-
-def _once(item: GraphItem) -> list[str]:
-    stages = item.replication and item.replication.stages
-    return sorted(stages.once, key=stages.order.__getitem__) if stages else []
 
 
 def _spec_of_result(join: Join, result: str) -> tf.TensorSpec:
@@ -168,19 +163,12 @@ def _holders(item: GraphItem, brought: Mapping[str, int]) -> dict[str, int]:
     return {**dict.fromkeys(joined, EVERY_WORKER), **brought}
 
 
-def _only_other(private: Mapping[str, Owners], name: str, me: int) -> int | None:
-    """The worker that alone has everything for a node, if it is another one."""
-    holders = private.get(name, NOBODY)
-    only = next(iter(holders)) if len(holders) == 1 else me
-    return only if only not in (me, EVERY_WORKER) else None
-
-
 def _find_private(
     item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[str, int], brought: Mapping[str, int]
 ) -> dict[str, Owners]:
     nodes = item.wiring.nodes
     private: dict[str, Owners] = {}
-    for name in _once(item):
+    for name in once(item):
         if name not in nodes:
             continue
         found = NOBODY
@@ -198,63 +186,3 @@ def _find_private(
         if found:
             private[name] = found
     return private
-
-
-def _asked_of_others(
-    item: GraphItem,
-    effects: Mapping[str, Effect],
-    owner: Mapping[str, int],
-    private: Mapping[str, Owners],
-    brought: Mapping[str, int],
-    reader: int,
-    outputs: Sequence[str],
-) -> tuple[dict[str, int], frozenset[str]]:
-    """Tensors that `reader` needs and a single other worker has, with that worker; and the nodes that `reader` runs."""
-    nodes = item.wiring.nodes
-    asked: dict[str, int] = {}
-    for output in outputs:
-        other = _only_other(private, node_of(output), reader)
-        if other is not None:
-            asked[output] = other
-    front = list(_roots(item, effects, owner, private, reader, outputs))
-    seen = set(front)
-    while front:
-        name = front.pop()
-        for i in nodes[name].input:
-            source = node_of(i)
-            if tensor(i) in brought and brought[tensor(i)] != reader and not is_control(i):
-                asked[tensor(i)] = brought[tensor(i)]
-                continue
-            other = _only_other(private, source, reader)
-            if other is not None and not _writes_for(effects, owner, source, reader):
-                if not is_control(i):
-                    asked[tensor(i)] = other
-            elif source not in seen and source in private:
-                seen.add(source)
-                front.append(source)
-    return dict(sorted(asked.items())), frozenset(seen)
-
-
-def _roots(
-    item: GraphItem,
-    effects: Mapping[str, Effect],
-    owner: Mapping[str, int],
-    private: Mapping[str, Owners],
-    reader: int,
-    outputs: Sequence[str],
-) -> Iterable[str]:
-    """What a worker runs for its own sake: writes of what it holds, and what the step returns."""
-    for name in _once(item):
-        if name in effects and _writes_for(effects, owner, name, reader):
-            yield name
-    for name in (*map(node_of, outputs), *item.targets):
-        effect = effects.get(name)
-        if not (effect and effect.writes) and _only_other(private, name, reader) is None:
-            yield name
-
-
-def _writes_for(effects: Mapping[str, Effect], owner: Mapping[str, int], name: str, worker: int) -> bool:
-    effect = effects.get(name)
-    if not (effect and effect.writes):
-        return False
-    return all(owner.get(h, worker) == worker for h in effect.writes)

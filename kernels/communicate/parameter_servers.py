@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
@@ -17,9 +18,10 @@ from autodist.graph.names import is_control, node_of
 from autodist.graph.parts import Join
 from autodist.graph.placement import EVERY_WORKER
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.communicate.asked import NOBODY
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.communicate.exchange import Exchange
-from autodist.kernels.communicate.own_part import NOBODY, OwnPart
+from autodist.kernels.communicate.own_part import OwnPart
 from autodist.kernels.communicate.reduce_by_shuffle import mean_of, own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.tokens import Group, group_writes
@@ -94,8 +96,9 @@ class _Servers:
         trained = {self.item.by_name[j.variable or ""].handle for j in self.joins}
         writes = {name for name, effect in self.effects.items() if effect.writes & self.owner.keys()}
         found: dict[str, list[str]] = {}
+        untrained = self.owner.keys() - trained
         for name, effect in self.effects.items():
-            handles = effect.reads & self.owner.keys() - trained
+            handles = effect.reads & untrained
             if handles and not effect.writes and name not in self.stages.once:
                 if writes.isdisjoint(self.editor.ancestors([name])):
                     for handle in handles:
@@ -149,15 +152,31 @@ class _Servers:
         """This worker's reads of the variables, which must not see the update that its gradients bring about."""
         first = next(iter(joins))
         handles = {self.item.by_name[j.variable].handle for j in joins if j.variable}
+        found = {position: name for handle in handles for position, name in self._reads.get(handle, ())}
         reads = [
-            name for name, effect in self.effects.items()
-            if effect.reads & handles and not effect.writes and name not in self.stages.once
-            and self.stages.level_of(name) <= first.level and not self._waits_for_a_write(name, handles)
+            name for _, name in sorted(found.items())
+            if self.stages.level_of(name) <= first.level and not self._waits_for_a_write(name, handles)
         ]  # fmt: skip
-        for handle, early in self.followers.items():
-            if self.owner[handle] == self._owner_of(first):
-                reads += early
+        reads += self._early_reads.get(self._owner_of(first), ())
         return after_loops(self.item.wiring, dict.fromkeys(reads))
+
+    @functools.cached_property
+    def _reads(self) -> Mapping[str, list[tuple[int, str]]]:
+        """By handle, the replicas' reads of a variable, each with its position among all."""
+        found: dict[str, list[tuple[int, str]]] = {}
+        for position, (name, effect) in enumerate(self.effects.items()):
+            if not effect.writes and name not in self.stages.once:
+                for handle in effect.reads:
+                    found.setdefault(handle, []).append((position, name))
+        return found
+
+    @functools.cached_property
+    def _early_reads(self) -> Mapping[int, list[str]]:
+        """By owner, the reads of its followers."""
+        found: dict[int, list[str]] = {}
+        for handle, early in self.followers.items():
+            found.setdefault(self.owner[handle], []).extend(early)
+        return found
 
     def _waits_for_a_write(self, name: str, handles: Collection[str]) -> bool:
         waits = (self.effects.get(node_of(i)) for i in self.editor[name].input if is_control(i))
@@ -208,5 +227,6 @@ class _Servers:
         self.editor.run(names)
         if group.owner != self.context.worker:
             for write in group.writes:
-                self.editor.replace_control(write, names)
+                self.editor.replace_control(write, names, self.editor.consumers(write))
+            self.editor.run_all_instead(dict.fromkeys(group.writes, names))
             self.editor.remove(group.writes)

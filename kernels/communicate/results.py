@@ -44,5 +44,6 @@ class Results:
 
     def to_item(self, joins: Collection[Join], **changes: Any) -> GraphItem:
         """The step in which `joins` are done, with `changes` of its replication."""
-        left = tuple(join for join in self._replication.joins if join not in joins)
+        done = {id(join) for join in joins}  # compared one with another they would cost joins × joins
+        left = tuple(join for join in self._replication.joins if id(join) not in done)
         return self.editor.to_item(replication=replace(self._replication, joins=left, **changes))

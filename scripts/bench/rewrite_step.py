@@ -6,7 +6,8 @@ import argparse
 import gc
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,7 +16,14 @@ from autodist import ResourceSpec
 from autodist.capture.function import capture_function
 from autodist.graph.item import GraphItem
 from autodist.kernels import Context, rewrite
-from autodist.strategies import AllReduce, check_strategy, resolve_specs
+from autodist.strategies import (
+    AllReduce,
+    BuildsStrategy,
+    check_strategy,
+    find_builder,
+    registered_names,
+    resolve_specs,
+)
 
 CAPTURED = {"resnet50": keras.applications.ResNet50, "mobilenet": keras.applications.MobileNetV2}
 
@@ -25,13 +33,17 @@ def main() -> None:
     parser.add_argument("model", choices=CAPTURED)
     parser.add_argument("clusters", nargs="+", help="workers × replicas of each, as 2x1")
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--every-builder", action="store_true", help="with each, the workers on machines of their own")
     told = parser.parse_args()
     item = _captured(told.model)
     clusters = {name: [int(n) for n in name.split("x")] for name in told.clusters}
+    if told.every_builder:
+        print(json.dumps(_by_builder(item, clusters, told.repeat)))
+        return
     seconds: dict[str, list[float]] = {name: [] for name in clusters}
     for _ in range(told.repeat):
         for name, cluster in clusters.items():
-            seconds[name].append(_rewriting(item, cluster))
+            seconds[name].append(_rewriting(item, _one_machine(*cluster), AllReduce())[0])
     print(json.dumps({"nodes": len(item.graph_def.node), "seconds": seconds}))
 
 
@@ -42,18 +54,42 @@ def _captured(name: str) -> GraphItem:
     return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).item
 
 
-def _rewriting(item: GraphItem, cluster: Sequence[int]) -> float:
-    """Seconds of the processor that the chief needs for the rewriting, strategy and import left out."""
-    workers, replicas = cluster
+def _by_builder(item: GraphItem, clusters: Mapping[str, Sequence[int]], repeat: int) -> dict[str, Any]:
+    """Seconds by builder and cluster, and the queues in the graph of a worker."""
+    seconds: dict[str, dict[str, list[float]]] = {}
+    queues: dict[str, dict[str, int]] = {}
+    for builder in registered_names():
+        for name, (workers, replicas) in clusters.items():
+            for _ in range(repeat):
+                took, made = _rewriting(item, _machines(workers, replicas), find_builder(builder)())
+                seconds.setdefault(builder, {}).setdefault(name, []).append(took)
+            queues.setdefault(builder, {})[name] = len(made.wiring.of_op("FIFOQueueV2"))
+    return {"builders": seconds, "queues": queues}
+
+
+def _one_machine(workers: int, replicas: int) -> ResourceSpec:
     nodes = [{"address": "localhost", "cpus": list(range(workers * replicas)), "workers": workers}]
-    spec = ResourceSpec.from_dict({"nodes": nodes})
-    strategy = AllReduce().build(item, spec)
+    return ResourceSpec.from_dict({"nodes": nodes})
+
+
+def _machines(workers: int, replicas: int) -> ResourceSpec:
+    nodes = [{"address": f"10.0.{k // 256}.{k % 256}", "cpus": list(range(replicas))} for k in range(workers)]
+    nodes[0]["chief"] = True
+    return ResourceSpec.from_dict({"nodes": nodes})
+
+
+def _rewriting(item: GraphItem, spec: ResourceSpec, builder: BuildsStrategy) -> tuple[float, GraphItem]:
+    """Seconds of the processor that a worker needs for the rewriting, strategy and import left out; and what it made.
+
+    The worker is the second one, which is like all others but for the chief.
+    """
+    strategy = builder.build(item, spec)
     check_strategy(strategy, item, spec)
-    context = Context(resolve_specs(strategy), 0)
+    context = Context(resolve_specs(strategy), min(1, len(spec.workers) - 1) if len(spec.nodes) > 1 else 0)
     gc.collect()
     start = time.thread_time()
-    rewrite(item, context)
-    return time.thread_time() - start
+    made = rewrite(item, context)
+    return time.thread_time() - start, made
 
 
 if __name__ == "__main__":

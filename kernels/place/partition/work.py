@@ -236,7 +236,7 @@ class Work:
         for node, instead in self._instead.items():
             # Copies, and what was made for them, stand where they should already.
             self.editor.replace_control(node, instead.names, filter(self.is_captured, self.editor.consumers(node)))
-            self.editor.run_instead(node, instead.names)
+        self.editor.run_all_instead({node: tuple(instead.names) for node, instead in self._instead.items()})
         self.editor.remove(self._removed)
 
     def _become_identity(self, node: NodeDef, value: str, dtype: tf.DType) -> None:

@@ -121,3 +121,13 @@ def test_an_input_of_which_nothing_is_known_needs_a_dtype():
     editor = StepEditor(GraphItem(from_text("a = Placeholder()")))
     with pytest.raises(KeyError, match="nothing is known of a:0"), editor.fragment("more") as f:
         f.input("a")
+
+
+def test_running_all_instead_is_running_one_after_the_other_instead(step: GraphItem) -> None:
+    one, all_at_once = StepEditor(step), StepEditor(step)
+    for old, new in (("check", ["log", "sum"]), ("log", ["double"])):
+        one.run_instead(old, new)
+    all_at_once.run_all_instead({"check": ["log", "sum"], "log": ["double"]})
+    made, expected = all_at_once.to_item(), one.to_item()
+    assert made.targets == expected.targets == ("double", "sum")
+    assert (made.served, made.landed) == (expected.served, expected.landed)

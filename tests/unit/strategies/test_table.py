@@ -227,3 +227,13 @@ def test_the_rows_of_the_first_batch_are_told_with_what_they_cost(step, cluster)
     both = strategy_table(strategy, planned, rows={"table": 50, "other": 1})
     assert cells(both, 1)[-1] == "40 B for 1 row"
     assert [str(column.footer) for column in both.columns][-1] == "2.04 kB"
+
+
+def test_of_many_variables_the_largest_have_a_row_and_the_others_one_together(step, cluster):
+    planned = step({f"v{k}": (k + 1,) for k in range(60)})
+    table = strategy_table(AllReduce().build(planned, cluster()), planned)
+    assert table.row_count == 51
+    assert [cells(table, row)[0] for row in (0, 49)] == ["v10", "v59"]
+    assert cells(table, 50) == ["and 10 smaller variables", "", "220 B", "", "", "told by `autodist plan --json`", ""]
+    footer = [str(column.footer) for column in table.columns]
+    assert (footer[0], footer[2]) == ("60 variables", "7.32 kB")

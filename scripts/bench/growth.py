@@ -1,0 +1,70 @@
+"""How planning and rewriting grow with the workers; no process of them is started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+from bench.comparisons import Result
+from bench.jobs import SCRIPTS, JobError, environment
+
+LIMIT = 3600.0
+WORKERS, VARIABLES = 1024, 10_000
+MOST_PLANNING, MOST_TABLE, MOST_BYTES = 5.0, 1.0, 1e9
+REWRITTEN = {64: 1.5, 256: 2.5}
+"""For one of so many workers, at most so many times the time for one of two."""
+
+
+def compare_planning() -> list[Result]:
+    """A plan for thousands of variables on a thousand workers, by every builder.
+
+    Raises:
+        JobError: a builder failed.
+    """
+    results = []
+    for name, told in _run("bench.plan_step", str(WORKERS), str(VARIABLES)).items():
+        what = f"{name}, {VARIABLES} variables, {WORKERS} workers"
+        note = f"{told['shards']} shards, {told['bytes'] / 1e6:.0f} MB so far; processor time"
+        results += [
+            _at_most(f"{what}: plan", told["planning"], MOST_PLANNING, "s", note),
+            _at_most(f"{what}: table", told["table"], MOST_TABLE, "s"),
+            _at_most(f"{what}: memory", told["bytes"] / 1e9, MOST_BYTES / 1e9, "GB"),
+        ]
+    return results
+
+
+def compare_rewriting_growth(repeat: int) -> list[Result]:
+    """ResNet50 with Adam, for one worker of many and of two, by every builder.
+
+    Raises:
+        JobError: the step was not captured or rewritten.
+    """
+    clusters = [f"{workers}x1" for workers in (2, *REWRITTEN)]
+    told = _run("bench.rewrite_step", "resnet50", *clusters, f"--repeat={repeat}", "--every-builder")
+    results = []
+    for name, seconds in told["builders"].items():
+        base = min(seconds["2x1"])
+        for workers, most in REWRITTEN.items():
+            ours, queues = min(seconds[f"{workers}x1"]), told["queues"][name][f"{workers}x1"]
+            what, note = f"{name}, resnet50 for one of {workers}", f"{queues} queues; processor time"
+            results.append(Result("growth", what, f"{ours:.2f} s", f"{base:.2f} s", ours / base, most, note))
+    return results
+
+
+def _at_most(what: str, measured: float, most: float, unit: str, note: str = "") -> Result:
+    return Result("growth", what, f"{measured:.2f} {unit}", f"{most:.2f} {unit}", measured / most, 1.0, note)
+
+
+def _run(module: str, *arguments: str) -> Any:
+    command = [sys.executable, "-m", module, *arguments]
+    try:
+        done = subprocess.run(
+            command, env=environment(1), cwd=SCRIPTS, capture_output=True, text=True, timeout=LIMIT, check=True
+        )
+    except subprocess.TimeoutExpired:
+        raise JobError(f"{module} took more than {LIMIT:.0f} s") from None
+    except subprocess.CalledProcessError as error:
+        raise JobError(f"{module} failed\n{error.stderr[-2000:]}") from error
+    return json.loads(done.stdout.splitlines()[-1])
