@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import keras
@@ -9,6 +10,7 @@ import pytest
 from keras.src.backend.common import global_state  # holds the policy, and tells that there is none yet
 
 from autodist.capture import local_training
+from autodist.cluster.script_end import watch_script_end
 from autodist.peers import Peers
 
 
@@ -34,6 +36,16 @@ def nobody_looks_for_training() -> Iterator[None]:
 def nobody_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """An AutoDist of several workers starts none: they would run these tests."""
     monkeypatch.setattr(Peers, "begin", lambda self: None)
+
+
+@pytest.fixture(autouse=True)
+def no_script_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What other tests' `sys.exit`, Ctrl-C and failures tell of the end of a script is none of a test's."""
+    end = watch_script_end()
+    for name, value in (("_exit_argument", None), ("interrupted_at", None), ("uncaught", [])):
+        monkeypatch.setattr(end, name, value)
+    for name in ("last_exc", "last_value"):
+        monkeypatch.delattr(sys, name, raising=False)
 
 
 @pytest.fixture

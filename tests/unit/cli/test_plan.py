@@ -13,7 +13,6 @@ from typer.testing import CliRunner, Result
 from autodist.cli.app import app
 from autodist.cli.plan_page import page_of
 from autodist.cli.plans import Plan, Plans
-from autodist.cluster.script_end import watch_script_end
 
 RUNNER = CliRunner()
 
@@ -49,12 +48,6 @@ with ad.scope():
 raise RuntimeError("the step was made")
 """
 )
-
-
-@pytest.fixture(autouse=True)
-def _script_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a script's `sys.exit` tells of the end of this process is none of the tests'."""
-    monkeypatch.setattr(watch_script_end(), "_exit_argument", None)
 
 
 def write(folder: Path, text: str, name: str = "train.py") -> str:
