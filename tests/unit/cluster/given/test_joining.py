@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -141,8 +141,9 @@ def test_who_leaves_before_all_have_come_is_named(chief: Chief, port: int) -> No
 @pytest.mark.parametrize("words", [b"GET / HTTP/1.1\r\n\r\n", b"x" * 100_000, b"\n"], ids=["HTTP", "long", "empty"])
 def test_somebody_else_who_connects_does_no_harm(chief: Chief, port: int, words: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port)) as stranger:
-        stranger.sendall(words)
-        stranger.shutdown(socket.SHUT_WR)
+        with suppress(OSError):  # it is hung up on where its words are too many, maybe before they are all there
+            stranger.sendall(words)
+            stranger.shutdown(socket.SHUT_WR)
         connection, _ = join(port, 1)
         connection.close()
 
