@@ -9,7 +9,6 @@ does; with a bad exit status, too, where the chief was lost, or nothing was star
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
 import socket
@@ -17,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import MutableMapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import NoReturn, TypeVar
 
@@ -73,6 +72,9 @@ class Order:
     join_timeout: float
 
 
+_ORDERS = TypeAdapter(Order)
+
+
 def follow(order: Order) -> NoReturn:
     """Turns this process into a follower, in place of what it runs.
 
@@ -80,7 +82,7 @@ def follow(order: Order) -> NoReturn:
     """
     sys.stdout.flush()
     sys.stderr.flush()
-    environment = {**os.environ, VARIABLE: json.dumps(asdict(order))}
+    environment = {**os.environ, VARIABLE: _ORDERS.dump_json(order).decode()}
     command = [sys.executable, "-P", "-m", "autodist.cluster.given.follower"]
     os.execve(sys.executable, command, environment)
 
@@ -257,7 +259,7 @@ def tell(text: str) -> None:
 
 
 def main() -> int:
-    order = TypeAdapter(Order).validate_python(json.loads(os.environ.pop(VARIABLE)))
+    order = _ORDERS.validate_json(os.environ.pop(VARIABLE))
     for number in _SIGNALS:  # process 1 of a container is not ended by what it does not handle
         signal.signal(number, _end)
     try:

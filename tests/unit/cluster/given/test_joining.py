@@ -220,3 +220,21 @@ def test_a_follower_that_was_told_why_nothing_starts_says_so(capsys: pytest.Capt
         follower.serve()
         assert follower.status == 1
     assert "autodist: the run did not start: process 2 of 3 did not come\n" in capsys.readouterr().err
+
+
+def test_a_process_that_becomes_a_follower_is_told_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[dict[str, str]] = []
+    monkeypatch.setattr(following.os, "execve", lambda path, command, environment: found.append(environment))
+    order = following.Order(Given("SLURM", 1, 3, "127.0.0.1", 15000, job="slurm-1-0"), Script.of_this_process(), 0.3)
+    following.follow(order)
+    monkeypatch.setenv(following.VARIABLE, found[0][following.VARIABLE])
+    told: list[following.Order] = []
+
+    def join(order: following.Order, environment: object) -> None:
+        told.append(order)
+        raise ClusterError("there is no chief")
+
+    monkeypatch.setattr(following, "join", join)
+    monkeypatch.setattr(following, "_SIGNALS", ())  # this process keeps its handlers
+    assert following.main() == 1
+    assert told == [order]
