@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,14 @@ import os, sys, time
 ordered, outcome = map(int, os.environ["AUTODIST_LAUNCHED"].split(","))
 order = os.read(ordered, 1000)
 """
+
+
+@pytest.fixture(autouse=True)
+def hears_interrupts() -> Iterator[None]:
+    """What a shell starts in the background is born deaf to Ctrl-C, these tests maybe."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
