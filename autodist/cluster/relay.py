@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import select
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -23,6 +25,8 @@ from autodist.cluster.ssh_reach import reach
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
+_LOOK_INTERVAL, _GRACE = 1.0, 1.0
+
 
 def _relay_all(
     settings: SSHSettings,
@@ -32,6 +36,10 @@ def _relay_all(
     make_silence: Callable[[], Silence],
 ) -> None:
     """Starts a command for each of the chief's ends, one after another, and returns when all have ended."""
+    have_started = threading.Event()
+    threading.Thread(
+        target=_end_with_the_chief, args=(_telling_of_the_chiefs_end(all_ends), have_started), daemon=True
+    ).start()
     with reach(settings, silence, lambda seconds: _stays_for(seconds, all_ends)) as machine:
         relays = []
         problem = None
@@ -47,16 +55,28 @@ def _relay_all(
                     continue
             ends.tell(encode(Lost(problem)))
             ends.close()
+        have_started.set()
         for relay in relays:
             relay.join()
 
 
 def _stays_for(seconds: float, all_ends: Sequence[Ends]) -> bool:
     """Waits, and says whether the chief is still there."""
+    return not _telling_of_the_chiefs_end(all_ends).poll(seconds * 1000)
+
+
+def _telling_of_the_chiefs_end(all_ends: Sequence[Ends]) -> select.poll:
     gone = select.poll()
     for ends in all_ends:
         gone.register(ends.incoming, 0)  # that the other end was closed is told without asking
-    return not gone.poll(seconds * 1000)
+    return gone
+
+
+def _end_with_the_chief(gone: select.poll, have_started: threading.Event) -> None:
+    """Ends this process where the chief goes away during a login, which may wait for its answer for long."""
+    while not have_started.is_set():
+        if gone.poll(_LOOK_INTERVAL * 1000) and not have_started.wait(_GRACE):
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def main() -> int:
