@@ -388,9 +388,9 @@ class AutoDist:
     def _end(self) -> None:
         if os.getpid() != self._process:
             return  # forked from the worker's process, whose run goes on
-        if not watch_script_end().is_bad:
-            self._alone.tell_at_end(self._run.has_idle_workers)
         try:
+            if not watch_script_end().is_bad:
+                self._alone.tell_at_end(self._run.has_idle_workers)
             if not self._finishes_well() and self._run.spec.max_restarts and self._run.recorder is None:
                 self._restart()
         except SystemExit:

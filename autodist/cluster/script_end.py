@@ -23,7 +23,7 @@ class ScriptEnd:
     Attributes:
         uncaught: what ended threads other than the main one; Python prints it and goes on.
         interrupted_at: when Ctrl-C last interrupted the script (by `time.monotonic`), which may have caught that; None
-            if it never did, or if the script has a handler of its own.
+            if it never did, or if the script has a handler of its own. After the script it ends the process, too.
     """
 
     def __init__(self) -> None:
@@ -83,6 +83,8 @@ class ScriptEnd:
 
     def _note_interrupt(self, number: int, frame: FrameType | None) -> None:
         self.interrupted_at = time.monotonic()
+        if _is_after_the_script(frame):  # where Python may ignore the exception: it may come in any exit handler
+            self.end_by(signal.SIGINT)
         signal.default_int_handler(number, frame)
 
     def _note_thread(self, about: threading.ExceptHookArgs, /) -> None:
@@ -93,6 +95,14 @@ class ScriptEnd:
     def _note_exit(self, status: Any = None, /) -> NoReturn:
         self._exit_argument = status
         self._exit(status)
+
+
+def _is_after_the_script(frame: FrameType | None) -> bool:
+    """Whether the main thread, which is in `frame`, has left the script, and Python is ending the process."""
+    while frame is not None and frame.f_back is not None:
+        frame = frame.f_back
+    is_first = frame is not None and frame.f_code.co_filename == threading.__file__  # it ends the main thread first
+    return is_first or not threading.main_thread().is_alive()
 
 
 def _raise_at_the_end(number: signal.Signals) -> None:

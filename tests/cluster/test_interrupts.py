@@ -46,6 +46,14 @@ else:
     wait_for("never", 600)
 """
 
+# What is registered last is called first: the run learns of it when Python has ignored the exception.
+IN_AN_EXIT_HANDLER = """
+if me == 0:
+    atexit.register(lambda: note("ready") or time.sleep(600))
+else:
+    wait_for("never", 600)
+"""
+
 
 @pytest.mark.parametrize(
     ("script", "status", "printed"),
@@ -53,8 +61,9 @@ else:
         (CATCHES.format(steps=True), 0, "caught by 0 (3,)"),
         (CATCHES.format(steps=False), 0, "caught by 0 (3,)"),
         (WAITS, -signal.SIGINT, ""),
+        (IN_AN_EXIT_HANDLER, -signal.SIGINT, ""),
     ],
-    ids=["in a step", "between steps", "at the end"],
+    ids=["in a step", "between steps", "at the end", "in an exit handler"],
 )
 def test_the_run_ends_at_once(tmp_path: Path, script: str, status: int, printed: str) -> None:
     with Training(tmp_path, TRAIN + script, TWO) as run:

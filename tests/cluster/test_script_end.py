@@ -77,6 +77,28 @@ except KeyboardInterrupt:
         assert (done.stdout.split("\n"), done.returncode) == ([noted, "good", "first registered", ""], 0)
 
 
+@pytest.mark.parametrize(
+    "comes",
+    [
+        "atexit.register(signal.raise_signal, signal.SIGINT)",
+        """
+def interrupt():
+    threading.main_thread().join()
+    os.kill(os.getpid(), signal.SIGINT)
+threading.Thread(target=interrupt).start()
+""",
+        "sys.setprofile(lambda frame, *_: frame.f_code.co_name == '_shutdown' and signal.raise_signal(signal.SIGINT))",
+    ],
+    ids=["in an exit handler", "while threads end", "first of all"],
+)
+def test_an_interrupt_after_the_script_ends_the_process_though_python_ignores_its_exception(comes: str) -> None:
+    script = "import os, signal, threading\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    command = [sys.executable, "-c", script + START + comes]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    assert (done.stdout.split("\n"), done.returncode) == (["good", "first registered", ""], -signal.SIGINT)
+    assert "KeyboardInterrupt" in done.stderr
+
+
 TERMINATED = """
 import os, signal
 {before}
