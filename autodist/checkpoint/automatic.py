@@ -140,7 +140,9 @@ class Automatic:
             return {}
         self._begin()
         found = {
-            name: _Named(kept.shared_name, functools.partial(_itself, kept), functools.partial(_value_in_session, kept))
+            name: _Named(
+                kept.shared_name, functools.partial(_itself, kept), functools.partial(Value.in_session, "", kept)
+            )
             for name, kept in variables.items()
         }
         names, new = self._take_in(found)
@@ -253,13 +255,6 @@ def _kept_of(tracked: Tracked) -> Kept:
 
 def _value_of(tracked: Tracked) -> Value:
     return Value("", tracked.read, tracked.kept if tracked.is_behind else None)
-
-
-def _value_in_session(kept: Kept) -> Value:
-    def read() -> tf.Tensor:
-        raise AssertionError("the session has it")
-
-    return Value("", read, kept)
 
 
 def _require_same(prefix: str, reader: Any, step: Mapping[str, Kept]) -> set[str]:

@@ -51,7 +51,7 @@ class Beside:
         for worker, specs in self._run.memories.items():
             for name, spec in specs.items():
                 kept = Kept(name, spec.dtype, tuple(spec.shape), Placement(None, (worker,)), on_cpu=True)
-                yield Value(f"{_MEMORIES}{worker}/{name}", _is_in_session, kept)
+                yield Value.in_session(f"{_MEMORIES}{worker}/{name}", kept)
 
     def about(self) -> dict[str, Any]:
         """What the side file says of it."""
@@ -143,7 +143,3 @@ def _global_generators(make: frozenset[str] = frozenset()) -> dict[str, tf.Varia
     if stateful_random_ops.global_generator is not None or "tensorflow" in make:
         found["tensorflow"] = tf.random.get_global_generator().state
     return found
-
-
-def _is_in_session() -> tf.Tensor:
-    raise AssertionError("the session has it")

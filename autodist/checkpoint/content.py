@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -24,6 +24,15 @@ class Value:
     key: str
     read: Callable[[], tf.Tensor]
     kept: Kept | None = None
+
+    @classmethod
+    def in_session(cls, key: str, kept: Kept) -> Self:
+        """A value that the session has, and this process does not."""
+
+        def read() -> tf.Tensor:
+            raise AssertionError("the session has it")
+
+        return cls(key, read, kept)
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,7 @@ class SessionCheckpoints(Checkpoints):
     # --------------------------------------------------------------------------------------------------------------
 
     def _content(self, number: int, step: int | None, beside: Content) -> Content:
-        values = [Value(name, _is_in_session, kept) for name, kept in self._session.saved_variables().items()]
+        values = [Value.in_session(name, kept) for name, kept in self._session.saved_variables().items()]
         return Content(values, {"step": step or 0, **beside.about}, beside.files)
 
     def _require_fits(self, prefix: str) -> None:
@@ -107,7 +107,3 @@ def _names_of_objects(prefix: str) -> Iterator[tuple[str, str]]:
         for attribute in node.attributes:
             if attribute.full_name:
                 yield attribute.full_name, attribute.checkpoint_key
-
-
-def _is_in_session() -> tf.Tensor:
-    raise AssertionError("the session has it")

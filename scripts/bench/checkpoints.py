@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 from bench.comparisons import Result
-from bench.jobs import ANSWER, SCRIPTS, JobError, environment
+from bench.jobs import ANSWER, output_of
 
 LIMIT = 600.0
 OF_DISK = 2.0
@@ -48,18 +46,8 @@ def compare_checkpoints() -> list[Result]:
 
 
 def _run(folder: str) -> dict[str, float]:
-    command = [sys.executable, "-m", "bench.save_variables", folder]
-    told = environment(1)
-    del told["OMP_NUM_THREADS"]
-    try:
-        done = subprocess.run(
-            command, env=told, cwd=SCRIPTS, capture_output=True, timeout=LIMIT, check=True, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        raise JobError(f"checkpoints: it took more than {LIMIT:.0f} s") from None
-    except subprocess.CalledProcessError as error:
-        raise JobError(f"checkpoints: it failed\n{error.stderr[-2000:].decode(errors='replace')}") from error
-    (line,) = (one for one in done.stdout.splitlines() if one.startswith(ANSWER))
+    lines = output_of("checkpoints: it", "bench.save_variables", folder, limit=LIMIT, threads=None)
+    (line,) = (one for one in lines if one.startswith(ANSWER))
     answer: dict[str, float] = json.loads(line.removeprefix(ANSWER))
     return answer
 

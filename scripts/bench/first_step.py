@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from dataclasses import dataclass
 
 from bench.comparisons import Result
-from bench.jobs import ANSWER, SCRIPTS, JobError, environment
+from bench.jobs import ANSWER, output_of
 
 WORKERS = 2
 LIMIT = 600.0
@@ -57,19 +55,9 @@ def compare_first_step(repeat: int) -> Result:
 
 
 def _start(workers: int) -> Started:
-    command = [sys.executable, "-m", "bench.first_fit", str(workers)]
-    # Each process may use all cores, as a user's may.
-    told = environment(1)
-    del told["OMP_NUM_THREADS"]
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    try:
-        done = subprocess.run(
-            command, env=told, cwd=SCRIPTS, capture_output=True, timeout=LIMIT, check=True, stdin=subprocess.DEVNULL
-        )
-    except subprocess.TimeoutExpired:
-        raise JobError(f"resnet50: the first step on {workers or 'no'} workers took more than {LIMIT:.0f} s") from None
-    except subprocess.CalledProcessError as error:
-        raise JobError(f"resnet50: the first step failed\n{error.stderr[-2000:].decode(errors='replace')}") from error
+    what = f"resnet50: the first step on {workers or 'no'} workers"
+    lines = output_of(what, "bench.first_fit", str(workers), limit=LIMIT, threads=None)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    (ended,) = (json.loads(line.removeprefix(ANSWER)) for line in done.stdout.splitlines() if line.startswith(ANSWER))
+    (ended,) = (json.loads(line.removeprefix(ANSWER)) for line in lines if line.startswith(ANSWER))
     return Started(ended - began, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)

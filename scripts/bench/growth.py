@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 from bench.comparisons import Result
-from bench.jobs import SCRIPTS, JobError, environment
+from bench.jobs import output_of
 
 LIMIT = 3600.0
 WORKERS, VARIABLES = 1024, 10_000
@@ -58,13 +56,4 @@ def _at_most(what: str, measured: float, most: float, unit: str, note: str = "")
 
 
 def _run(module: str, *arguments: str) -> Any:
-    command = [sys.executable, "-m", module, *arguments]
-    try:
-        done = subprocess.run(
-            command, env=environment(1), cwd=SCRIPTS, capture_output=True, text=True, timeout=LIMIT, check=True
-        )
-    except subprocess.TimeoutExpired:
-        raise JobError(f"{module} took more than {LIMIT:.0f} s") from None
-    except subprocess.CalledProcessError as error:
-        raise JobError(f"{module} failed\n{error.stderr[-2000:]}") from error
-    return json.loads(done.stdout.splitlines()[-1])
+    return json.loads(output_of(module, module, *arguments, limit=LIMIT)[-1])

@@ -236,6 +236,34 @@ def running(ways: Sequence[Way], length: Length) -> Iterator[list[Job]]:
                 job.stop()
 
 
+def output_of(what: str, module: str, *arguments: str, limit: float, threads: int | None = 1) -> list[bytes]:
+    """The lines that a module of the bench prints, which runs in a process of its own.
+
+    Args:
+        what: it is, for the error.
+        module: that runs.
+        arguments: of it.
+        limit: seconds for it.
+        threads: within an operation; None: as many as a user's process has.
+
+    Raises:
+        JobError: it failed, or took longer; with the last that it said.
+    """
+    told = environment(threads or 1)
+    if threads is None:
+        del told["OMP_NUM_THREADS"]
+    command = [sys.executable, "-m", module, *arguments]
+    try:
+        done = subprocess.run(
+            command, env=told, cwd=SCRIPTS, capture_output=True, timeout=limit, check=True, stdin=subprocess.DEVNULL
+        )
+    except subprocess.TimeoutExpired:
+        raise JobError(f"{what} took more than {limit:.0f} s") from None
+    except subprocess.CalledProcessError as error:
+        raise JobError(f"{what} failed\n{error.stderr[-2000:].decode(errors='replace')}") from error
+    return done.stdout.splitlines()
+
+
 def environment(intra: int) -> dict[str, str]:
     """The environment of a process with so many threads."""
     kept = {k: v for k, v in os.environ.items() if k.lower() not in ("http_proxy", "https_proxy", "tf_config")}

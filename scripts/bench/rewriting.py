@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
-import sys
 from dataclasses import dataclass
 
 from bench.comparisons import Result
-from bench.jobs import SCRIPTS, JobError, environment
+from bench.jobs import output_of
 
 LIMIT = 600.0
 MOST_SECONDS = 1.0
@@ -72,14 +70,6 @@ def _growth(what: str, ours: float, base: float) -> Result:
 
 
 def _time(model: str, repeat: int) -> Timed:
-    command = [sys.executable, "-m", "bench.rewrite_step", model, FEWEST, *MORE, ON_WORKERS, f"--repeat={repeat}"]
-    try:
-        done = subprocess.run(
-            command, env=environment(1), cwd=SCRIPTS, capture_output=True, text=True, timeout=LIMIT, check=True
-        )
-    except subprocess.TimeoutExpired:
-        raise JobError(f"{model}: rewriting took more than {LIMIT:.0f} s") from None
-    except subprocess.CalledProcessError as error:
-        raise JobError(f"{model}: rewriting failed\n{error.stderr[-2000:]}") from error
-    told = json.loads(done.stdout.splitlines()[-1])
+    asked = (model, FEWEST, *MORE, ON_WORKERS, f"--repeat={repeat}")
+    told = json.loads(output_of(f"{model}: rewriting", "bench.rewrite_step", *asked, limit=LIMIT)[-1])
     return Timed(told["nodes"], {cluster: statistics.median(times) for cluster, times in told["seconds"].items()})
