@@ -14,10 +14,10 @@ import tensorflow as tf
 from autodist.checkpoint.beside import Beside
 from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.folder import Folder
-from autodist.checkpoint.read import read_about, require_seen, require_whole
+from autodist.checkpoint.read import described, read_about, require_alike, require_seen, require_whole, saved_values
 from autodist.checkpoint.save import Saves
 from autodist.checkpoint.schedule import Schedule
-from autodist.errors import CheckpointError, CheckpointMismatchError
+from autodist.errors import CheckpointError
 from autodist.graph.item import GraphItem
 from autodist.look import look
 from autodist.messages import ALIKE_EVERYWHERE
@@ -264,18 +264,11 @@ def _require_same(prefix: str, reader: Any, step: Mapping[str, Kept]) -> set[str
         CheckpointMismatchError: the step had other variables.
     """
     names = step.keys()
-    shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
     steps = [set(saved) for saved in read_about(prefix)["steps"]]
     saved = max(steps, key=lambda one: len(one & names) - len(one ^ names))
     if not saved & names:
         return set()
-    others = []
-    for name in sorted(saved & names):
-        was = f"{tuple(shapes[name])} {dtypes[name].name}"
-        now = f"{step[name].shape} {step[name].dtype.name}"
-        if was != now:
-            others.append(f"{name} (saved {was}, now {now})")
-    missing, left_over = sorted(names - saved), sorted(saved - names)
-    if missing or left_over or others:
-        raise CheckpointMismatchError(prefix, tuple(missing), tuple(left_over), tuple(others))
+    values = saved_values(reader)
+    now = {name: described(kept.shape, kept.dtype) for name, kept in step.items()}
+    require_alike(prefix, now, {name: values[name] for name in saved})
     return saved

@@ -8,12 +8,10 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from autodist.checkpoint.beside import OURS
 from autodist.checkpoint.checkpoints import Checkpoints
 from autodist.checkpoint.content import Content, Value
-from autodist.checkpoint.objects import GRAPH_KEY
-from autodist.checkpoint.read import saved_graph
-from autodist.errors import CheckpointError, CheckpointMismatchError
+from autodist.checkpoint.read import described, require_alike, saved_graph, saved_values
+from autodist.errors import CheckpointError
 from autodist.run import Run
 from autodist.runtime.variables import Kept
 
@@ -81,16 +79,11 @@ class SessionCheckpoints(Checkpoints):
         Raises:
             CheckpointMismatchError: it was saved of another graph; names all that differs.
         """
-        reader, variables = tf.train.load_checkpoint(prefix), self._session.saved_variables()
-        shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-        keys = dict(_names_of_objects(prefix)) or {key: key for key in shapes}
-        keys = {name: key for name, key in keys.items() if not key.startswith(OURS) and key != GRAPH_KEY}
-        told = {name: f"saved {tuple(shapes[key])} {dtypes[key].name}" for name, key in keys.items()}
-        now = {name: f"{tuple(kept.shape)} {kept.dtype.name}" for name, kept in variables.items()}
-        missing, left_over = sorted(now.keys() - keys.keys()), sorted(keys.keys() - now.keys() - {"save_counter"})
-        others = [f"{n} ({told[n]}, now {now[n]})" for n in now.keys() & keys.keys() if told[n] != f"saved {now[n]}"]
-        if missing or left_over or others:
-            raise CheckpointMismatchError(prefix, tuple(missing), tuple(left_over), tuple(sorted(others)))
+        values, variables = saved_values(tf.train.load_checkpoint(prefix)), self._session.saved_variables()
+        keys = dict(_names_of_objects(prefix)) or {key: key for key in values}
+        saved = {name: values[key] for name, key in keys.items() if key in values}
+        now = {name: described(kept.shape, kept.dtype) for name, kept in variables.items()}
+        require_alike(prefix, now, saved, optional={"save_counter"} - now.keys())
         return {name: keys[name] for name in variables}
 
     def _assign(self, prefix: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 import tensorflow as tf
@@ -110,27 +110,60 @@ def require_same(prefix: str, objects: SavedObjects, graph: graph_pb2.TrackableO
     Raises:
         CheckpointMismatchError: it was saved of other objects; names all that differs.
     """
-    reader = tf.train.load_checkpoint(prefix)
+    saved = saved_values(tf.train.load_checkpoint(prefix))
+    keys = dict(_keys_by_objects(objects, graph) if graph is not None else _keys_by_names(objects, saved))
+    now = {key: _told(value) for key, value in objects.values.items()}
+    require_alike(prefix, now, saved, keys, optional={_COUNTER})
+    return keys
+
+
+def saved_values(reader: Any) -> dict[str, str]:
+    """What a checkpoint has of a script's variables, by key, as `described`; what is AutoDist's own is left out."""
     shapes, dtypes = reader.get_variable_to_shape_map(), reader.get_variable_to_dtype_map()
-    keys = dict(_keys_by_objects(objects, graph) if graph is not None else _keys_by_names(objects, shapes))
-    missing = sorted(objects.values.keys() - keys.keys() - {_COUNTER})
-    ours = {key for key in shapes if key.startswith(OURS)}
-    left_over = sorted(shapes.keys() - set(keys.values()) - ours - {GRAPH_KEY, _COUNTER})
+    return {key: described(shapes[key], dtypes[key]) for key in shapes if key != GRAPH_KEY and not key.startswith(OURS)}
+
+
+def described(shape: Iterable[int], dtype: tf.DType) -> str:
+    """How a shape and a dtype are told, and compared."""
+    return f"{tuple(shape)} {dtype.name}"
+
+
+def require_alike(
+    prefix: str,
+    now: Mapping[str, str],
+    saved: Mapping[str, str],
+    keys: Mapping[str, str] | None = None,
+    optional: Set[str] = frozenset(),
+) -> None:
+    """Passes a checkpoint that has what is to be restored, and nothing else.
+
+    Args:
+        prefix: of the checkpoint.
+        now: how each value that is to be restored is `described`; "" where any will do.
+        saved: likewise what the checkpoint has.
+        keys: by name in `now` that in `saved`; None: they are called alike.
+        optional: what either may have alone.
+
+    Raises:
+        CheckpointMismatchError: it has not; names all that differs.
+    """
+    keys = {name: name for name in now.keys() & saved.keys()} if keys is None else keys
+    missing = sorted(now.keys() - keys.keys() - optional)
+    left_over = sorted(saved.keys() - set(keys.values()) - optional)
     others = [
-        f"{key} (saved {tuple(shapes[saved])} {dtypes[saved].name}, now {now})"
-        for key, saved in keys.items()
-        if (now := _told(objects.values[key])) not in ("", f"{tuple(shapes[saved])} {dtypes[saved].name}")
+        f"{name} (saved {saved[key]}, now {now[name]})"
+        for name, key in sorted(keys.items())
+        if now[name] not in ("", saved[key])
     ]
     if missing or left_over or others:
         raise CheckpointMismatchError(prefix, tuple(missing), tuple(left_over), tuple(others))
-    return keys
 
 
 def _told(value: Value) -> str:
     """A variable's shape and dtype; what else is saved may have had another shape."""
     if value.variable is None:
         return ""
-    return f"{tuple(value.variable.shape.as_list())} {value.variable.dtype.base_dtype.name}"
+    return described(value.variable.shape.as_list(), value.variable.dtype.base_dtype)
 
 
 def _keys_by_objects(objects: SavedObjects, theirs: graph_pb2.TrackableObjectGraph) -> Iterator[tuple[str, str]]:
