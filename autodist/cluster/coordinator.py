@@ -13,7 +13,6 @@ from dataclasses import replace
 
 from autodist.cluster.addresses import check_reach, host_and_port
 from autodist.cluster.agent import find_facts
-from autodist.cluster.bring import bring_to_all
 from autodist.cluster.failure import Ending, choose_cause
 from autodist.cluster.given.meet import channels_of_followers
 from autodist.cluster.link import Link
@@ -141,7 +140,7 @@ class Coordinator:
         try:
             check_reach([worker.node.address for worker in self._workers])
             script = self._script_to_run()
-            bring_to_all(self._spec, lambda: self._phase is _Phase.STOPPED)
+            self._bring_folder()
             self._open_links()
             answers, own = self._inspect(script)
             self._require_not_stopped()
@@ -304,6 +303,12 @@ class Coordinator:
         if self._script is None and len(self._workers) > 1:
             self._script = Script.of_this_process()
         return self._script
+
+    def _bring_folder(self) -> None:
+        if self._spec.sync is not None:
+            from autodist.cluster.bring import bring_to_all  # here, so that paramiko is loaded where it is needed alone
+
+            bring_to_all(self._spec, lambda: self._phase is _Phase.STOPPED)
 
     def _open_links(self) -> None:
         is_given = self._spec.is_given

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,9 @@ def test_script_that_was_changed_since_its_start_is_refused(tmp_path: Path) -> N
     file.write_text("print(2)")
     with pytest.raises(ClusterError, match=f"localhost  the script {file} is another than .*start it again"):
         Coordinator(ALONE, pytest.fail, script).prepare()
+
+
+def test_ssh_is_loaded_by_those_who_need_it_alone() -> None:
+    code = "import sys, autodist.cluster.coordinator; sys.exit('paramiko' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
