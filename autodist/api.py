@@ -99,7 +99,7 @@ class AutoDist:
         self._run.start_others()
         share_cores(self._run.spec.workers, self._run.index)
         if self._run.workers > 1:
-            share_files(self._run.chief_writes)
+            share_files(self._run.chief.write)
         keras_steps_are_global = self._run.spec.batch != "per_worker"
         fits = Fits(self._run.index == 0, self._run.share) if self._run.workers > 1 else None
         evaluations = Evaluations(

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist import restarts
+from autodist.chief_acts import ChiefActs
 from autodist.cluster.member import Member
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CheckpointError, ClusterError, MachinesAwayError
@@ -24,7 +25,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.ops import Trait
 from autodist.graph.placement import Placement
 from autodist.graph.renaming import Renaming
-from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Kernel, own_kernels, rewrite
+from autodist.kernels import KERNELS, SETTING_KERNELS, Kernel, own_kernels
 from autodist.look import look
 from autodist.missed_step import MissedStep
 from autodist.peers import Peers
@@ -34,7 +35,6 @@ from autodist.resources import ResourceSpec
 from autodist.runtime.arrays import combine_parts, pack_part, require_reduction, unpack
 from autodist.runtime.common_calls import Call, CommonCalls, Note
 from autodist.runtime.first_batches import FirstBatches
-from autodist.runtime.fusions import keep_apart
 from autodist.runtime.gpus import GPUSupport
 from autodist.runtime.hosts import Hosts
 from autodist.runtime.mailbox import Mailbox
@@ -47,7 +47,8 @@ from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Kept, Tracked, VariableTracker
 from autodist.start_up import StartUp
 from autodist.starting import Starting
-from autodist.strategies import BuildsStrategy, ask_builder, check_strategy, graph_config, resolve_specs
+from autodist.step_plans import StepPlans
+from autodist.strategies import BuildsStrategy
 from autodist.told_strategy import tell_strategy
 from autodist.written_values import WrittenValues
 
@@ -57,7 +58,6 @@ _INTERRUPTED = "the chief was interrupted"
 
 FIT = "fit"
 RESTORE = "ad.checkpoint(…).restore"
-WRITE = "write"
 
 
 @dataclass
@@ -79,8 +79,7 @@ class Run:
         on_training: called where a step that trains is made ready to run on all replicas.
         on_first_program: called once the first one is.
         draws: operations of steps that draw from a state which TensorFlow keeps to itself.
-        memories: by worker, what kernels keep there from step to step; known to the chief in what it does while the
-            others wait.
+        chief: what the chief does for all workers between two steps.
         is_told_apart: whether the script has asked which worker it is, so that each may do something else.
         before_end: called on the chief at the end of its script, while all values are still there; what one raises is
             how the run ends.
@@ -102,9 +101,6 @@ class Run:
     _hosts: Hosts | None = None
     _calls: CommonCalls | None = None
     _mailbox: Mailbox | None = None
-    _steps: int = 0
-    _rehearsed: tuple[tf.compat.v1.GraphDef, GraphItem] | None = None
-    _decided: dict[str, strategy_pb2.VariableNode] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.index = self.member.index if self.member else 0
@@ -115,8 +111,8 @@ class Run:
         self.tracker = VariableTracker(self.pull)
         self._updates = Updates(self._on_failed_update)
         # All workers do the same in the same order, so threads of the script take turns.
-        self._turn: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
-        self.missed_step = MissedStep(lambda: self._peers.have_joined, self._turn)
+        self.turn: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
+        self.missed_step = MissedStep(lambda: self._peers.have_joined, self.turn)
         self.first_batches = FirstBatches(
             self.index,
             [w.name for w in self.spec.workers],
@@ -130,7 +126,7 @@ class Run:
         self.end_reason = "the chief's script failed"
         self.on_first_program: Callable[[], None] | None = None
         self.draws: set[str] = set()
-        self.memories: Mapping[int, Mapping[str, tf.TensorSpec]] = {}
+        self.chief = ChiefActs(self)
         self._awaited_memories: Saved | None = None
         self.on_tracked: Callable[[GraphItem, Mapping[str, Tracked]], None] = lambda item, variables: None
         self.on_session: Callable[[Mapping[str, Kept]], Mapping[str, Callable[[], Any]]] = lambda variables: {}
@@ -139,6 +135,7 @@ class Run:
         self.is_told_apart = False
         self.tables: set[str] = set()
         self.recorder = recorder()
+        self._plans = StepPlans(self.spec, self.builder, self.index, self.recorder)
         self.step = int(self.resumed.get("step", 0))
         self.saved_step = restarts.before().saved if not self.resumed else self.step
         self.end_error: AutoDistError | None = None
@@ -234,20 +231,18 @@ class Run:
         looks = look()
         if looks is not None and item.gradients:
             looks.comes_to_step(item, names, shapes or {}, rehearses)
-        strategy = self._build(item, names) if self.index == 0 else None
+        strategy = self._plans.build(item, names) if self.index == 0 else None
         if self._hosts is None:
             if strategy is not None and rehearses and self.workers > 1:
-                self._rehearse(item, strategy, names)
+                self._plans.rehearse(item, strategy, names)
             self._start()
         strategy, renaming = self._agree(item, strategy)
-        shared = {renaming.variable(name): one for name, one in names.items()}
-        self._decided.update({shared[node.variable]: node for node in strategy.nodes})
+        self._plans.decide(strategy, names, renaming)
         if self.strategy is None and strategy.nodes:
             self.strategy = strategy
             if self.index == 0:
-                rewritten = self._rehearsed and self._rehearsed[1]
-                names_of_workers = [w.name for w in self.spec.workers]
-                tell_strategy(strategy, item, rewritten, names_of_workers, self.start_up.columns, shapes or {})
+                workers = [w.name for w in self.spec.workers]
+                tell_strategy(strategy, item, self._plans.rehearsed, workers, self.start_up.columns, shapes or {})
         return strategy, renaming
 
     def program(
@@ -276,11 +271,7 @@ class Run:
         if item.gradients:
             self.on_training()
             self.draws |= {node.name for node in item.wiring.having(Trait.SEEDED)}
-        rehearsed, self._rehearsed = self._rehearsed, None
-        if rehearsed is not None and rehearsed[0] is item.graph_def:
-            rewritten = rehearsed[1]
-        else:
-            rewritten = self._rewrite(item, strategy, names, kernels, joins_outputs, fetches_alike)
+        rewritten = self._plans.rewritten(item, strategy, names, joins_outputs, kernels, fetches_alike)
         program = Program(self.hosts, rewritten, list(item.inputs), self._updates)
         if program.land is not None:
             self._landings.append(program.land)
@@ -289,42 +280,6 @@ class Run:
             look()
         return program, rewritten
 
-    def _rewrite(
-        self,
-        item: GraphItem,
-        strategy: strategy_pb2.Strategy,
-        names: Mapping[str, str],
-        kernels: Sequence[Kernel] = KERNELS,
-        joins_outputs: bool = True,
-        fetches_alike: bool = False,
-    ) -> GraphItem:
-        context = Context(strategy, self.index, joins_outputs, fetches_alike)
-        if self.recorder is not None:
-            kernels = self.recorder.kernels(kernels)
-        rewritten = rewrite(share_names(item, names), context, f"step_{self._steps}", kernels)
-        self._steps += 1
-        return rewritten if self.workers == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
-
-    def _rehearse(self, item: GraphItem, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
-        """Rewrites the first step while the others may still trace, so that what a kernel refuses is told by then."""
-        self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names))
-
-    def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
-        if not item.gradients:
-            return strategy_pb2.Strategy(builder="none", graph_config=graph_config(self.spec))
-        assert self.builder is not None, "the chief asks it"
-        strategy = ask_builder(self.builder, item, self.spec)
-        for node in strategy.nodes:
-            earlier = self._decided.get(names.get(node.variable, ""))
-            if earlier is not None:  # a variable stays where another step has put it
-                variable = node.variable
-                node.CopyFrom(earlier)
-                node.variable = variable
-        check_strategy(strategy, item, self.spec)
-        if self.recorder is not None:
-            self.recorder.require_exact(strategy)
-        return resolve_specs(strategy)
-
     def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
         """The chief's strategy, on every worker, for a step that all have captured alike, and the chief's names."""
         self.passes()
@@ -332,7 +287,7 @@ class Run:
         if strategy is not None:
             self._messages.exchange(mine.packed_with(strategy.SerializeToString(deterministic=True)))
             return strategy, Renaming()
-        theirs, content = Fingerprint.unpack(self.guard(self._messages.exchange))
+        theirs, content = Fingerprint.unpack(self.exchange())
         renaming = require_equal(theirs, mine, f"worker {self.index}")
         return strategy_pb2.Strategy.FromString(content), renaming
 
@@ -370,6 +325,11 @@ class Run:
         """The device on which a worker keeps a variable."""
         first = next(iter(self.spec.workers[worker].devices), "cpu:0")
         return home_of(worker, self.workers, first, dtype)
+
+    @property
+    def have_joined(self) -> bool:
+        """Whether this worker has met the others, so that steps can run."""
+        return self._hosts is not None
 
     @property
     def hosts(self) -> Hosts:
@@ -422,13 +382,13 @@ class Run:
         if self.workers == 1:
             return unpack(combine_parts([mine]))
         self._has_work = True
-        with self._turn:
+        with self.turn:
             if self._hosts is None:
                 self.check_others()
                 self._start()
             self.passes()
-            parts = self.guard(self._messages.gather, mine)
-            return unpack(self.guard(self._messages.exchange, combine_parts(parts) if parts else b""))
+            parts = self.gather(mine)
+            return unpack(self.exchange(combine_parts(parts) if parts else b""))
 
     def share(self, said: str, what: str = FIT, is_certain: bool = True) -> str:
         """What the chief says, on every worker; all of them call it alike, also before there are others.
@@ -456,7 +416,7 @@ class Run:
                 if not self.guard(self._calls.are_made_together, Call(what), True):
                     raise _not_alike(f"{self._who(self.index)} calls {what}, and others do not", what)
             self.passes()
-            return self.guard(self._messages.exchange, said.encode()).decode()
+            return self.exchange(said.encode()).decode()
 
     def _who(self, index: int) -> str:
         return f"worker {index}" if index > 0 else "the chief"
@@ -467,10 +427,10 @@ class Run:
         Raises:
             CheckpointError, ClusterError: they have not; on all workers.
         """
-        parts = self.guard(self._messages.gather, json.dumps(self._peers.apart).encode())
+        parts = self.gather(json.dumps(self._peers.apart).encode())
         apart = {w: told for w, part in enumerate(parts) if (told := json.loads(part)) is not None}
         found = json.dumps(next(iter(apart.items()), None)).encode()
-        first = json.loads(self.guard(self._messages.exchange, found))
+        first = json.loads(self.exchange(found))
         if first is not None:
             worker, (mine, chiefs) = first
             told = f"{self._who(worker)} has come to {mine or 'a step'}, and the chief to {chiefs or 'a step'}"
@@ -514,85 +474,6 @@ class Run:
                 "which worker it is; all workers share those that come before ad.is_chief and ad.worker_index."
             )
 
-    def chief_does(self, what: str, act: Callable[[], str], is_certain: bool = False) -> str | None:
-        """Lets the chief do something between two steps, and what it gives; the others wait where they come to it too.
-
-        Args:
-            what: by which workers know that they come to the same.
-            act: what the chief does.
-            is_certain: whether all that still make steps are known to come to it, however long that takes them.
-
-        Raises:
-            CheckpointError: on another worker, that the chief could not do it.
-        """
-        others_wait = self._hosts is not None and self.workers > 1
-        if not (others_wait and self.makes_together(lambda: (what, ""), is_certain)):
-            return self._does_alone(act) if self.index == 0 else None
-        return self.chief_does_meanwhile(act)
-
-    def chief_writes(self, what: str, write: Callable[[], Any]) -> Any:
-        """Lets the chief alone write what all workers are about to write alike, and others what they alone do.
-
-        Args:
-            what: is written, and where.
-            write: does it.
-
-        Returns:
-            What `write` gives; None on other workers, where the chief has written.
-
-        Raises:
-            CheckpointError: on another worker, that the chief could not do it.
-        """
-        if self._hosts is None or not self.makes_together(lambda: (WRITE, what), is_certain=False):
-            return write()
-        found: list[Any] = [None]
-
-        def act() -> str:
-            found[0] = write()
-            return ""
-
-        self.chief_does_meanwhile(act)
-        return found[0]
-
-    def chief_does_meanwhile(self, act: Callable[[], str]) -> str | None:
-        """Lets the chief do something while all others wait for it, which are known to come to it.
-
-        Raises:
-            CheckpointError: on another worker, that the chief could not do it.
-        """
-        with self._turn:
-            self.meet()
-            self.memories = dict(enumerate(self._tell_memories()))
-            if self.index > 0:
-                fault = self.guard(self._messages.exchange).decode()
-                if fault:
-                    raise CheckpointError(fault)
-                return None
-            try:
-                found = act()
-            except Exception as error:
-                self.guard(self._messages.exchange, (str(error) or type(error).__name__).encode())
-                raise
-            self.guard(self._messages.exchange, b"")
-            return found
-
-    def _does_alone(self, act: Callable[[], str]) -> str:
-        own = {} if self._hosts is None else self._hosts.memories.specs
-        if own and self.workers > 1:
-            log.warning(
-                "the chief saves without the other workers: what compressors keep from step to step is on each of "
-                "them, and not saved. Let all workers call save."
-            )
-            own = {}
-        self.memories = {0: own}
-        return act()
-
-    def _tell_memories(self) -> list[dict[str, tf.TensorSpec]]:
-        """On the chief, what kernels keep on each worker."""
-        own = {name: (spec.dtype.name, spec.shape.as_list()) for name, spec in self.hosts.memories.specs.items()}
-        parts = self.guard(self._messages.gather, json.dumps(own).encode())
-        return [{name: tf.TensorSpec(s, dtype) for name, (dtype, s) in json.loads(part).items()} for part in parts]
-
     def resume_memories(self, saved: Saved) -> None:
         """Gives what kernels keep on this worker what a checkpoint has of it, now or when a step has it."""
         if self._hosts is None:
@@ -600,9 +481,19 @@ class Run:
         else:
             self.guard(self._hosts.memories.resume, saved)
 
+    def exchange(self, said: bytes = b"") -> bytes:
+        """What the chief says, once all others have come to it; all of them call it alike."""
+        heard: bytes = self.guard(self._messages.exchange, said)
+        return heard
+
+    def gather(self, said: bytes) -> list[bytes]:
+        """On the chief, what each worker says; on the others nothing. All of them call it alike."""
+        heard: list[bytes] = self.guard(self._messages.gather, said)
+        return heard
+
     def wait_for_chief(self, say: bytes = b"set") -> None:
         """On another worker, returns once the chief has called it as well."""
-        self.guard(self._messages.exchange, say)
+        self.exchange(say)
 
     def meet(self) -> None:
         """On the chief, waits until all others have finished their last step."""
@@ -693,7 +584,7 @@ class Run:
     def pull(self) -> None:
         """Brings the script's variables up to date with the session's."""
         if self._hosts is not None:
-            with self._turn:
+            with self.turn:
                 self.land()
                 self.guard(self._pieces.pull, [t for t in self.tracker if t.is_behind])
 
@@ -708,22 +599,6 @@ def _comes_of_others(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, ClusterError):
         error = error.__cause__ or error.__context__
     return error is not None
-
-
-def share_names(item: GraphItem, names: Mapping[str, str]) -> GraphItem:
-    """Every step that uses a variable finds it under the same name in the session.
-
-    Args:
-        item: the step.
-        names: by a variable's name, the session's.
-    """
-    definition = tf.compat.v1.GraphDef()
-    definition.CopyFrom(item.graph_def)
-    by_handle = {v.handle: names[v.name] for v in item.variables}
-    for node in definition.node:
-        if node.name in by_handle:
-            node.attr["shared_name"].s = by_handle[node.name].encode()
-    return item.with_graph(definition)
 
 
 def _not_alike(told: str, what: str) -> CheckpointError | ClusterError:

@@ -168,7 +168,7 @@ class Automatic:
 
     def save(self, background: bool = True) -> None:
         """Saves now; all workers call it between two steps."""
-        self._run.chief_does(
+        self._run.chief.do(
             "checkpoint", lambda: self._saves.save(lambda _: self._content(), background), is_certain=True
         )
         self.schedule.saved(self._run.step)

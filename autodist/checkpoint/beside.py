@@ -41,14 +41,14 @@ class Beside:
         self._run = run
 
     def values(self) -> Iterator[Value]:
-        """On the chief, in `Run.chief_does`: states of generators, and what kernels keep on each worker."""
+        """On the chief, in `ChiefActs`: states of generators, and what kernels keep on each worker."""
         for name, tracked in self._run.tracker.generators.items():
             kept = tracked.kept if tracked.is_behind else None
             yield Value(_GENERATORS + name, tracked.read, kept)
         for name, variable in _global_generators().items():
             if self._run.tracker.of(variable) is None:
                 yield Value(_GENERATORS + name, variable.read_value)
-        for worker, specs in self._run.memories.items():
+        for worker, specs in self._run.chief.memories.items():
             for name, spec in specs.items():
                 kept = Kept(name, spec.dtype, tuple(spec.shape), Placement(None, (worker,)), on_cpu=True)
                 yield Value.in_session(f"{_MEMORIES}{worker}/{name}", kept)

@@ -82,7 +82,7 @@ class Checkpoints:
             is_certain: whether all workers are known to come to it.
         """
         above = int(self._root.save_counter)
-        return self._run.chief_does(
+        return self._run.chief.do(
             "checkpoint",
             lambda: self._saves.save(lambda n: self._content(n, step, beside()), background, above),
             is_certain,
@@ -218,4 +218,4 @@ class Checkpoints:
             self._run.guard(read_into_session, host, pieces, lambda worker: cpu_of(worker, workers), prefix, values)
             return ""
 
-        self._run.chief_does_meanwhile(read)
+        self._run.chief.do_while_all_wait(read)

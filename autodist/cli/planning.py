@@ -20,9 +20,9 @@ from autodist.kernels.place.assign_owners import find_placements
 from autodist.look import looking
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.run import share_names
 from autodist.runtime.batches import share_of
 from autodist.slots import find_slots
+from autodist.step_plans import share_names
 from autodist.strategies import (
     BuildsStrategy,
     SyncedVariable,

@@ -1,0 +1,131 @@
+"""StepPlans: how each step of a run is synchronized, and the step rewritten for this worker."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from autodist.graph.item import GraphItem
+from autodist.graph.renaming import Renaming
+from autodist.kernels import KERNELS, Context, Kernel, rewrite
+from autodist.proto import strategy_pb2
+from autodist.recording import Recorder
+from autodist.resources import ResourceSpec
+from autodist.runtime.fusions import keep_apart
+from autodist.strategies import BuildsStrategy, ask_builder, check_strategy, graph_config, resolve_specs
+
+
+class StepPlans:
+    """The plans of one run, as one worker has them: the chief makes them, and tells the others.
+
+    Args:
+        spec: the machines.
+        builder: decides the strategy; None on the others.
+        index: of this worker.
+        recorder: records training steps; None: nobody has asked for that.
+    """
+
+    def __init__(
+        self, spec: ResourceSpec, builder: BuildsStrategy | None, index: int, recorder: Recorder | None
+    ) -> None:
+        self._spec, self._builder, self._index, self._recorder = spec, builder, index, recorder
+        self._decided: dict[str, strategy_pb2.VariableNode] = {}
+        self._rehearsed: tuple[tf.compat.v1.GraphDef, GraphItem] | None = None
+        self._count = 0
+
+    @property
+    def rehearsed(self) -> GraphItem | None:
+        """The step that was rewritten ahead, until it is asked for."""
+        return None if self._rehearsed is None else self._rehearsed[1]
+
+    def build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+        """On the chief, the strategy for a step, in which each variable stays where another step has put it.
+
+        Args:
+            item: the step.
+            names: under which the session knows each variable.
+
+        Raises:
+            StrategyError: it asks for what cannot be done.
+        """
+        if not item.gradients:
+            return strategy_pb2.Strategy(builder="none", graph_config=graph_config(self._spec))
+        assert self._builder is not None, "the chief asks it"
+        strategy = ask_builder(self._builder, item, self._spec)
+        for node in strategy.nodes:
+            earlier = self._decided.get(names.get(node.variable, ""))
+            if earlier is not None:
+                variable = node.variable
+                node.CopyFrom(earlier)
+                node.variable = variable
+        check_strategy(strategy, item, self._spec)
+        if self._recorder is not None:
+            self._recorder.require_exact(strategy)
+        return resolve_specs(strategy)
+
+    def decide(self, strategy: strategy_pb2.Strategy, names: Mapping[str, str], renaming: Renaming) -> None:
+        """Keeps where a step's variables are, for the steps after it.
+
+        Args:
+            strategy: of the step, as the chief has said.
+            names: under which the session knows each variable.
+            renaming: under which names the chief has them.
+        """
+        shared = {renaming.variable(name): one for name, one in names.items()}
+        self._decided.update({shared[node.variable]: node for node in strategy.nodes})
+
+    def rehearse(self, item: GraphItem, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
+        """Rewrites the first step while the others may still trace, so that what a kernel refuses is told by then."""
+        self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names))
+
+    def rewritten(
+        self,
+        item: GraphItem,
+        strategy: strategy_pb2.Strategy,
+        names: Mapping[str, str],
+        joins_outputs: bool,
+        kernels: Sequence[Kernel],
+        fetches_alike: bool,
+    ) -> GraphItem:
+        """A step rewritten for this worker; the arguments are those of `Run.program`.
+
+        Raises:
+            FetchedElsewhereError: workers may fetch different things, and one is at other workers.
+        """
+        rehearsed, self._rehearsed = self._rehearsed, None
+        if rehearsed is not None and rehearsed[0] is item.graph_def:
+            return rehearsed[1]
+        return self._rewrite(item, strategy, names, kernels, joins_outputs, fetches_alike)
+
+    def _rewrite(
+        self,
+        item: GraphItem,
+        strategy: strategy_pb2.Strategy,
+        names: Mapping[str, str],
+        kernels: Sequence[Kernel] = KERNELS,
+        joins_outputs: bool = True,
+        fetches_alike: bool = False,
+    ) -> GraphItem:
+        context = Context(strategy, self._index, joins_outputs, fetches_alike)
+        if self._recorder is not None:
+            kernels = self._recorder.kernels(kernels)
+        rewritten = rewrite(share_names(item, names), context, f"step_{self._count}", kernels)
+        self._count += 1
+        return rewritten if len(self._spec.workers) == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
+
+
+def share_names(item: GraphItem, names: Mapping[str, str]) -> GraphItem:
+    """Every step that uses a variable finds it under the same name in the session.
+
+    Args:
+        item: the step.
+        names: by a variable's name, the session's.
+    """
+    definition = tf.compat.v1.GraphDef()
+    definition.CopyFrom(item.graph_def)
+    by_handle = {v.handle: names[v.name] for v in item.variables}
+    for node in definition.node:
+        if node.name in by_handle:
+            node.attr["shared_name"].s = by_handle[node.name].encode()
+    return item.with_graph(definition)
