@@ -149,7 +149,7 @@ class ClusterError(AutoDistError):
 
 
 class MachinesAwayError(ClusterError):
-    """Machines cannot be reached, and nothing else is wrong.
+    """Machines do not answer, and nothing else is wrong; one that refuses a login has answered.
 
     Args:
         problem: what keeps each of them away.

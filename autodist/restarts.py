@@ -116,8 +116,10 @@ class Lost:
     def fault(self) -> str:
         """In words, as a part of a sentence."""
         error = self.error
-        told = f"{error.worker} {error.reason}" if isinstance(error, WorkerFailedError) else str(error)
-        return told.rstrip(".")
+        if isinstance(error, WorkerFailedError):
+            return f"{error.worker} {error.reason}".rstrip(".")
+        told = str(error).rstrip(".")
+        return told[:1].lower() + told[1:]
 
     @property
     def place(self) -> str:

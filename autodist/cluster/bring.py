@@ -13,10 +13,11 @@ import paramiko
 from autodist.cluster.folder import LocalFile, find_files
 from autodist.cluster.preflight import table
 from autodist.cluster.sftp_folder import Bringing, Brought, StoppedError
+from autodist.cluster.ssh_errors import UnreachableError
 from autodist.cluster.ssh_reach import Machine, reach
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.cluster.ways import ssh_settings
-from autodist.errors import ClusterError
+from autodist.errors import ClusterError, MachinesAwayError
 from autodist.resources import Node, ResourceSpec
 
 _log = logging.getLogger("autodist.cluster")
@@ -32,6 +33,7 @@ def bring_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
         is_stopped: asked now and then whether to end.
 
     Raises:
+        MachinesAwayError: the same, where all faults are that machines do not answer.
         ClusterError: with the fault of every machine that has one.
     """
     if spec.sync is None:
@@ -63,9 +65,18 @@ def bring_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
     for address, one in came.items():
         if isinstance(one, Brought):
             _tell(address, folder, one)
-    faults = [(address, str(one)) for address, one in came.items() if isinstance(one, ClusterError)]
+    faults = {address: one for address, one in came.items() if isinstance(one, ClusterError)}
     if faults:
-        raise ClusterError(f"The folder {folder} cannot be brought to all machines:\n{table(faults)}")
+        raise _not_brought(spec, folder, faults)
+
+
+def _not_brought(spec: ResourceSpec, folder: str, faults: Mapping[str, ClusterError]) -> ClusterError:
+    told = table([(address, str(error)) for address, error in faults.items()])
+    problem = f"The folder {folder} cannot be brought to all machines:\n{told}"
+    if all(isinstance(error, UnreachableError) for error in faults.values()):
+        away = tuple(worker.name for worker in spec.workers if worker.node.address in faults)
+        return MachinesAwayError(problem, away)
+    return ClusterError(problem)
 
 
 def bring(

@@ -355,7 +355,8 @@ class Coordinator:
             self._wait_for_answers(limit)
             late = Lost(
                 f"no answer within {limit:g} s; see whether the machine is up and not overloaded, or raise "
-                "`reach_timeout`"
+                "`reach_timeout`",
+                is_away=True,
             )
             return {self._workers[0].name: own} | {link.name: link.answer or late for link in self._links}, own
 

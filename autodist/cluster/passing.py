@@ -101,7 +101,7 @@ class Relay:
                 )
         errors.join(1)
         if self._problem is not None:
-            self._ends.tell(b"\n" + encode(Lost(self._problem)))
+            self._ends.tell(b"\n" + encode(Lost(self._problem, is_away=True)))
         else:
             self._far.close()  # other commands on the connection go on; where the link is cut, this might block
         self._ends.close()

@@ -18,14 +18,14 @@ def check_all(answers: Mapping[str, Facts | Lost], chief: Facts, script: str | N
         script: its path, if it has one.
 
     Raises:
-        MachinesAwayError: the same, where all faults are that machines cannot be reached.
+        MachinesAwayError: the same, where all faults are that machines do not answer.
         ClusterError: with every fault of every worker.
     """
     rows = [(name, fault) for name, answer in answers.items() for fault in faults(answer, chief, script)]
     if not rows:
         return
     problem = "The run cannot start:\n" + table(rows)
-    away = tuple(name for name, answer in answers.items() if isinstance(answer, Lost))
+    away = tuple(name for name, answer in answers.items() if isinstance(answer, Lost) and answer.is_away)
     if {name for name, _ in rows} == set(away):
         raise MachinesAwayError(problem, away)
     raise ClusterError(problem)

@@ -248,10 +248,12 @@ class Lost(Message):
 
     Attributes:
         problem: what is wrong, the reason and the mend.
+        is_away: whether that is all that is known: nothing is heard of the machine, and nothing was refused there.
     """
 
     kind: Literal["Lost"] = field(default="Lost", kw_only=True)
     problem: _Text
+    is_away: bool = False
 
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(

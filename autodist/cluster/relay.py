@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from autodist.cluster.passing import Ends, Relay
 from autodist.cluster.protocol import Lost, encode
 from autodist.cluster.silence import Silence
+from autodist.cluster.ssh_errors import UnreachableError
 from autodist.cluster.ssh_reach import reach
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
@@ -42,18 +43,18 @@ def _relay_all(
     ).start()
     with reach(settings, silence, lambda seconds: _stays_for(seconds, all_ends)) as machine:
         relays = []
-        problem = None
+        lost = None
         for ends in all_ends:
-            if problem is None:
+            if lost is None:
                 try:
                     far = machine.start(settings.command(*module), settings.preamble)
                 except ClusterError as error:
-                    problem = str(error)
+                    lost = Lost(str(error), isinstance(error, UnreachableError))
                 else:
                     relays.append(threading.Thread(target=Relay(settings.host, far, ends, make_silence()).run))
                     relays[-1].start()
                     continue
-            ends.tell(encode(Lost(problem)))
+            ends.tell(encode(lost))
             ends.close()
         have_started.set()
         for relay in relays:

@@ -11,7 +11,7 @@ import paramiko
 from autodist.cluster.host_keys import HostKeys
 from autodist.cluster.proxy_command import ProxyCommand
 from autodist.cluster.ssh_config import SSHOptions, read_options
-from autodist.cluster.ssh_errors import Endpoint, explain
+from autodist.cluster.ssh_errors import Endpoint, why_no_connection
 from autodist.cluster.ssh_hops import endpoint_of, jump_settings, known_hosts_of, require_progress
 from autodist.cluster.ssh_keys import KeyLogin, UnusableKeyError, load_key
 from autodist.cluster.ssh_settings import SSHSettings
@@ -33,6 +33,7 @@ def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[E
         behind: what this machine is gone through for, the last first.
 
     Raises:
+        UnreachableError: the machine, or a jump host, does not answer.
         ClusterError: with the host, the cause and the mend.
     """
     options = read_options(settings.host, settings.username, settings.port, jumps)
@@ -64,7 +65,7 @@ def connect(settings: SSHSettings, jumps: Sequence[str] = (), behind: Sequence[E
         client.close()
         failure = command.failure() if command else None
         cause = paramiko.ProxyCommandFailure(command.command, failure) if command and failure else error
-        raise ClusterError(explain(cause, endpoint)) from cause
+        raise why_no_connection(cause, endpoint) from cause
     return client
 
 

@@ -11,6 +11,13 @@ import paramiko
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from autodist.cluster.ssh_keys import LoginRefusedError, MoreThanKeyError
+from autodist.errors import ClusterError
+
+# As long as a machine is not on the network, or its SSH server does not listen.
+_NOBODY_LISTENS = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT}
+
+# Why a jump host has not connected to a machine: it could not, as SSH counts reasons (RFC 4254).
+_CONNECT_FAILED = 2
 
 
 @dataclass(frozen=True)
@@ -64,6 +71,10 @@ class HostKey(Protocol):
         ...
 
 
+class UnreachableError(ClusterError):
+    """A machine, or one on the way to it, does not answer. One that refuses a login, or hangs up, has answered."""
+
+
 class HostKeyError(paramiko.SSHException):
     """The server's key is not to be trusted.
 
@@ -100,6 +111,46 @@ class ProgramError(Exception):
     def __init__(self, status: int | None, said: str) -> None:
         self.status, self.said = status, said
         super().__init__(said)
+
+
+def why_no_connection(error: Exception, endpoint: Endpoint) -> ClusterError:
+    """What to raise from an exception that came up while connecting to `endpoint`."""
+    kind = UnreachableError if is_silent(error) else ClusterError
+    return kind(explain(error, endpoint))
+
+
+def is_silent(error: BaseException | None) -> bool:
+    """Whether an exception of a connection says that nobody answers, or that there is no way to who would."""
+    match error:
+        case NoValidConnectionsError():
+            return is_silent(next(iter(error.errors.values())))
+        case paramiko.ChannelException():
+            return error.code == _CONNECT_FAILED
+        case paramiko.AuthenticationException():
+            return _takes_too_long(error)
+        case paramiko.SSHException():
+            return isinstance(_in_place_of_a_greeting(error), TimeoutError)
+        case TimeoutError() | socket.gaierror():
+            return True
+        case OSError():
+            return error.errno in _NOBODY_LISTENS
+    return False
+
+
+def has_hung_up(error: BaseException | None) -> bool:
+    """Whether the server ended the connection before it said anything, as one does that admits no more logins."""
+    ended = _in_place_of_a_greeting(error) or error
+    return isinstance(ended, EOFError | ConnectionResetError | BrokenPipeError)
+
+
+def _in_place_of_a_greeting(error: BaseException | None) -> BaseException | None:
+    """What came where the server should have said who it is."""
+    is_that = isinstance(error, paramiko.SSHException) and "protocol banner" in str(error)
+    return error.__context__ if error is not None and is_that else None
+
+
+def _takes_too_long(error: paramiko.AuthenticationException) -> bool:
+    return "timeout" in str(error).lower()
 
 
 def explain(error: Exception, endpoint: Endpoint) -> str:
@@ -197,7 +248,7 @@ def _takes_no_key(error: LoginRefusedError, endpoint: Endpoint) -> str:
 
 
 def _refused_login(error: paramiko.AuthenticationException, endpoint: Endpoint) -> str:
-    if "timeout" in str(error).lower():
+    if _takes_too_long(error):
         return f"{endpoint}: logging in takes too long; raise `connect_timeout` if the machine is only slow."
     port = "" if endpoint.port == 22 else f"-p {endpoint.port} "
     found = ""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import random
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import paramiko
-from paramiko.ssh_exception import NoValidConnectionsError
 
 from autodist.cluster.ssh_connection import connect, quote
+from autodist.cluster.ssh_errors import has_hung_up, is_silent
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 
@@ -21,9 +21,6 @@ _Made = TypeVar("_Made")
 _CHUNK = 1 << 16
 
 _LONGEST_PAUSE = 2.0
-
-# As long as a machine is not on the network, or its SSH server does not listen.
-_WHILE_BOOTING = {errno.ECONNREFUSED, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT}
 
 
 class Logins:
@@ -134,7 +131,7 @@ def patiently(log_in: Callable[[], _Made], patience: float, stays_for: Callable[
             pause = min(_LONGEST_PAUSE, 0.1 * 2**attempt) * random.uniform(0.5, 1)
             passed = time.monotonic() - began
             if passed + pause > patience or not stays_for(pause):
-                raise ClusterError(f"{error}{_tried(error, attempt, passed)}") from error
+                raise type(error)(f"{error}{_tried(error, attempt, passed)}") from error
     raise AssertionError("counting does not end")
 
 
@@ -143,7 +140,7 @@ def _tried(error: ClusterError, attempts: int, seconds: float) -> str:
     if attempts == 1:
         return ""
     times = f"{attempts} times in {seconds:.0f} s"
-    if _hung_up(error):
+    if has_hung_up(error.__cause__):
         return f" It hung up {times}: if it admits too few logins at once, raise `MaxStartups` in its sshd_config."
     return f" It was tried {times}; where machines take longer to boot, raise `connect_timeout`."
 
@@ -151,15 +148,8 @@ def _tried(error: ClusterError, attempts: int, seconds: float) -> str:
 def _may_pass(error: ClusterError) -> bool:
     """Whether it may be that the machine is still booting, or its server busy."""
     cause = error.__cause__
-    if isinstance(cause, NoValidConnectionsError):
-        cause = next(iter(cause.errors.values()))
-    is_silent = isinstance(cause, TimeoutError) or (isinstance(cause, OSError) and cause.errno in _WHILE_BOOTING)
-    return is_silent or isinstance(cause, paramiko.ChannelException) or _hung_up(error)
-
-
-def _hung_up(error: ClusterError) -> bool:
-    """Whether the server ended the connection before it said anything, as one does that admits no more logins."""
-    cause = error.__cause__
-    if isinstance(cause, paramiko.SSHException) and "protocol banner" in str(cause):
-        cause = cause.__context__  # where nothing came in time, that is a timeout
-    return isinstance(cause, (EOFError, ConnectionResetError, BrokenPipeError))
+    if isinstance(cause, paramiko.ChannelException):
+        return True
+    # What was said too late was waited for long enough, and a name that is not there will not be soon.
+    is_for_long = isinstance(cause, paramiko.SSHException | socket.gaierror)
+    return has_hung_up(cause) or (is_silent(cause) and not is_for_long)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import paramiko
 
 from autodist.cluster.known_hosts import find_known_keys
-from autodist.cluster.ssh_errors import UnknownHostKeyError, explain
+from autodist.cluster.ssh_errors import UnknownHostKeyError, why_no_connection
 from autodist.cluster.ssh_hops import known_hosts_of
 from autodist.cluster.ssh_keys import LoginRefusedError, UnusableKeyError, load_key
 from autodist.cluster.ssh_messages import (
@@ -61,7 +61,7 @@ def _explained(cause: Exception, hop: Hop) -> ClusterError:
     if isinstance(cause, UnknownHostKeyError):
         known = find_known_keys(known_hosts_of(hop.settings, hop.options), [hop.endpoint.key_name])
         cause = UnknownHostKeyError(cause.key, known.bad_lines)
-    error = ClusterError(explain(cause, hop.endpoint))
+    error = why_no_connection(cause, hop.endpoint)
     error.__cause__ = cause
     return error
 

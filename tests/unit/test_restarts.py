@@ -112,7 +112,7 @@ def test_the_same_failure_twice_at_the_same_step_ends_the_run() -> None:
 def test_a_machine_that_stays_away_may_come_back_later() -> None:
     cut = WorkerFailedError("b", "was lost: it was not heard of for 25 s")
     assert why_not(Before(1, "b was lost: it was not heard of for 25 s", None), Lost(cut, None, 4), 3) is None
-    away = ClusterError("b: no route to host")
+    away = MachinesAwayError("b: no route to host", ("b",))
     assert why_not(Before(1, "b: no route to host", None), Lost(away, None, 4), 3) is None
 
 
@@ -172,6 +172,19 @@ def test_a_machine_that_stays_away_ends_the_run_otherwise(
     away = Lost(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
     restart(away, ResourceSpec.from_dict(TWO_NODES | ({"min_nodes": least} if least else {})))
     assert begun == []
+
+
+def test_a_machine_that_refuses_is_not_left_out_and_the_next_start_says_why(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps({"count": 1, "fault": "killed", "step": 5}))
+    refused = Lost(ClusterError("The run cannot start:\n  10.0.0.3  its host key has changed."), None, 4)
+    restart(refused, ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2, "max_restarts": 2}))
+    assert caplog.messages[0].endswith(
+        "(restart 2 of 2, in 0 s), since before the first step the run cannot start:\n  10.0.0.3  its host key has "
+        "changed."
+    )
+    assert begun[0]["left_out"] == []
 
 
 def test_min_nodes_that_cannot_be_are_refused() -> None:

@@ -14,8 +14,9 @@ import pytest
 from autodist.cluster.bring import bring_to_all
 from autodist.cluster.folder import PART, RECORD, find_files
 from autodist.cluster.sftp_folder import Bringing, Brought, StoppedError
+from autodist.cluster.ssh_errors import UnreachableError
 from autodist.cluster.ssh_settings import SSHSettings
-from autodist.errors import ClusterError
+from autodist.errors import ClusterError, MachinesAwayError
 from autodist.resources import ResourceSpec, Sync
 
 
@@ -221,6 +222,26 @@ def test_each_machine_is_told_of_and_all_faults_come_in_one_table(
         bring_to_all(spec, lambda: False)
     assert str(caught.value).splitlines()[1:] == ["  198.51.100.1  no right to write /home/ann"]
     assert len(caplog.messages) == 3
+
+
+def test_machines_that_do_not_answer_are_away_where_nothing_else_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bring(settings: SSHSettings, *about: object) -> Brought:
+        if settings.host in refusing:
+            raise ClusterError("its host key has changed")
+        raise UnreachableError("no route to it")
+
+    monkeypatch.setattr("autodist.cluster.bring.bring", bring)
+    spec = SPEC.model_copy(update={"sync": Sync(folder=str(tmp_path))})
+    refusing: tuple[str, ...] = ()
+    with pytest.raises(MachinesAwayError, match="no route") as away:
+        bring_to_all(spec, lambda: False)
+    assert away.value.workers == ("198.51.100.1", "198.51.100.2")
+    refusing = ("198.51.100.2",)
+    with pytest.raises(ClusterError) as other:
+        bring_to_all(spec, lambda: False)
+    assert type(other.value) is ClusterError
 
 
 def test_without_sync_nothing_is_brought(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -71,10 +71,11 @@ def test_the_older_keras_is_compared_where_the_script_uses_it(monkeypatch: pytes
 
 
 def test_machines_that_are_away_are_named_where_nothing_else_is_wrong() -> None:
-    away = {"a": FIT, "b": Lost("no route"), "c": Lost("no route")}
+    away = {"a": FIT, "b": Lost("no route", is_away=True), "c": Lost("no route", is_away=True)}
     with pytest.raises(MachinesAwayError, match="no route") as raised:
         check_all(away, FIT)
     assert raised.value.workers == ("b", "c")
-    with pytest.raises(ClusterError) as other:
-        check_all(away | {"a": replace(FIT, tensorflow=None)}, FIT)
-    assert type(other.value) is ClusterError
+    for more in ({"a": replace(FIT, tensorflow=None)}, {"c": Lost("its host key has changed")}):
+        with pytest.raises(ClusterError) as other:
+            check_all(away | more, FIT)
+        assert type(other.value) is ClusterError

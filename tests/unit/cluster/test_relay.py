@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import socket
+from collections.abc import Iterator
 
 import pytest
 
+from autodist.cluster import relay
+from autodist.cluster.passing import Ends
+from autodist.cluster.protocol import Lost, decode
+from autodist.cluster.silence import Silence
+from autodist.cluster.ssh_errors import UnreachableError
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.cluster.transport import SSHTransport
+from autodist.errors import ClusterError
 from tests.cluster.runs import within
 
 
@@ -25,3 +34,28 @@ def test_a_relay_whose_chief_goes_away_ends_though_a_login_waits_for_its_answer(
                 channel._process.wait(10)
                 channel.stdout.close()
                 channel.stderr.close()
+
+
+@pytest.mark.parametrize("kind", [UnreachableError, ClusterError])
+def test_all_of_a_machine_that_was_not_reached_are_told_why_and_whether_it_answers(
+    kind: type[ClusterError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Machine:
+        def start(self, *command: object) -> None:
+            raise kind("it did not work")
+
+    @contextlib.contextmanager
+    def reach(*how: object) -> Iterator[Machine]:
+        yield Machine()
+
+    monkeypatch.setattr(relay, "reach", reach)
+    monkeypatch.setattr(relay, "_end_with_the_chief", lambda gone, have_started: None)  # it would end this process
+    pipes = [[os.pipe() for _ in range(3)] for _ in range(2)]
+    ends = [Ends.of(told[0], said[1], errors[1]) for told, said, errors in pipes]
+    relay._relay_all(SSHSettings("b"), ["module"], ends, 60.0, lambda: Silence(60.0))
+    for one, ((_, told), (said, _), (errors, _)) in zip(ends, pipes, strict=True):
+        with os.fdopen(said, "rb") as lines:
+            assert decode(lines.readline()) == Lost("it did not work", kind is UnreachableError)
+        one.incoming.close()
+        os.close(told)
+        os.close(errors)

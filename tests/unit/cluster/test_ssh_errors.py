@@ -11,7 +11,14 @@ import pytest
 from paramiko.ssh_exception import NoValidConnectionsError
 
 from autodist.cluster.ssh_connection import connect
-from autodist.cluster.ssh_errors import ChangedHostKeyError, RevokedHostKeyError, UnknownHostKeyError
+from autodist.cluster.ssh_errors import (
+    ChangedHostKeyError,
+    RevokedHostKeyError,
+    UnknownHostKeyError,
+    UnreachableError,
+    has_hung_up,
+    is_silent,
+)
 from autodist.cluster.ssh_keys import LoginRefusedError, MoreThanKeyError, UnusableKeyError
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
@@ -47,6 +54,16 @@ CASES: list[tuple[Exception, list[str]]] = [
     (NoValidConnectionsError({("10.9.9.9", 2222): OSError(errno.ECONNREFUSED, "x")}), ["connection refused", "`port`"]),
 ]  # fmt: skip
 
+OF_SILENCE = {
+    "takes too long",
+    "jump host",
+    "no answer in time",
+    "cannot be resolved",
+    "connection refused",
+    "no route",
+}
+"""What is told of machines that do not answer; others refuse, or hang up."""
+
 
 @pytest.mark.parametrize(("error", "words"), CASES, ids=lambda value: type(value).__name__)
 def test_every_exception_names_host_cause_and_mend(
@@ -63,6 +80,15 @@ def test_every_exception_names_host_cause_and_mend(
     assert text.startswith("10.9.9.9 port 2222: ")
     assert [word for word in words if word not in text] == []
     assert caught.value.__cause__ is error
+    assert isinstance(caught.value, UnreachableError) is not OF_SILENCE.isdisjoint(words)
+
+
+def test_whoever_greets_too_late_is_silent_and_who_hangs_up_or_prohibits_is_not() -> None:
+    late, hung_up = (paramiko.SSHException("Error reading SSH protocol banner") for _ in range(2))
+    late.__context__, hung_up.__context__ = TimeoutError("timed out"), EOFError()
+    assert is_silent(late) and not is_silent(hung_up)
+    assert has_hung_up(hung_up) and not has_hung_up(late)
+    assert not is_silent(paramiko.ChannelException(1, "Administratively prohibited"))
 
 
 def test_name_of_the_yaml_stays_beside_the_address_of_the_configuration(
