@@ -6,7 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -38,6 +38,9 @@ _GONE = (
 # Of these, what it raises as a rule where another worker is gone, and hardly ever for a reason of the script's.
 _ECHOES = (tf.errors.UnavailableError, tf.errors.AbortedError, tf.errors.CancelledError)
 
+# Seconds in which the coordinator, told that a worker is lost, has seen to it; only a halted process exceeds it.
+_CAUSE_LIMIT = 60.0
+
 _joined: list[Peers] = []
 """What this process has joined."""
 
@@ -59,6 +62,7 @@ class Peers:
             the chief's; "" is a step. None: it has not.
         failure: of another worker, once the chief knows of it.
         is_told: whether the script has seen that failure raised.
+        on_leaving: called, on the chief, with the name of a worker to which SIGTERM has come; from another thread.
     """
 
     def __init__(self, spec: ResourceSpec, member: Member | None, payload: bytes, seed: int, start_up: StartUp) -> None:
@@ -71,6 +75,7 @@ class Peers:
         self._ended_at: float | None = None
         self.apart: tuple[str, str] | None = None
         self.failure: WorkerFailedError | None = None
+        self.on_leaving: Callable[[str], None] = lambda worker: None
         self._lines_before = 0
         self.is_told = False
 
@@ -91,12 +96,18 @@ class Peers:
             return None
         return self.failure or self._starting.fault
 
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """On the chief, names of the workers to which SIGTERM has come."""
+        return () if self._starting is None else self._starting.coordinator.leaving
+
     def begin(self) -> None:
         """On the chief, begins to start the others, if there are any; the script goes on meanwhile."""
         if self._member is None and len(self._spec.workers) > 1 and not _joined and self._starting is None:
             under_way = Starting.under_way(self._spec)
             self._starting = under_way or Starting(self._spec, self._seed, self._payload, self._start_up)
             self._starting.on_failure = self._on_failure
+            self._starting.coordinator.on_leaving = self._on_leaving
 
     def check(self) -> None:
         """Raises, in the chief's script, what has failed beside it before a step was made.
@@ -201,10 +212,25 @@ class Peers:
         log.error("%s", failure.headline)  # the rest where the script ends, or where it looks at what it has caught
         self.fail(failure)
 
+    def _on_leaving(self, worker: str) -> None:
+        self.on_leaving(worker)
+
     def fail(self, error: BaseException) -> None:
         """Raises `error` in whatever waits for other workers, and in all that would."""
         if self._caller is not None:
             self._caller.fail(error)
+
+    def lose(self, worker: str, reason: str) -> NoReturn:
+        """On the chief, ends the run as if a worker had ended badly.
+
+        Raises:
+            WorkerFailedError: it.
+        """
+        assert self._starting is not None, "there are others"
+        self._starting.coordinator.give_up(worker, reason)
+        cause = self._starting.coordinator.first_cause(_CAUSE_LIMIT)
+        assert cause is not None, "the coordinator finds one within seconds"
+        raise self._as_told_last(cause)
 
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:
         """Calls what may fail because another worker went away; then the cause is raised, and not what followed.

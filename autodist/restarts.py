@@ -12,11 +12,11 @@ import logging
 import os
 import re
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from autodist.cluster.begin_anew import begin_anew_at_the_end, cannot_begin_anew, has_lost_input
-from autodist.cluster.failure import is_lost, would_repeat
+from autodist.cluster.failure import is_of_machines, would_repeat
 from autodist.errors import ClusterError, ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
 
@@ -105,12 +105,14 @@ class Lost:
         step: the training step that was under way; None: none was made.
         saved: step of the last checkpoint; None: none was saved.
         away: addresses of nodes, where it could not start without them and nothing else was wrong.
+        leaving: addresses of nodes that have said, by SIGTERM, that they go away; the chief's is none of them.
     """
 
     error: ClusterError
     step: int | None
     saved: int | None
     away: tuple[str, ...] = ()
+    leaving: tuple[str, ...] = ()
 
     @property
     def fault(self) -> str:
@@ -126,6 +128,11 @@ class Lost:
         return "before the first step" if self.step is None else f"in step {self.step}"
 
 
+def may_start_again(spec: ResourceSpec) -> bool:
+    """Whether a run may start again as far as its number of starts goes."""
+    return before().count < spec.max_restarts
+
+
 def restart(lost: Lost, spec: ResourceSpec) -> None:
     """Lets the script begin anew when it has ended, if that may help; else says why it ends for good.
 
@@ -134,7 +141,7 @@ def restart(lost: Lost, spec: ResourceSpec) -> None:
         spec: of that run.
     """
     earlier, limit = before(), spec.max_restarts
-    if earlier.count and lost.away and len(spec.nodes) - len(lost.away) >= (spec.min_nodes or len(spec.nodes)):
+    if earlier.count and lost.away and _are_enough_without(lost.away, spec):
         # This start has trained nothing, so that it is none of those which are counted.
         _leave_out(lost, spec, earlier)
         return
@@ -143,22 +150,30 @@ def restart(lost: Lost, spec: ResourceSpec) -> None:
         log.error("not started again: %s", reason)
         return
     count, wait = earlier.count + 1, backoff(earlier.count + 1)
+    left_out = lost.leaving if _are_enough_without(lost.leaving, spec) else ()
     log.warning(
-        "all workers start again from %s (restart %d of %d, in %g s), since %s %s.%s",
+        "all workers start again from %s (restart %d of %d, in %g s), since %s %s.%s%s",
         _source(lost), count, limit, wait, lost.place, lost.fault,
+        f" {_told_left_out(left_out, spec)}." if left_out else "",
         " What was read of standard input is gone." if has_lost_input() else "",
     )  # fmt: skip
     threading.Event().wait(wait)
-    _begin(Before(count, lost.fault, lost.step, lost.saved, tuple(_seeds)))
+    _begin(Before(count, lost.fault, lost.step, lost.saved, tuple(_seeds), left_out))
+
+
+def _are_enough_without(addresses: Collection[str], spec: ResourceSpec) -> bool:
+    return len(spec.nodes) - len(addresses) >= (spec.min_nodes or len(spec.nodes))
+
+
+def _told_left_out(addresses: Sequence[str], spec: ResourceSpec) -> str:
+    return f"{', '.join(addresses)} {'is' if len(addresses) == 1 else 'are'} left out (`min_nodes` is {spec.min_nodes})"
 
 
 def _leave_out(lost: Lost, spec: ResourceSpec, earlier: Before) -> None:
     left = len(spec.nodes) - len(lost.away)
     log.warning(
-        "%s cannot be reached and %s left out (`min_nodes` is %d): the run starts from %s on %d node%s, to which "
-        "variables are dealt anew, and the global batch.",
-        ", ".join(lost.away), "is" if len(lost.away) == 1 else "are", spec.min_nodes,
-        _source(lost), left, "" if left == 1 else "s",
+        "no answer: %s, and the run starts from %s on %d node%s, to which variables are dealt anew, and the global "
+        "batch.", _told_left_out(lost.away, spec), _source(lost), left, "" if left == 1 else "s",
     )  # fmt: skip
     _begin(replace(earlier, seeds=tuple(_seeds), left_out=(*earlier.left_out, *lost.away)))
 
@@ -194,7 +209,7 @@ def why_not(earlier: Before, lost: Lost, limit: int) -> str | None:
     if isinstance(error, WorkerFailedError) and would_repeat(error):
         return "the script would fail so again."
     is_alike = (_without_numbers(lost.fault), lost.step) == (_without_numbers(earlier.fault), earlier.step)
-    if earlier.count and is_alike and isinstance(error, WorkerFailedError) and not is_lost(error):
+    if earlier.count and is_alike and isinstance(error, WorkerFailedError) and not is_of_machines(error):
         return f"it has failed so {lost.place} twice in a row, and would a third time."
     if earlier.count >= limit:
         return f"{limit} restart{'s' if limit > 1 else ''} were made, and `max_restarts` allows no more."

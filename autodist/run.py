@@ -6,10 +6,10 @@ import json
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -507,15 +507,32 @@ class Run:
         failed = self._end.is_bad or self._peers.failure is not None or bool(self.missed_step)
         return failed or self._is_interrupted
 
+    def heed_leaving(self, heed: Callable[[str], None]) -> None:
+        """On the chief, from now on calls `heed`, in another thread, with each worker to which SIGTERM has come."""
+        self._peers.on_leaving = heed
+
+    def lose(self, worker: str, reason: str) -> NoReturn:
+        """On the chief, ends the run as if a worker had ended badly.
+
+        Raises:
+            WorkerFailedError: it.
+        """
+        self._peers.lose(worker, reason)
+
     @property
     def lost(self) -> restarts.Lost | None:
         """On the chief, what this run was lost by, where the script has ended by nothing else."""
         fault, ended_by = self._peers.fault, self._end.raised
         if fault is None or self._is_interrupted or not (ended_by is None or _comes_of_others(ended_by)):
             return None
-        gone = fault.workers if isinstance(fault, MachinesAwayError) else ()
-        away = dict.fromkeys(worker.node.address for worker in self.spec.workers if worker.name in gone)
-        return restarts.Lost(fault, None if self._hosts is None else self.step + 1, self.saved_step, tuple(away))
+        away = self._nodes_of(fault.workers if isinstance(fault, MachinesAwayError) else ())
+        step = None if self._hosts is None else self.step + 1
+        return restarts.Lost(fault, step, self.saved_step, away, self._nodes_of(self._peers.leaving))
+
+    def _nodes_of(self, workers: Collection[str]) -> tuple[str, ...]:
+        """Addresses of other nodes than the chief's that run one of these workers."""
+        others = (worker for worker in self.spec.workers if not worker.node.chief)
+        return tuple(dict.fromkeys(worker.node.address for worker in others if worker.name in workers))
 
     @property
     def _is_interrupted(self) -> bool:

@@ -11,18 +11,21 @@ from types import FrameType
 from typing import NoReturn
 
 from autodist.checkpoint.schedule import Schedule
+from autodist.cluster.failure import LEAVING
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ResourceSpecError
+from autodist.restarts import may_start_again
 from autodist.run import Run
 
 log = logging.getLogger("autodist")
 
 
 class Preemption:
-    """On the chief: the first SIGTERM has the run saved at the next step to which all come, and then ended by it.
+    """On the chief: SIGTERM, to it or to another worker, has the run saved at the next step to which all come.
 
-    Where nothing was trained since the last save, and with the second one, it ends at once, as an exception would:
-    other workers are stopped, `finally` and exit handlers run, and the process ends by the signal.
+    Then the run is ended by it, as by an exception: other workers are stopped, `finally` and exit handlers run, and the
+    process ends by the signal. So it is at once where nothing was trained since the last save, and with a second one to
+    the chief. Where it came to others alone and the run may start again, it is lost by the first of them instead.
 
     Args:
         run: that is saved.
@@ -31,7 +34,8 @@ class Preemption:
     def __init__(self, run: Run) -> None:
         self._run = run
         self._schedules: list[Schedule] = []
-        self._is_asked = False
+        self._has_come = self._is_asked = False
+        self._leaving: str | None = None
 
     def begin(self) -> None:
         """From now on SIGTERM comes here.
@@ -52,6 +56,7 @@ class Preemption:
             )
         signal.signal(signal.SIGTERM, self._note)
         os.register_at_fork(after_in_child=self._forget)
+        self._run.heed_leaving(self._note_leaving)
 
     def watch(self, schedule: Schedule) -> None:
         """A schedule by which the run is saved; there may be several, of which one is in use at a time."""
@@ -61,15 +66,34 @@ class Preemption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_saved = any(schedule.saved_step >= self._run.step for schedule in self._schedules)
-        if self._is_asked or is_saved:
-            self._end()
-        self._is_asked = True
+        if self._has_come or is_saved:
+            self._end_by_signal("SIGTERM came")
+        self._has_come = True
         log.warning("SIGTERM: what is trained is saved after this step, and the run ends; another one ends it at once.")
+        self._ask()
+
+    def _note_leaving(self, worker: str) -> None:
+        """In another thread, and so that a script which makes no more steps ends as it would have."""
+        if self._leaving is None:
+            self._leaving = worker
+        then = "starts again" if may_start_again(self._run.spec) else "ends"
+        log.warning("SIGTERM came to %s: what is trained is saved after this step, and the run %s.", worker, then)
+        self._ask()
+
+    def _ask(self) -> None:
+        self._is_asked = True
         for schedule in self._schedules:
             schedule.ask(self._end)
 
-    def _end(self) -> NoReturn:
-        self._run.end_reason = f"SIGTERM came; {self._run.step} steps were made"
+    def _end(self) -> None:
+        if self._has_come or self._leaving is None:
+            self._end_by_signal("SIGTERM came")
+        if may_start_again(self._run.spec):
+            self._run.lose(self._leaving, LEAVING)
+        self._end_by_signal(f"SIGTERM came to {self._leaving}")
+
+    def _end_by_signal(self, why: str) -> NoReturn:
+        self._run.end_reason = f"{why}; {self._run.step} steps were made"
         watch_script_end().end_by(signal.SIGTERM)
         sys.exit(128 + signal.SIGTERM)
 

@@ -12,10 +12,12 @@ from __future__ import annotations
 import argparse
 import os
 import platform
+import signal
 import sys
 import threading
 from collections.abc import Iterable
 from importlib import metadata
+from types import FrameType
 from typing import BinaryIO
 
 from autodist.cluster.launch import LaunchedScript
@@ -25,6 +27,7 @@ from autodist.cluster.protocol import (
     Facts,
     Heartbeat,
     Inspect,
+    Leaving,
     Lost,
     Message,
     ProtocolError,
@@ -62,6 +65,7 @@ class Agent:
         self._silence = None if silence_timeout is None else Silence(silence_timeout)
         self._held: PortHeld | None = None
         self._script: LaunchedScript | None = None
+        self._on_preempt = self._is_leaving = False
 
     def serve(self) -> None:
         """Answers until there is nobody to answer or nothing left to report; then ends the script, if it still runs."""
@@ -72,6 +76,14 @@ class Agent:
             self._heed_silence(self._silence)
         if self._script is not None:
             self._script.end()
+
+    def leave(self) -> bool:
+        """Tells the chief that SIGTERM has come, where that saves then, and says whether; not of a second one."""
+        if self._is_leaving or not self._on_preempt:
+            return False
+        self._is_leaving = True
+        threading.Thread(target=self.send, args=(Leaving(),), daemon=True).start()
+        return True
 
     def _heed_silence(self, silence: Silence) -> None:
         """Returns when the conversation has ended, or nothing was heard for too long."""
@@ -133,6 +145,7 @@ class Agent:
     def _start(self, start: Start) -> None:
         assert self._held is not None, "Facts with a port come before Start"
         self._script = LaunchedScript(start, self._held, self._stop_timeout, self.send, self._ended.set)
+        self._on_preempt = start.join.on_preempt
 
     def _beat(self, interval: float) -> None:
         while not self._ended.wait(interval):
@@ -191,7 +204,15 @@ def main() -> int:
     options.add_argument("--stop", type=float, default=3.0)
     options.add_argument("--silence", type=float)
     limits, _ = options.parse_known_args()  # another version's chief, who is told of that, may say more
-    Agent(incoming, outgoing, limits.stop, limits.silence).serve()
+    agent = Agent(incoming, outgoing, limits.stop, limits.silence)
+
+    def leave_or_end(number: int, frame: FrameType | None) -> None:
+        if not agent.leave():
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)  # its guard ends the script then
+
+    signal.signal(signal.SIGTERM, leave_or_end)
+    agent.serve()
     return 0
 
 

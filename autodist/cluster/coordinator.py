@@ -85,6 +85,9 @@ class Coordinator:
             that is gone: the callback's part is to get it out (close its session).
         script: what the workers run; by default what this process runs.
         environment: that programs are started in on this machine; None: that of this process at the time.
+
+    Attributes:
+        on_leaving: called with the name of a worker to which SIGTERM has come, once, from a thread of the coordinator.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Coordinator:
         self._on_failure, self._script, self._environment = on_failure, script, environment
         self._process = os.getpid()
         self._output = Output()
+        self.on_leaving: Callable[[str], None] = lambda worker: None
         # Guards everything below, and the fields of the links.
         self._changed = threading.Condition()
         self._phase = _Phase.PREPARING
@@ -119,6 +123,11 @@ class Coordinator:
         """The chief's own port; `start_server` releases it. There from `prepare` on."""
         assert self._held is not None, "prepare comes first"
         return self._held
+
+    @property
+    def leaving(self) -> tuple[str, ...]:
+        """Names of the workers to which SIGTERM has come."""
+        return tuple(link.name for link in self._links if link.is_leaving)
 
     @property
     def lines(self) -> int:
@@ -164,11 +173,12 @@ class Coordinator:
         """
         script = self._script_to_run()
         environment = dict(script.environment) if script else {}
+        on_preempt = self._spec.checkpoint is not None and self._spec.checkpoint.on_preempt
         with self._speaking:
             for worker, link in zip(self._workers[1:], self._links, strict=True):
                 assert script is not None
                 limit = self._spec.stop_timeout
-                join = Join(worker.index, worker.name, self._addresses, payload, limit, script.brought)
+                join = Join(worker.index, worker.name, self._addresses, payload, limit, script.brought, on_preempt)
                 link.send(Start(script.arguments, script.directory, environment, join))
             self._tell_all(*self._said)
             self._run()
@@ -315,9 +325,12 @@ class Coordinator:
         for workers, channels in self._followers() if is_given else self._opened():
             with self._changed:
                 self._links += tuple(
-                    Link(worker.name, channel, self._changed, self._output, self._note_ending, shows=not is_given)
+                    Link(
+                        worker.name, channel, self._changed, self._output, self._note_ending, self._note_leaving,
+                        shows=not is_given,
+                    )
                     for worker, channel in zip(workers, channels, strict=True)
-                )
+                )  # fmt: skip
                 is_stopped = self._phase is _Phase.STOPPED
             if is_stopped:
                 self._close()
@@ -381,6 +394,9 @@ class Coordinator:
                 self._endings.append(link.ending)
             else:
                 _log.warning("%s was done; then its process %s.", link.name, link.ending.reason)
+
+    def _note_leaving(self, worker: str) -> None:
+        self.on_leaving(worker)
 
     def _supervise(self) -> None:
         """Waits for the first bad ending while the chief's script runs, and acts on it."""

@@ -14,6 +14,9 @@ from autodist.versions import VERSION
 LAST_LINES = 20
 """How many lines of a worker's output its error shows."""
 
+LEAVING = "was sent SIGTERM, by which a machine says that it goes away"
+"""Why a worker is given up that has said so."""
+
 # What TensorFlow raises in a worker because another one has gone.
 _ECHO = re.compile(
     r"\b(UnavailableError|CancelledError|AbortedError|UNAVAILABLE:|CANCELLED:|ABORTED:)"
@@ -64,9 +67,9 @@ def would_repeat(failure: WorkerFailedError) -> bool:
     return any(_OUR_ERROR.match(line) for line in failure.last_lines)
 
 
-def is_lost(failure: WorkerFailedError) -> bool:
-    """Whether a worker's machine could not be heard any more, which is no doing of a script."""
-    return failure.reason.startswith("was lost")
+def is_of_machines(failure: WorkerFailedError) -> bool:
+    """Whether a worker's machine could not be heard any more, or said that it goes away: no doing of a script."""
+    return failure.reason.startswith("was lost") or failure.reason == LEAVING
 
 
 def exit_reason(status: int, joined: bool, done: bool) -> str:

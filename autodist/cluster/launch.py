@@ -14,13 +14,16 @@ from typing import BinaryIO
 from autodist.cluster.member import CONTROL_VARIABLE
 from autodist.cluster.patience import Stopwatch
 from autodist.cluster.ports import PortHeld
-from autodist.cluster.protocol import Exited, Line, Message, Start, decode, encode
+from autodist.cluster.protocol import Exited, Line, Message, Start, Stop, decode, encode
 
 # A line without an end is passed on in pieces of this many bytes.
 _LONGEST_LINE = 1 << 16
 
 # In seconds: the last lines and the exit status may wait on a link that is cut.
 _REPORT_LIMIT = 1.0
+
+# In seconds, for a script that reads nothing since its process was stopped.
+_STOP_TOLD_LIMIT = 1.0
 
 # How often more of the last lines is waited for, as long as some came.
 _MOST_ROUNDS = 20
@@ -33,7 +36,7 @@ class LaunchedScript:
         start: what to run.
         held: the port of its server; the script inherits the hold.
         stop_timeout: seconds between asking it to end and ending it.
-        send: called with `Line`, `Joined`, `Progress`, `Done` and, last, `Exited`, from several threads.
+        send: called with `Line`, `Joined`, `Progress`, `Leaving`, `Done` and, last, `Exited`, from several threads.
         on_exit: called when all has been sent.
     """
 
@@ -73,7 +76,7 @@ class LaunchedScript:
         self._pumps = [self._run(self._pump, stream) for stream in ("stdout", "stderr")]
         self._to_tell: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.tell(start.join)
-        self._run(self._tell_all)
+        self._telling = self._run(self._tell_all)
         self._run(self._converse)
         self._watch = self._run(self._wait)
 
@@ -84,6 +87,8 @@ class LaunchedScript:
     def end(self) -> None:
         """Ends the script, if it has not ended; returns when it has, and has been reported if anybody listens."""
         assert self._guard.stdin is not None
+        self.tell(Stop())
+        self._telling.join(_STOP_TOLD_LIMIT)
         self._guard.stdin.close()
         self._gone.wait()
         self._watch.join(_REPORT_LIMIT)
@@ -102,7 +107,11 @@ class LaunchedScript:
     def _tell_all(self) -> None:
         try:
             while True:
-                self._control.sendall(encode(self._to_tell.get()))
+                message = self._to_tell.get()
+                self._control.sendall(encode(message))
+                if isinstance(message, Stop):  # the last one, which the member sees whatever it has not read yet
+                    self._control.shutdown(socket.SHUT_WR)
+                    return
         except OSError:
             return  # the script has ended, which is reported by itself
 

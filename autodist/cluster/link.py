@@ -14,6 +14,7 @@ from autodist.cluster.protocol import (
     Exited,
     Facts,
     Joined,
+    Leaving,
     Line,
     Lost,
     Message,
@@ -42,6 +43,7 @@ class Link:
         changed: shared by all links of a run.
         output: where its lines go.
         on_end: called under `changed`, once, when it has ended (badly or not).
+        on_leaving: called with its name when SIGTERM has come to it, from a thread of the link's.
         shows: whether its lines are shown here; a scheduler that has started the worker keeps them itself.
 
     Attributes:
@@ -50,6 +52,7 @@ class Link:
         done: whether the script has reported that it is done.
         progress: answer to the last `Ask`; None until it is there.
         ending: how it ended; None while it runs.
+        is_leaving: whether SIGTERM has come to it.
         status: exit status of the script, if it is known.
     """
 
@@ -60,15 +63,17 @@ class Link:
         changed: threading.Condition,
         output: Output,
         on_end: Callable[[Link], None],
+        on_leaving: Callable[[str], None],
         shows: bool = True,
     ) -> None:
         self.name = name
         self.answer: Facts | Lost | None = None
-        self.joined = self.done = False
+        self.joined = self.done = self.is_leaving = False
         self.progress: Progress | None = None
         self.ending: Ending | None = None
         self.status: int | None = None
         self._channel, self._changed, self._output, self._on_end = channel, changed, output, on_end
+        self._on_leaving = on_leaving
         self._shows = shows
         self._sending = threading.Lock()
         self._lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
@@ -124,8 +129,11 @@ class Link:
             if self._shows:
                 self._output.line(message.stream, self.name, message.text)
         with self._changed:
+            is_new = isinstance(message, Leaving) and not self.is_leaving
             self._note(message)
             self._changed.notify_all()
+        if is_new:
+            self._on_leaving(self.name)
 
     def _note(self, message: Message) -> None:
         match message:
@@ -136,6 +144,8 @@ class Link:
                 self.answer = message
             case Joined():
                 self.joined = True
+            case Leaving():
+                self.is_leaving = True
             case Done():
                 self.done = True
             case Progress():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import queue
+import select
 import signal
 import socket
 import sys
@@ -21,10 +22,12 @@ from autodist.cluster.protocol import (
     Done,
     Join,
     Joined,
+    Leaving,
     Message,
     Progress,
     Release,
     Said,
+    Stop,
     Waiting,
     decode,
     encode,
@@ -65,6 +68,10 @@ class Member:
         self._stop_timeout, self.brought = join.stop_timeout, join.brought
         self._script_end = watch_script_end()
         self._script_end.run_handlers_on_termination()
+        self._leaves = threading.Event()
+        if join.on_preempt:
+            threading.Thread(target=self._tell_that_it_leaves, name="autodist-leaving", daemon=True).start()
+            self._script_end.heeds_termination = self._leave
         self._waiting = threading.Event()
         self._sending = threading.Lock()
         self._ended = threading.Event()
@@ -140,6 +147,24 @@ class Member:
         """Returns after `limit` seconds, or when the agent has gone; this worker may be stopped before."""
         self._ended.wait(limit)
 
+    def _leave(self) -> bool:
+        """Has the chief told that SIGTERM has come, and says whether; not of the agent's, nor of a second one."""
+        if self._leaves.is_set() or not self._is_wanted():
+            return False
+        self._leaves.set()
+        return True
+
+    def _is_wanted(self) -> bool:
+        """Whether the agent is there, and has not said that it ends the script; known here before its SIGTERM comes."""
+        poll = select.poll()
+        poll.register(self._control, select.POLLRDHUP)
+        return not poll.poll(0)
+
+    def _tell_that_it_leaves(self) -> None:
+        """In a thread: a signal may come while its own thread sends something else."""
+        self._leaves.wait()
+        self._send(Leaving())
+
     def _leave_to_parent(self) -> None:
         """In a process forked from this one: the agent must see the end of the worker's own process."""
         if self._control.fileno() >= 0:
@@ -167,6 +192,8 @@ class Member:
                     case Release():
                         released = True
                         break
+                    case Stop():
+                        return  # by SIGTERM, which follows
         except OSError:
             released = False
         self._ended.set()

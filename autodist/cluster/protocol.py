@@ -104,6 +104,7 @@ class Join(Message):
         payload: whatever the chief's caller wants to reach every worker.
         stop_timeout: between SIGTERM and SIGKILL, where the script has to end itself.
         brought: what the chief's script runs that is in no file; nothing of most.
+        on_preempt: whether the chief saves when SIGTERM comes to the worker, which then does not end by the first one.
     """
 
     kind: Literal["Join"] = field(default="Join", kw_only=True)
@@ -113,6 +114,7 @@ class Join(Message):
     payload: Base64UrlBytes
     stop_timeout: float
     brought: Base64UrlBytes = b""
+    on_preempt: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,13 @@ class Joined(Message):
     """Member to agent to coordinator: the script has made contact."""
 
     kind: Literal["Joined"] = field(default="Joined", kw_only=True)
+
+
+@dataclass(frozen=True)
+class Leaving(Message):
+    """Member or agent to coordinator: SIGTERM has come, by which a machine says that it goes away."""
+
+    kind: Literal["Leaving"] = field(default="Leaving", kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -204,7 +213,7 @@ class Release(Message):
 
 @dataclass(frozen=True)
 class Stop(Message):
-    """Coordinator to agent: end the script now."""
+    """Coordinator to agent: end the script now. Agent to member, before it does: the next SIGTERM is this one's."""
 
     kind: Literal["Stop"] = field(default="Stop", kw_only=True)
 
@@ -258,8 +267,8 @@ class Lost(Message):
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(
     Annotated[
-        Inspect | Facts | Start | Join | Joined | Done | Ask | Progress | Said | Waiting | Release | Stop | Line
-        | Exited | Heartbeat | Lost,
+        Inspect | Facts | Start | Join | Joined | Leaving | Done | Ask | Progress | Said | Waiting | Release | Stop
+        | Line | Exited | Heartbeat | Lost,
         Field(discriminator="kind"),
     ]
 )  # fmt: skip

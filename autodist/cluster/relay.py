@@ -77,10 +77,12 @@ def _end_with_the_chief(gone: select.poll, have_started: threading.Event) -> Non
     """Ends this process where the chief goes away during a login, which may wait for its answer for long."""
     while not have_started.is_set():
         if gone.poll(_LOOK_INTERVAL * 1000) and not have_started.wait(_GRACE):
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> int:
+    # It ends with the chief. SIGTERM to all processes of a machine says that this one may save before.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     order = json.loads(sys.stdin.readline() or "null")
     if order is None:
         return 0  # the chief has gone already

@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -24,11 +25,13 @@ class ScriptEnd:
         uncaught: what ended threads other than the main one; Python prints it and goes on.
         interrupted_at: when Ctrl-C last interrupted the script (by `time.monotonic`), which may have caught that; None
             if it never did, or if the script has a handler of its own. After the script it ends the process, too.
+        heeds_termination: asked when SIGTERM has come that would end the script; True: it does not.
     """
 
     def __init__(self) -> None:
         self.uncaught: list[BaseException] = []
         self.interrupted_at: float | None = None
+        self.heeds_termination: Callable[[], bool] = lambda: False
         self._exit_argument: Any = None
         self._ends_by: signal.Signals | None = None
         self._exit = sys.exit
@@ -74,6 +77,8 @@ class ScriptEnd:
             os.register_at_fork(after_in_child=self._forget_termination)
 
     def _note_termination(self, number: int, frame: FrameType | None) -> None:
+        if self.heeds_termination():
+            return
         self.end_by(signal.SIGTERM)
         sys.exit(128 + number)
 

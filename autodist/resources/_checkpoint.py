@@ -26,7 +26,7 @@ class CheckpointSection(Model):
         every_steps: of training, after which it is saved; None: not by them.
         every_minutes: likewise, by the chief's clock.
         keep: how many checkpoints stay.
-        on_preempt: whether it is saved, too, when the chief gets SIGTERM, which ends the run after that.
+        on_preempt: whether it is saved, too, when a worker gets SIGTERM, which ends the run after that.
     """
 
     folder: Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]+$")] = Field(

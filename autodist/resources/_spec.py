@@ -297,17 +297,6 @@ class ResourceSpec(Timeouts):
         return self
 
     @model_validator(mode="after")
-    def _check_preemption(self) -> ResourceSpec:
-        if self.is_given and self.checkpoint is not None and self.checkpoint.on_preempt:
-            raise Fault(
-                "a scheduler sends SIGTERM to all processes of `nodes: given`, and the workers' end by it; allowed: "
-                "false, and every_minutes",
-                "checkpoint",
-                "on_preempt",
-            )
-        return self
-
-    @model_validator(mode="after")
     def _check_groups(self) -> ResourceSpec:
         for index, node in enumerate(self.nodes):
             if node.ssh_config is not None and node.ssh_config not in self.ssh:

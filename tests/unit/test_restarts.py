@@ -12,6 +12,7 @@ import pytest
 
 from autodist import restarts
 from autodist.asked import Asked
+from autodist.cluster.failure import LEAVING
 from autodist.cluster.stalls import SAME_STEPS
 from autodist.errors import ClusterError, MachinesAwayError, ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
@@ -154,8 +155,8 @@ def test_a_machine_that_stays_away_is_left_out_where_enough_others_are_there(
     monkeypatch.setenv(VARIABLE, json.dumps({"count": 1, "fault": "killed", "step": 5}))
     restart(away, spec)
     assert caplog.messages == [
-        "10.0.0.3 cannot be reached and is left out (`min_nodes` is 2): the run starts from the checkpoint of step 4 "
-        "on 2 nodes, to which variables are dealt anew, and the global batch."
+        "no answer: 10.0.0.3 is left out (`min_nodes` is 2), and the run starts from the checkpoint of step 4 on 2 "
+        "nodes, to which variables are dealt anew, and the global batch."
     ]
     assert (begun[0]["count"], begun[0]["left_out"]) == (1, ["10.0.0.3"])
     left = spec.without(begun[0]["left_out"])
@@ -172,6 +173,31 @@ def test_a_machine_that_stays_away_ends_the_run_otherwise(
     away = Lost(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
     restart(away, ResourceSpec.from_dict(TWO_NODES | ({"min_nodes": least} if least else {})))
     assert begun == []
+
+
+LEAVES = WorkerFailedError("10.0.0.3", LEAVING)
+
+
+def test_a_machine_that_says_that_it_goes_away_is_left_out_at_once_where_enough_others_are_there(
+    begun: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2})
+    lost = Lost(LEAVES, 13, 12, leaving=("10.0.0.3",))
+    restart(lost, spec)
+    assert caplog.messages == [
+        "all workers start again from the checkpoint of step 12 (restart 1 of 1, in 0 s), since in step 13 10.0.0.3 "
+        "was sent SIGTERM, by which a machine says that it goes away. 10.0.0.3 is left out (`min_nodes` is 2)."
+    ]
+    assert (begun[0]["count"], begun[0]["left_out"]) == (1, ["10.0.0.3"])
+    for least in ({"min_nodes": 3}, {}):
+        restart(lost, ResourceSpec.from_dict(TWO_NODES | least))
+        assert begun.pop()["left_out"] == []
+
+
+def test_that_machines_go_away_twice_at_a_step_is_no_fault_of_the_script() -> None:
+    earlier = Before(1, f"10.0.0.3 {LEAVING}", 13)
+    assert why_not(earlier, Lost(LEAVES, 13, 12), 2) is None
+    assert "allows no more" in str(why_not(earlier, Lost(LEAVES, 13, 12), 1))
 
 
 def test_a_machine_that_refuses_is_not_left_out_and_the_next_start_says_why(

@@ -114,8 +114,14 @@ class Follower(Agent):
         return 0 if self._exited == 0 and self._released else 1
 
     def end_by(self, number: int) -> None:
-        """Ends the script, since this process was sent a signal; the chief is told so, as long as it listens."""
+        """Ends the script, since this process was sent a signal; the chief is told so, as long as it listens.
+
+        Of the first SIGTERM it is only told where it saves then.
+        """
         name = signal.Signals(number).name
+        if number == signal.SIGTERM and self.leave():
+            self._say(f"this process was sent {name}; the chief is told, which saves what is trained and ends the run")
+            return
         self._say(f"this process was sent {name}, and ends its script")
         problem = f"its process was sent {name}, by the scheduler or somebody on its machine"
         threading.Thread(target=self._leave, args=(problem,), daemon=True).start()

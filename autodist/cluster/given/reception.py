@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import sys
 import threading
@@ -346,6 +347,8 @@ def _read(connection: socket.socket) -> object:
 
 
 def main() -> int:
+    # It ends with the chief. SIGTERM to all processes of a scheduler's job says that this one may save before.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     told = sys.stdin.readline()
     if not told:
         return 0  # the chief has gone already

@@ -5,24 +5,32 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from autodist.checkpoint import preemption
 from autodist.checkpoint.preemption import Preemption
 from autodist.checkpoint.schedule import Schedule
-from autodist.errors import ResourceSpecError
+from autodist.cluster.failure import LEAVING
+from autodist.errors import ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
 
 
 class Run:
     """As far as it is asked."""
 
-    step = 0
-    end_reason = ""
+    def __init__(self, max_restarts: int = 0) -> None:
+        self.step, self.end_reason = 0, ""
+        self.spec = SimpleNamespace(max_restarts=max_restarts)
+
+    def heed_leaving(self, heed: Callable[[str], None]) -> None:
+        self.leaves = heed
+
+    def lose(self, worker: str, reason: str) -> NoReturn:
+        raise WorkerFailedError(worker, reason)
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +84,46 @@ def test_it_ends_at_once_by_a_second_one_and_where_all_is_saved(is_second: bool,
     assert ended_by == [signal.SIGTERM]
 
 
+@pytest.mark.parametrize("max_restarts", [0, 1])
+def test_the_run_is_saved_where_it_came_to_another_worker(
+    max_restarts: int, ended_by: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    run, of_steps = Run(max_restarts), schedule()
+    preempted = Preemption(run)  # type: ignore[arg-type]
+    preempted.begin()
+    preempted.watch(of_steps)
+    for worker in ("10.0.0.2", "10.0.0.3"):
+        run.leaves(worker)
+    then = "starts again" if max_restarts else "ends"
+    assert caplog.messages == [
+        f"SIGTERM came to {worker}: what is trained is saved after this step, and the run {then}."
+        for worker in ("10.0.0.2", "10.0.0.3")
+    ]
+    run.step = 2
+    assert of_steps.is_due(2)
+    with pytest.raises(WorkerFailedError if max_restarts else SystemExit) as raised:
+        of_steps.saved(2)
+    if max_restarts:
+        assert (raised.value.worker, raised.value.reason, ended_by) == ("10.0.0.2", LEAVING, [])
+    else:
+        assert (raised.value.code, ended_by) == (143, [signal.SIGTERM])
+        assert run.end_reason == "SIGTERM came to 10.0.0.2; 2 steps were made"
+
+
+def test_where_it_comes_to_all_the_chief_s_is_no_second_one_and_ends_the_run(ended_by: list[Any]) -> None:
+    run, of_steps = Run(max_restarts=1), schedule()
+    preempted = Preemption(run)  # type: ignore[arg-type]
+    preempted.begin()
+    preempted.watch(of_steps)
+    run.step = 1
+    run.leaves("10.0.0.2")
+    terminate()
+    assert ended_by == []
+    with pytest.raises(SystemExit):
+        of_steps.saved(1)
+    assert (ended_by, run.end_reason) == ([signal.SIGTERM], "SIGTERM came; 1 steps were made")
+
+
 def test_where_the_signal_cannot_come_here_it_is_refused() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: None)
     with pytest.raises(ResourceSpecError, match="the script handles that itself; leave its handler out"):
@@ -100,5 +148,5 @@ def test_what_the_yaml_may_say() -> None:
     assert spec.checkpoint is not None and spec.checkpoint.on_preempt
     with pytest.raises(ResourceSpecError, match="nor is on_preempt true"):
         ResourceSpec.from_dict(nodes | {"checkpoint": {"folder": "/c"}})
-    with pytest.raises(ResourceSpecError, match=r"checkpoint\.on_preempt: a scheduler sends SIGTERM to all processes"):
-        ResourceSpec.from_dict({"nodes": "given", "checkpoint": {"folder": "/c", "on_preempt": True}})
+    given = ResourceSpec.from_dict({"nodes": "given", "checkpoint": {"folder": "/c", "on_preempt": True}})
+    assert given.checkpoint == spec.checkpoint

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from autodist.cluster.link import Link
-from autodist.cluster.protocol import Exited, Line, encode
+from autodist.cluster.protocol import Exited, Leaving, Line, encode
 
 STARTS = (
     "I0000 00:00:1795321859.568474   23362 cudart_stub.cc:31] Could not find cuda drivers on your machine, "
@@ -33,7 +33,7 @@ def _read(*lines: str) -> tuple[Link, Shown]:
     said = [encode(Line("stderr", text)) for text in lines]
     channel: Any = SimpleNamespace(stdin=io.BytesIO(), stdout=[*said, encode(Exited(1))], stderr=[])
     shown, changed, ended = Shown(), threading.Condition(), threading.Event()
-    link = Link("worker", channel, changed, shown, lambda _: ended.set())  # type: ignore[arg-type]
+    link = Link("worker", channel, changed, shown, lambda _: ended.set(), lambda _: None)  # type: ignore[arg-type]
     assert ended.wait(10)
     return link, shown
 
@@ -55,3 +55,14 @@ def test_what_tensorflow_logs_is_shown_and_not_among_the_last_lines() -> None:
     link, shown = _read("ValueError: no", said)
     assert shown.lines == ["ValueError: no", said]
     assert link.last_lines == ("ValueError: no",)
+
+
+def test_that_a_worker_leaves_is_told_once() -> None:
+    channel: Any = SimpleNamespace(
+        stdin=io.BytesIO(), stdout=[encode(one) for one in (Leaving(), Leaving(), Exited(0))], stderr=[]
+    )
+    told: list[str] = []
+    ended = threading.Event()
+    link = Link("worker", channel, threading.Condition(), Shown(), lambda _: ended.set(), told.append)  # type: ignore[arg-type]
+    assert ended.wait(10)
+    assert link.is_leaving and told == ["worker"]

@@ -11,25 +11,39 @@ import pytest
 
 from autodist.cluster.member import Member
 from autodist.cluster.ports import hold_port
-from autodist.cluster.protocol import Join, Message, Release, Said, Waiting, encode
+from autodist.cluster.protocol import Ask, Join, Joined, Leaving, Message, Release, Said, Stop, Waiting, decode, encode
+from autodist.cluster.script_end import watch_script_end
 
 
 class Chief:
     """The other end of a member's control socket."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_preempt: bool = False) -> None:
         self._control, theirs = socket.socketpair()
-        self.say(Join(1, "localhost:1", ("a:1", "b:2"), b"", 3.0))
+        self._lines = self._control.makefile("rb")
+        self.say(Join(1, "localhost:1", ("a:1", "b:2"), b"", 3.0, on_preempt=on_preempt))
         self.member = Member(theirs, hold_port(None))
 
     def say(self, message: Message) -> None:
         self._control.sendall(encode(message))
 
+    def hear(self) -> Message:
+        return decode(self._lines.readline())
+
+    def end_the_script(self) -> None:
+        """As an agent does before its guard sends SIGTERM."""
+        self.say(Stop())
+        self._control.shutdown(socket.SHUT_WR)
+
+    def leave(self) -> None:
+        self.member.held.release()
+        self._lines.close()
+        self._control.close()
+
     def end(self) -> None:
         self.say(Release())  # or the member ends this process
         assert self.member._ended.wait(10)
-        self.member.held.release()
-        self._control.close()
+        self.leave()
 
 
 @pytest.fixture
@@ -74,3 +88,28 @@ def test_an_error_is_told_at_once_where_the_chief_waits_in_its_first_step(chief:
     told: list[str] = []
     _raise(chief.member, told).join(30)
     assert told == ["boom"]
+
+
+@pytest.fixture
+def saving_chief(monkeypatch: pytest.MonkeyPatch) -> Chief:
+    monkeypatch.setattr(watch_script_end(), "heeds_termination", watch_script_end().heeds_termination)
+    return Chief(on_preempt=True)
+
+
+def test_the_first_sigterm_is_told_to_a_chief_that_saves_then(saving_chief: Chief) -> None:
+    heeds = watch_script_end().heeds_termination
+    assert [heeds(), heeds()] == [True, False]
+    assert [saving_chief.hear(), saving_chief.hear()] == [Joined(), Leaving()]
+    saving_chief.end()
+
+
+def test_the_agent_s_own_sigterm_ends_the_script(saving_chief: Chief) -> None:
+    saving_chief.say(Ask())  # which the member may not have read by then
+    saving_chief.end_the_script()
+    assert not watch_script_end().heeds_termination()
+    assert not saving_chief.member._ended.wait(0.1)
+    saving_chief.leave()
+
+
+def test_without_that_sigterm_ends_the_script(chief: Chief) -> None:
+    assert not watch_script_end().heeds_termination()

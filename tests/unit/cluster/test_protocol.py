@@ -14,6 +14,7 @@ from autodist.cluster.protocol import (
     Inspect,
     Join,
     Joined,
+    Leaving,
     Line,
     Lost,
     Message,
@@ -38,7 +39,7 @@ MESSAGES = st.one_of(
     st.builds(Exited, st.integers(-64, 255)),
     st.builds(Lost, TEXT),
     st.builds(Progress, st.sampled_from(Doing), st.floats(0, 1e9), st.floats(0, 1e9), st.floats(0, 1e9)),
-    st.sampled_from([Ask(), Joined(), Done(), Release(), Stop(), Heartbeat()]),
+    st.sampled_from([Ask(), Joined(), Leaving(), Done(), Release(), Stop(), Heartbeat()]),
 )
 
 
