@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -36,7 +37,8 @@ class Fragment:
     def __init__(self, prefix: str, graph: tf.Graph, spec_of: SpecOf = nothing_known) -> None:
         self.prefix, self.graph, self._spec_of = prefix, graph, spec_of
         self._inputs: dict[str, tf.Tensor] = {}
-        self._bound: dict[str, str] = {}
+        self._added: list[tuple[int, tf.compat.v1.NodeDef]] = []
+        self._bound: dict[str, tuple[str, ...]] = {}
         self._orders: dict[str, tuple[str, ...]] = {}
         self.made: tuple[str, ...] = ()
 
@@ -57,12 +59,28 @@ class Fragment:
             with self.graph.as_default(), tf.control_dependencies(None):
                 made = tf.raw_ops.Placeholder(dtype=dtype, shape=tf.TensorShape(shape))
             self._inputs[name] = made
-            self._bound[made.op.name] = name
+            self._bound[made.op.name] = (name,)
         return self._inputs[name]
 
     def inputs(self, names: Iterable[str]) -> list[tf.Tensor]:
         """Tensors of the edited graph, as they are known."""
         return [self.input(name) for name in names]
+
+    def inputs_like(self, names: Sequence[str], like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
+        """Tensors of the edited graph with dtypes and shapes as those of `like`.
+
+        They cost a tenth of what `input` takes for each: one operation stands for all of them, so that to wait for one
+        is to wait for all, and what reads one does not wait for others.
+        """
+        if len(names) < 2:
+            return [self.input(name, t.dtype, t.shape) for name, t in zip(names, like, strict=True)]
+        dtypes, shapes = [t.dtype for t in like], [t.shape for t in like]
+        with self.graph.as_default(), tf.control_dependencies(None):
+            source = tf.raw_ops.Placeholder(dtype=tf.resource)
+            made = tf.raw_ops.IteratorGetNext(iterator=source, output_types=dtypes, output_shapes=shapes)
+        self._bound[source.op.name] = ()
+        self._bound[made[0].op.name] = tuple(map(tensor, names))
+        return list(made)
 
     def after(self, names: Iterable[str]) -> tf.Operation:
         """An operation that stands for the nodes `names` of the edited graph, for `tf.control_dependencies`."""
@@ -71,12 +89,36 @@ class Fragment:
         self._orders[made.name] = tuple(names)
         return made
 
+    def add(
+        self, like: tf.compat.v1.NodeDef, name: str, inputs: Iterable[str], after: Iterable[tf.Operation] = ()
+    ) -> tf.compat.v1.NodeDef:
+        """Adds a copy of a node that TensorFlow has made before, which takes a tenth of the time of making it again.
+
+        Control dependencies and devices of the scratch graph do not count for it: the copy stands where `like` says.
+
+        Args:
+            like: the node.
+            name: of the copy, here.
+            inputs: names of tensors of the edited graph.
+            after: operations made here, which it waits for.
+
+        Returns:
+            The copy, as it will stand in the edited graph; the caller may change its attributes and its device.
+        """
+        node = tf.compat.v1.NodeDef()
+        node.CopyFrom(like)
+        node.name = self.prefix + name
+        control = (spelled for op in after for spelled in self._spliced_input(f"^{op.name}"))
+        node.input[:] = [*map(as_input, inputs), *dict.fromkeys(control)]
+        self._added.append((self.graph.version, node))  # behind so many operations of the scratch graph
+        return node
+
     def name(self, made: tf.Tensor | tf.Operation) -> str:
         """The name that a tensor or operation made here has in the edited graph."""
         if isinstance(made, tf.Operation):
             return self.prefix + made.name
         bound = self._bound.get(made.op.name)
-        return bound if bound is not None else f"{self.prefix}{made.op.name}:{made.value_index}"
+        return bound[made.value_index] if bound is not None else f"{self.prefix}{made.op.name}:{made.value_index}"
 
     def specs(self) -> dict[str, tf.TensorSpec]:
         """Shape and dtype of what was made here, by the names in the edited graph."""
@@ -91,27 +133,35 @@ class Fragment:
         if is_control(spelling):
             if source in self._orders:
                 return [f"^{n}" for n in self._orders[source]]
-            return ["^" + (node_of(self._bound[source]) if source in self._bound else self.prefix + source)]
+            return [f"^{node_of(n)}" for n in self._bound.get(source, (self.prefix + source,))]
         if source in self._bound:
-            return [as_input(self._bound[source])]
+            return [as_input(self._bound[source][output_index(spelling)])]
         return [as_input(f"{self.prefix}{source}:{output_index(spelling)}")]
 
     def splice_into(self, editor: GraphEditor) -> None:
         definition = self.graph.as_graph_def()
         out = tf.compat.v1.GraphDef(library=definition.library)
-        for node in definition.node:
-            if node.name in self._bound or node.name in self._orders:
-                continue
-            copy = out.node.add()
-            copy.CopyFrom(node)
-            copy.name = self.prefix + node.name
-            inputs = [spelled for i in node.input for spelled in self._spliced_input(i)]
-            data = [i for i in inputs if not is_control(i)]
-            copy.input[:] = [*data, *dict.fromkeys(i for i in inputs if is_control(i))]
-            if "_class" in copy.attr:
-                del copy.attr["_class"]
+        added = deque(self._added)
+        for count, node in enumerate(definition.node):
+            while added and added[0][0] <= count:
+                out.node.append(added.popleft()[1])
+            if node.name not in self._bound and node.name not in self._orders:
+                out.node.append(self._renamed(node))
+        out.node.extend(node for _, node in added)
         editor.add_graph(out)
         self.made = tuple(node.name for node in out.node)
+
+    def _renamed(self, node: tf.compat.v1.NodeDef) -> tf.compat.v1.NodeDef:
+        """A node of the scratch graph as it is to stand in the edited one."""
+        copy = tf.compat.v1.NodeDef()
+        copy.CopyFrom(node)
+        copy.name = self.prefix + node.name
+        inputs = [spelled for i in node.input for spelled in self._spliced_input(i)]
+        data = [i for i in inputs if not is_control(i)]
+        copy.input[:] = [*data, *dict.fromkeys(i for i in inputs if is_control(i))]
+        if "_class" in copy.attr:
+            del copy.attr["_class"]
+        return copy
 
 
 class Template:

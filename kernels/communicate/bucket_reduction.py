@@ -135,7 +135,7 @@ class BucketReduction:
             return
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in summed])
         for memory, value in self._kept:
-            self.exchange.effects.append(memory.write_if(is_finite, value))
+            self.exchange.effects.append(self.f.name(memory.write_if(is_finite, value)))
 
 
 def _join(gradient: Gradient) -> Join:

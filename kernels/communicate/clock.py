@@ -32,11 +32,11 @@ class Clock:
 
     def tick(self, editor: StepEditor, after: Iterable[str]) -> None:
         """Builds one step's ticks, put once all of `after` ran, and this worker's first ones, before all steps."""
-        # The fastest has put staleness more than the slowest has taken, which started with as many.
-        exchange = Exchange(self.context, self.key, 2 * self.staleness + 2)
         others = [w for w in self.context.computing if w != self.context.worker]
         initializers: dict[str, str] = {}
         with fragment(editor, self.key) as f, tf.device(self.context.cpu(self.context.worker)):
+            # The fastest has put staleness more than the slowest has taken, which started with as many.
+            exchange = Exchange(f, self.context, self.key, 2 * self.staleness + 2)
             ended = tf.constant(True)
             for other in others:
                 exchange.send(other, "tick", [ended], [f.after(after)])
@@ -44,5 +44,5 @@ class Clock:
             for other in others:
                 first = exchange.fill(other, "tick", [ended], self.staleness)
                 initializers[f"{self.key}/{other}"] = f.name(first)
-        editor.run(f.name(op) for op in exchange.effects)
+        editor.run(exchange.effects)
         editor.initialize(initializers)

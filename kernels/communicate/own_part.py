@@ -102,10 +102,11 @@ class OwnPart:
     def _exchange(self, results: Results, context: Context, together: Transfer, names: list[str]) -> None:
         source, reader = together.source, together.reader
         place = f"{together.level}/{together.round}"
-        exchange = Exchange(context, f"boundary/{place}/{digest(';'.join(names))}")
+        key = f"boundary/{place}/{digest(';'.join(names))}"
         specs = [self.brought.get(name) or self.item.spec_of(name) for name in names]
         readers = [self._own_readers(results.editor, name) for name in names]
         with fragment(results.editor, f"boundary/{source}/{reader}/{place}") as f, tf.device(context.cpu(self.me)):
+            exchange = Exchange(f, context, key)
             if self.me == source:
                 values = [
                     f.input(results.now(name), spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)
@@ -113,11 +114,10 @@ class OwnPart:
                 exchange.send(reader, "needed", values)
                 got = []
             else:
-                like = [tf.compat.v1.placeholder(spec.dtype, spec.shape) for spec in specs]
-                got = exchange.receive(source, "needed", like)
+                got = exchange.receive(source, "needed", specs)
         for name, value, who in zip(names, got, readers, strict=False):
             results.replace(name, f.name(value), who)
-        results.editor.run(f.name(op) for op in exchange.effects)
+        results.editor.run(exchange.effects)
 
     def _own_readers(self, editor: GraphEditor, name: str) -> list[str]:
         return [c for c in editor.consumers(node_of(name)) if not self.is_others(c)]

@@ -120,9 +120,9 @@ class _Servers:
         return self.item.owners[join.variable or ""]
 
     def _bring_bucket(self, bucket: Bucket, owner: int) -> None:
-        exchange = Exchange(self.context, bucket.key)
         reads = self._reads_before_push(bucket.joins)
         with fragment(self.editor, f"push/{bucket.key}") as f, tf.device(self.context.cpu(self.context.worker)):
+            exchange = Exchange(f, self.context, bucket.key)
             mine = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
             values: list[tf.Tensor] = []
             if owner == self.context.worker:
@@ -131,13 +131,13 @@ class _Servers:
                 exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
         for join, value in zip(bucket.joins, values, strict=False):
             self.results.give(join, [f.name(value)])
-        self.editor.run(f.name(op) for op in exchange.effects)
+        self.editor.run(exchange.effects)
 
     def _bring_rows(self, join: Join, owner: int) -> None:
         key = key_of([join])
-        exchange = Exchange(self.context, key)
         reads = self._reads_before_push([join])
         with fragment(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
+            exchange = Exchange(f, self.context, key)
             mine = own_rows(f, join)
             made: list[tf.Tensor] = []
             if owner == self.context.worker:
@@ -146,7 +146,7 @@ class _Servers:
                 exchange.send(owner, "gradient", mine, [f.after(reads)] if reads else [])
         if made:
             self.results.give(join, [f.name(t) for t in made])
-        self.editor.run(f.name(op) for op in exchange.effects)
+        self.editor.run(exchange.effects)
 
     def _reads_before_push(self, joins: Iterable[Join]) -> list[str]:
         """This worker's reads of the variables, which must not see the update that its gradients bring about."""
@@ -214,8 +214,8 @@ class _Servers:
 
     def _token(self, group: Group) -> None:
         """Elsewhere than at the owner, its token stands for its writes."""
-        exchange = Exchange(self.context, group.key)
         with fragment(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
+            exchange = Exchange(f, self.context, group.key)
             done = tf.constant(True)
             if group.owner == self.context.worker:
                 for to in range(self.context.workers):
@@ -223,10 +223,9 @@ class _Servers:
                         exchange.send(to, "done", [done], [f.after(group.writes)])
             else:
                 exchange.receive(group.owner, "done", [done])
-        names = [f.name(op) for op in exchange.effects]
-        self.editor.run(names)
+        self.editor.run(exchange.effects)
         if group.owner != self.context.worker:
             for write in group.writes:
-                self.editor.replace_control(write, names, self.editor.consumers(write))
-            self.editor.run_all_instead(dict.fromkeys(group.writes, names))
+                self.editor.replace_control(write, exchange.effects, self.editor.consumers(write))
+            self.editor.run_all_instead(dict.fromkeys(group.writes, tuple(exchange.effects)))
             self.editor.remove(group.writes)

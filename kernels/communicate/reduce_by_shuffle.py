@@ -18,8 +18,10 @@ from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, key_of, m
 from autodist.kernels.communicate.chosen_compressor import compressor_of
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.communicate.results import Results
-from autodist.kernels.plan import Plan
 from autodist.kernels.sums import merged, ordered_sum, rows_together
+
+EVENLY_CUT = 16
+"""Up to so many workers a bucket has one size; for more it grows with them, so that its pieces get no smaller."""
 
 DIRECT_BYTES = 64 << 10
 """Up to this size a bucket goes whole to any number of workers: one hop, where cutting it into pieces takes two."""
@@ -36,8 +38,12 @@ class ReduceByShuffle(Kernel):
     differs. Gradients that a strategy compresses are in buckets apart, which their compressor adds up; where there is
     one worker, nothing travels and nothing is compressed.
 
+    Each element is the sum of the workers' in their order, whatever bucket it is in. So buckets may grow with the
+    workers, as messages would otherwise: 2·(W-1) for each bucket and worker. Those of a compressor, which may look at a
+    bucket or a piece as a whole, do not grow.
+
     Attributes:
-        bucket_bytes: size at which a bucket is closed.
+        bucket_bytes: size at which a bucket is closed; for W workers, W / `EVENLY_CUT` times that, if this is more.
     """
 
     bucket_bytes: int = BUCKET_BYTES
@@ -50,7 +56,7 @@ class ReduceByShuffle(Kernel):
             return item
         results = Results(item, replication)
         stored_as = _names_in_session(item)
-        for bucket, compressor in self._buckets(mine, plan):
+        for bucket, compressor in self._buckets(mine, context):
             if compressor is None:
                 _reduce_bucket(results, bucket, context)
             else:
@@ -62,19 +68,24 @@ class ReduceByShuffle(Kernel):
                 _put_one_after_the_other(results, join, context)
         return results.to_item(mine)
 
-    def _buckets(self, joins: Iterable[Join], plan: Plan) -> list[tuple[Bucket, Compressor | None]]:
+    def _buckets(self, joins: Iterable[Join], context: Context) -> list[tuple[Bucket, Compressor | None]]:
+        plan = context.plan
         compressors = {join.name: compressor_of(plan, join) for join in joins}
+        grown = self.bucket_bytes * max(len(context.computing), EVENLY_CUT) // EVENLY_CUT
 
         def group_of(join: Join) -> Hashable:
             return plan.group(join), compressors[join.name]
 
         dense = [join for join in joins if not join.is_sparse and join.merge is not Merge.ROWS]
-        return [(b, compressors[b.joins[0].name]) for b in make_buckets(dense, group_of, self.bucket_bytes)]
+        plain = [join for join in dense if compressors[join.name] is None]
+        compressed = [join for join in dense if compressors[join.name] is not None]
+        buckets = [*make_buckets(plain, plan.group, grown), *make_buckets(compressed, group_of, self.bucket_bytes)]
+        return [(bucket, compressors[bucket.joins[0].name]) for bucket in buckets]
 
 
 def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
-    exchange = Exchange(context, bucket.key)
     with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
+        exchange = Exchange(f, context, bucket.key)
         flat = bucket.pack(f)
         weight = weight_of(f, bucket.joins[0])
         goes_whole = context.workers <= 2 or bucket.byte_size <= DIRECT_BYTES
@@ -82,20 +93,20 @@ def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
         values = bucket.unpack(reduce(exchange, bucket, flat, weight))
     for join, value in zip(bucket.joins, values, strict=True):
         results.give(join, [f.name(value)])
-    results.editor.run(f.name(op) for op in exchange.effects)
+    results.editor.run(exchange.effects)
 
 
 def _compress_bucket(
     results: Results, bucket: Bucket, compressor: Compressor, stored_as: Mapping[str, str], context: Context
 ) -> None:
-    exchange = Exchange(context, bucket.key)
     with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
+        exchange = Exchange(f, context, bucket.key)
         reduction = BucketReduction(f, bucket, exchange, stored_as)
         values = compressor.add_up(reduction)
         reduction.finish(values)
     for join, value in zip(bucket.joins, values, strict=True):
         results.give(join, [f.name(value)])
-    results.editor.run(f.name(op) for op in exchange.effects)
+    results.editor.run(exchange.effects)
     results.editor.initialize({name: f.name(op) for name, op in reduction.initializers.items()})
 
 
@@ -117,20 +128,19 @@ def _directly(exchange: Exchange, bucket: Bucket, flat: tf.Tensor, weight: list[
 def _in_pieces(exchange: Exchange, bucket: Bucket, flat: tf.Tensor, weight: list[tf.Tensor]) -> tf.Tensor:
     context = exchange.context
     owners = context.computing
-    pieces = tf.split(flat, bucket.cut(len(owners)))
-    summed = []
-    for owner, piece in zip(owners, pieces, strict=True):
-        if owner != context.worker:
-            if context.computes:
-                exchange.send(owner, "piece", [piece, *weight])
-            summed.append(exchange.receive(owner, "sum", [piece])[0])
-            continue
-        whole = mean_of(exchange.parts("piece", [piece, *weight]), bucket.merge)
+    pieces = dict(zip(owners, tf.split(flat, bucket.cut(len(owners))), strict=True))
+    mine = pieces.pop(context.worker, None)
+    if mine is not None:
+        for owner, piece in pieces.items():
+            exchange.send(owner, "piece", [piece, *weight])
+    summed = exchange.receive_all("sum", {owner: [piece] for owner, piece in pieces.items()})
+    if mine is not None:
+        whole = mean_of(exchange.parts("piece", [mine, *weight]), bucket.merge)
         for to in range(context.workers):
-            if to != owner:
+            if to != context.worker:
                 exchange.send(to, "sum", [whole])
-        summed.append(whole)
-    return tf.concat(summed, 0)
+        summed[context.worker] = [whole]
+    return tf.concat([summed[owner][0] for owner in owners], 0)
 
 
 def mean_of(parts: Iterable[list[tf.Tensor]], merge: Merge = Merge.ADD) -> tf.Tensor:
@@ -158,18 +168,18 @@ def rows_of(join: Join, parts: list[list[tf.Tensor]]) -> list[tf.Tensor]:
 
 def _gather_rows(results: Results, join: Join, context: Context) -> None:
     key = key_of([join])
-    exchange = Exchange(context, key)
     with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
+        exchange = Exchange(f, context, key)
         rows = rows_of(join, exchange.all_to_all("rows", own_rows(f, join)))
     results.give(join, [f.name(t) for t in rows])
-    results.editor.run(f.name(op) for op in exchange.effects)
+    results.editor.run(exchange.effects)
 
 
 def _put_one_after_the_other(results: Results, join: Join, context: Context) -> None:
     key = key_of([join])
-    exchange = Exchange(context, key)
     with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
+        exchange = Exchange(f, context, key)
         parts = exchange.all_to_all("rows", [f.input(join.local[0], join.dtype, join.shape)])
         whole = tf.concat([rows for (rows,) in parts], join.axis)
     results.give(join, [f.name(whole)])
-    results.editor.run(f.name(op) for op in exchange.effects)
+    results.editor.run(exchange.effects)

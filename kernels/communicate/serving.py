@@ -81,12 +81,12 @@ class Serving:
 
     def hand_out_token(self, group: Group, capacity: int) -> None:
         """Tells every worker, this one too, that a group of writes is done."""
-        exchange = Exchange(self.context, group.key, capacity)
         with fragment(self.editor, f"served_{group.key}") as f, self._here():
+            exchange = Exchange(f, self.context, group.key, capacity)
             done = [f.after([self._copies[w] for w in group.writes])]
             for to in range(self.context.workers):
                 exchange.send(to, "done", [tf.constant(True)], done)
-        self.effects += [f.name(op) for op in exchange.effects]
+        self.effects += exchange.effects
 
     def _is_mine(self, handle: str) -> bool:
         return self.owner.get(handle) == self.context.worker
@@ -140,19 +140,18 @@ class Serving:
             return []
         key, me = f"brought/{digest(';'.join(names))}", self.context.worker
         specs = [self._spec(name) for name in names]
-        there = Exchange(self.context, key, self._capacity)
         with fragment(self.editor, f"{key}/send") as f, self._here():
             values = [f.input(name, spec.dtype, spec.shape) for name, spec in zip(names, specs, strict=True)]
+            there = Exchange(f, self.context, key, self._capacity)
             there.send(me, "needed", values)
-        pushed = [f.name(op) for op in there.effects]
         self._take(key, me, names, specs)
-        return pushed
+        return there.effects
 
     def _take(self, key: str, source: int, names: Sequence[str], specs: Sequence[tf.TensorSpec]) -> None:
-        exchange = Exchange(self.context, key, self._capacity)
         with fragment(self.editor, f"{key}/{source}/receive") as f, self._here():
+            exchange = Exchange(f, self.context, key, self._capacity)
             got = exchange.receive(source, "needed", specs)
-        self.know(dict(zip(names, map(f.name, got), strict=True)), map(f.name, exchange.effects))
+        self.know(dict(zip(names, map(f.name, got), strict=True)), exchange.effects)
 
     def _spec(self, name: str) -> tf.TensorSpec:
         node = self.editor[node_of(name)]
@@ -175,12 +174,13 @@ class Serving:
 
     def _send(self, part: OwnPart, sent: Sequence[Transfer]) -> None:
         for reader, names in _by(sent, lambda t: t.reader).items():
-            exchange = Exchange(self.context, _boundary_key(names), self._capacity)
-            with fragment(self.editor, f"{exchange.key}/{reader}/send") as f, self._here():
+            key = _boundary_key(names)
+            with fragment(self.editor, f"{key}/{reader}/send") as f, self._here():
+                exchange = Exchange(f, self.context, key, self._capacity)
                 specs = [self._spec_between(part, name) for name in names]
                 values = [f.input(self._now(n), s.dtype, s.shape) for n, s in zip(names, specs, strict=True)]
                 exchange.send(reader, "needed", values)
-            self.effects += [f.name(op) for op in exchange.effects]
+            self.effects += exchange.effects
 
     def _spec_between(self, part: OwnPart, name: str) -> tf.TensorSpec:
         return part.brought.get(name) or self.item.spec_of(name)

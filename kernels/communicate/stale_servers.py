@@ -123,39 +123,38 @@ class _Apart:
     ) -> None:
         """Sends this worker's part of some joins to their owner, who combines all parts beside the step."""
         keeper, key = self._keeper_of(joins[0]), key_of(joins)
-        exchange = Exchange(self.context, key, keeper.staleness + 2)
         with fragment(self.editor, f"push/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
+            exchange = Exchange(f, self.context, key, keeper.staleness + 2)
             mine = own(f)
             if self.context.computes:
                 exchange.send(keeper.owner, "gradient", mine)
-        self.editor.run(f.name(op) for op in exchange.effects)
+        self.editor.run(exchange.effects)
         if keeper.owner == self.context.worker:
             specs = [tf.TensorSpec(t.shape, t.dtype) for t in mine]
-            exchange = Exchange(self.context, key, keeper.staleness + 2)
             with fragment(self.editor, f"combine/{key}") as f, tf.device(self.context.cpu(self.context.worker)):
+                exchange = Exchange(f, self.context, key, keeper.staleness + 2)
                 made = combine([exchange.receive(w, "gradient", specs) for w in self.context.computing])
             names = [t for join in joins for t in join.result]
-            self.serving.know(dict(zip(names, map(f.name, made), strict=True)), map(f.name, exchange.effects))
+            self.serving.know(dict(zip(names, map(f.name, made), strict=True)), exchange.effects)
 
     # -- tokens ----------------------------------------------------------------------------------------------------
 
     def _take_tokens(self) -> None:
         for group in group_writes(self.item, self.effects, self.owner, self.stages):
             staleness = min(self.kept[h].staleness for w in group.writes for h in self.effects[w].writes)
-            exchange = Exchange(self.context, group.key, staleness + 2)
             with fragment(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
+                exchange = Exchange(f, self.context, group.key, staleness + 2)
                 done = tf.constant(True)
                 exchange.receive(group.owner, "done", [done])
                 filled = exchange.fill(group.owner, "done", [done], staleness)
                 landed = exchange.take_and_put_back(group.owner, "done", [done], staleness)
-            names = [f.name(op) for op in exchange.effects]
-            self.editor.run(names)
+            self.editor.run(exchange.effects)
             self.editor.initialize({f"{group.key}/{group.owner}": f.name(filled)})
             self.editor.land([f.name(landed)])
             if group.owner == self.context.worker:
                 self.serving.hand_out_token(group, staleness + 2)
             for write in group.writes:
-                self.editor.replace_control(write, names)
+                self.editor.replace_control(write, exchange.effects)
             self.editor.remove(group.writes)
 
 

@@ -74,6 +74,34 @@ def test_inputs_stand_on_no_device_and_wait_for_nothing(editor):
     assert list(editor["a"].input) == []
 
 
+def test_many_inputs_are_those_of_one_operation_and_keep_their_own_names_dtypes_and_shapes(editor):
+    names, like = ["s:1", "a", "b"], [tf.TensorSpec([2]), tf.TensorSpec([], tf.int32), tf.TensorSpec(None, tf.float64)]
+    with fragment(editor, "many") as f:
+        found = f.inputs_like(names, like)
+        tf.raw_ops.Pack(values=[found[0], found[0]], name="first")
+        with tf.control_dependencies([found[1]]):
+            tf.no_op(name="last")
+    assert [(t.dtype, t.shape) for t in found[:2]] == [(t.dtype, t.shape) for t in like[:2]]
+    assert found[2].dtype == tf.float64 and found[2].shape.rank is None
+    assert [f.name(t) for t in found] == ["s:1", "a:0", "b:0"]
+    assert f.made == ("autodist/many/first", "autodist/many/last")
+    assert list(editor["autodist/many/first"].input) == ["s:1", "s:1"]
+    assert list(editor["autodist/many/last"].input) == ["^s", "^a", "^b"]
+
+
+def test_a_copy_of_a_node_stands_in_the_order_in_which_it_was_added(editor):
+    like = from_text("any = AddV2()").node[0]
+    with fragment(editor, "copy") as f:
+        before = tf.raw_ops.Neg(x=f.input("a", tf.float32), name="before")
+        with tf.device("/cpu:0"), tf.control_dependencies([before]):
+            copy = f.add(like, "copy", ["s:0", f.name(before)], [f.after(["b"])])
+        tf.raw_ops.Neg(x=f.input(f"{copy.name}:0", tf.float32), name="behind")
+    assert f.made == ("autodist/copy/before", "autodist/copy/copy", "autodist/copy/behind")
+    assert list(editor["autodist/copy/copy"].input) == ["s", "autodist/copy/before", "^b"]
+    assert editor["autodist/copy/copy"].device == ""
+    assert list(editor["autodist/copy/behind"].input) == ["autodist/copy/copy"]
+
+
 def test_functions_are_brought_along(editor):
     with fragment(editor, "call") as f:
         tf.function(lambda x: x * 2.0)(f.input("a", tf.float32, []))

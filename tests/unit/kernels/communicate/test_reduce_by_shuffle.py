@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 
+import numpy as np
 import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from autodist.graph.names import node_of
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
-from autodist.kernels.pipeline import KERNELS
+from autodist.kernels.pipeline import KERNELS, rewrite
 from tests.unit.kernels.drawn_steps import CHOICES, Choices, make_batches, make_step
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, plan, rewritten, task_of_device
 
@@ -100,6 +101,34 @@ def test_buckets_of_any_size_give_the_same_numbers(bucket_bytes, monkeypatch):
     strategy = plan(captured.item, 3)
     check_queues(rewritten(captured, strategy, kernels))
     assert_same(Session(captured, strategy, kernels).train(data), one_device(captured, step, data))
+
+
+def test_buckets_that_grow_with_the_workers_give_the_same_bits(monkeypatch):
+    monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", 50)
+    step, data = make_step(PLAIN), make_batches(2, [5, 2])
+    captured = capture(step, *data[0])
+    kernels = tuple(ReduceByShuffle(100) if isinstance(k, ReduceByShuffle) else k for k in KERNELS)
+    strategy = plan(captured.item, 3)
+    small = Session(captured, strategy, kernels).train(data)
+    monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.EVENLY_CUT", 1)
+    grown = Session(captured, strategy, kernels).train(data)
+    for name in small.variables[0]:
+        np.testing.assert_array_equal(grown.variable(name), small.variable(name), err_msg=name)
+
+
+def test_with_more_workers_there_are_fewer_buckets(monkeypatch):
+    monkeypatch.setattr("autodist.kernels.communicate.reduce_by_shuffle.DIRECT_BYTES", 0)
+    captured = capture(make_step(PLAIN), *make_batches(0, [4])[0])
+    before = KERNELS[: [isinstance(k, ReduceByShuffle) for k in KERNELS].index(True)]
+
+    def pieces(workers):
+        context = Context(plan(captured.item, workers), 1)
+        item = rewrite(captured.item, context, kernels=(*before, ReduceByShuffle(50)))
+        return Counter(name.split("/")[0] for name in queues_of(item, 1) if "/piece/" in name)
+
+    few, many = pieces(16), pieces(32)
+    assert set(few.values()) == {2 * 15} and set(many.values()) == {2 * 31}
+    assert len(many) < len(few)
 
 
 def test_small_state_and_small_gradients_share_buckets():
