@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -13,37 +14,70 @@ import pytest
 # Before anything imports TensorFlow, and for the processes that tests start: errors and warnings only.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+# Hundreds of processes import what tests are made of, those that tests start among them. So what is imported up to the
+# end of the collection is compiled once, also where Python is told to leave no files.
+_leaves_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
 # How long an example takes says more of a busy machine than of the code. Before a change is taken, examples are those
 # of a fixed seed; elsewhere every run draws others.
 hypothesis.settings.register_profile("autodist", deadline=None, print_blob=True, derandomize="CI" in os.environ)
 hypothesis.settings.load_profile("autodist")
 
 
-# Before pytest-xdist's own, which reads the groups.
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = _leaves_no_bytecode
+
+
+# Begins before pytest-xdist's own, which reads the groups, and ends after pytest's own, which has left out by marks.
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Tests that run side by side are dealt out in groups: a file's stay in one process, which keeps what it has made.
 
-    Of those that look at what a cluster has trained, each cluster's do, whichever their file.
+    Of those that look at what was trained on the same machines all do, whichever their file.
     """
     for item in items:
-        clusters = [repr(mark.args[0]) for mark in item.iter_markers("trains") if mark.args[0] is not None]
-        item.add_marker(pytest.mark.xdist_group(clusters[0] if clusters else str(item.path)))
+        machines = [str(mark.args[0].machines) for mark in item.iter_markers("trains") if mark.args[0] is not None]
+        item.add_marker(pytest.mark.xdist_group(machines[0] if machines else str(item.path)))
+    yield
+    kept = _with_one_case(items, [Path(folder).resolve() for folder in config.getoption("one_case")])
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
+    items[:] = kept.values()
+
+
+def _with_one_case(items: list[pytest.Item], folders: list[Path]) -> dict[str, pytest.Item]:
+    """What is left, by its id, where tests in some folders run with the first of their cases alone."""
+    by_test: dict[str, pytest.Item] = {}
+    for item in items:
+        has_one = any(item.path.is_relative_to(folder) for folder in folders)
+        by_test.setdefault(item.nodeid.split("[")[0] if has_one else item.nodeid, item)
+    return {item.nodeid: item for item in by_test.values()}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--busy-loops", type=int, default=0, help="how many processes compute beside the tests, for ever")
+    parser.addoption(
+        "--one-case", action="append", default=[], metavar="PATH", help="of each test there run the first case alone"
+    )
 
 
 # A loop ends with the process of the tests, however that ends.
 _LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 
+_loops: list[subprocess.Popen[bytes]] = []
 
-@pytest.fixture(scope="session", autouse=True)
-def busy_loops(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Makes the machine busy, where that is asked for: tests marked `busy` have to pass then, too."""
-    loops = [subprocess.Popen([sys.executable, "-c", _LOOP]) for _ in range(request.config.getoption("--busy-loops"))]
-    yield
-    for loop in loops:
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Makes the machine busy, where that is asked for: tests marked `busy` have to pass then, too.
+
+    Where tests run side by side, the process that deals them out does so, which is the last to end.
+    """
+    if not hasattr(session.config, "workerinput"):
+        count = session.config.getoption("--busy-loops")
+        _loops.extend(subprocess.Popen([sys.executable, "-c", _LOOP]) for _ in range(count))
+
+
+def pytest_sessionfinish() -> None:
+    for loop in _loops:
         loop.kill()
         loop.wait()
+    _loops.clear()

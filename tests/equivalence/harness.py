@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,34 +31,51 @@ START_LIMIT, PROGRAM_LIMIT = 60.0, 5.0
 MOST_PROGRAMS = 16
 """In one run: a test that needs two runs, one of them on one device, ends before pytest takes it for hanging."""
 
-STRATEGIES: Mapping[str, Mapping[str, Any]] = {
-    "shuffle": {"builder": "AllReduce", "all_reduce_spec": "SHUFFLE"},
-    "float16": {"builder": "AllReduce", "compressor": {"kind": "FLOAT16", "error_feedback": True}},
-    "power_sgd": {"builder": "AllReduce", "compressor": {"kind": "POWER_SGD", "rank": 1}},
-    "top_k": {"builder": "AllReduce", "compressor": {"kind": "TOP_K", "fraction": 0.2}},
-    "ring": {"builder": "AllReduce", "all_reduce_spec": "RING"},
-    "ps": {"builder": "PS"},
-    "ps_load_balancing": {"builder": "PSLoadBalancing"},
-    "parallax": {"builder": "Parallax"},
-    "partitioned_ps": {"builder": "PartitionedPS", "max_shards": 3, "min_partition_bytes": 1},
-    "random_axis_ar": {"builder": "RandomAxisPartitionAR", "max_shards": 3, "min_partition_bytes": 1, "seed": 1},
-    "sharded": {"builder": "ShardedAllReduce", "min_partition_bytes": 1},
-}
-
 Values = dict[str, NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Cluster:
-    """Workers of this machine and how they train.
+class Machines:
+    """Workers of this machine, as they are started for many programs.
 
     Attributes:
-        strategy: a key of STRATEGIES.
         workers: how many.
         replicas: of each worker.
         options: of `tests.equivalence.train`.
         run: tells apart runs that are otherwise alike.
         batch: whether batches are global, as in the YAML; None: the front end's own rule.
+    """
+
+    workers: int
+    replicas: int
+    options: tuple[str, ...]
+    run: int
+    batch: str | None
+
+    @property
+    def shape(self) -> str:
+        return f"{self.workers}x{self.replicas}"
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What stands in the YAML; how it trains, each program has its own."""
+        cpus = list(range(self.workers * self.replicas))
+        spec = {"nodes": [{"address": "localhost", "cpus": cpus, "workers": self.workers}]}
+        return spec | ({"batch": self.batch} if self.batch else {})
+
+    def __str__(self) -> str:
+        """Names a folder."""
+        options = "".join(option.replace("--", "-") for option in self.options)
+        return "-".join([f"{self.shape}{options}", str(self.run), *([self.batch] if self.batch else [])])
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Workers of this machine and how they train; those that differ in their strategy alone share their runs.
+
+    Attributes:
+        strategy: a key of STRATEGIES.
+        workers, replicas, options, run, batch: as of `Machines`.
     """
 
     strategy: str = "shuffle"
@@ -68,16 +86,37 @@ class Cluster:
     batch: str | None = None
 
     @property
-    def shape(self) -> str:
-        return f"{self.workers}x{self.replicas}"
+    def machines(self) -> Machines:
+        return Machines(self.workers, self.replicas, self.options, self.run, self.batch)
 
     @property
-    def spec(self) -> dict[str, Any]:
-        """What stands in the YAML."""
-        cpus = list(range(self.workers * self.replicas))
-        node = {"address": "localhost", "cpus": cpus, "workers": self.workers}
-        spec = {"nodes": [node], "strategy": dict(STRATEGIES[self.strategy])}
-        return spec | ({"batch": self.batch} if self.batch else {})
+    def shape(self) -> str:
+        return self.machines.shape
+
+
+@dataclass(frozen=True)
+class Task:
+    """A program, trained somewhere.
+
+    Attributes:
+        cluster: None: one device without AutoDist.
+        program: its name.
+    """
+
+    cluster: Cluster | None
+    program: str
+
+    @property
+    def machines(self) -> Machines | None:
+        return None if self.cluster is None else self.cluster.machines
+
+    @property
+    def word(self) -> str:
+        """By which `tests.equivalence.train` is told of it, and names the files that it leaves."""
+        return self.program if self.cluster is None else f"{self.cluster.strategy}:{self.program}"
+
+    def __str__(self) -> str:
+        return f"{self.program} on {self.cluster or 'one device'}"
 
 
 @dataclass(frozen=True)
@@ -117,7 +156,7 @@ class Trained:
 
 
 class Trainings:
-    """Runs what a session's tests need, the programs of one cluster in as few runs as can be.
+    """Runs what a session's tests need, all that is trained on the same machines in as few runs as can be.
 
     Args:
         directory: what is trained is left there, for other processes that run tests of the same session too.
@@ -126,10 +165,10 @@ class Trainings:
 
     def __init__(self, directory: Path, wanted: Iterable[tuple[Cluster | None, str]]) -> None:
         self._directory = directory
-        self._wanted: dict[Cluster | None, dict[str, None]] = {}
-        self._made: dict[tuple[Cluster | None, str], Trained | str] = {}
-        for cluster, name in wanted:
-            self._wanted.setdefault(cluster, {})[name] = None
+        self._wanted: dict[Machines | None, dict[Task, None]] = {}
+        self._made: dict[Task, Trained | str] = {}
+        for task in itertools.starmap(Task, wanted):
+            self._wanted.setdefault(task.machines, {})[task] = None
 
     def alone(self, name: str) -> Trained:
         """What a program trains on one device.
@@ -137,7 +176,7 @@ class Trainings:
         Raises:
             AssertionError: it failed; with all its output.
         """
-        return self._of(None, name)
+        return self._of(Task(None, name))
 
     def on(self, cluster: Cluster, name: str) -> Trained:
         """What a program trains on many devices; the workers agree in every bit.
@@ -145,60 +184,63 @@ class Trainings:
         Raises:
             AssertionError: it failed; with all its output.
         """
-        trained = self._of(cluster, name)
+        trained = self._of(Task(cluster, name))
         trained.assert_workers_agree()
         return trained
 
-    def _of(self, cluster: Cluster | None, name: str) -> Trained:
-        if (cluster, name) not in self._made:
-            with self._alone_on(cluster):
-                self._find_or_train(cluster, name)
-        made = self._made[cluster, name]
+    def _of(self, task: Task) -> Trained:
+        if task not in self._made:
+            with self._alone_on(task.machines):
+                self._find_or_train(task)
+        made = self._made[task]
         assert isinstance(made, Trained), made
         return made
 
     @contextlib.contextmanager
-    def _alone_on(self, cluster: Cluster | None) -> Iterator[None]:
-        """Waits until no other process trains on that cluster."""
-        self._place(cluster).mkdir(exist_ok=True)
-        with open(self._place(cluster) / "lock", "w") as file:
+    def _alone_on(self, machines: Machines | None) -> Iterator[None]:
+        """Waits until no other process trains on those machines."""
+        self._place(machines).mkdir(exist_ok=True)
+        with open(self._place(machines) / "lock", "w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _find_or_train(self, cluster: Cluster | None, name: str) -> None:
-        for wanted in {name: None, **self._wanted.get(cluster, {})}:
-            if (cluster, wanted) not in self._made and (found := self._load(cluster, wanted)) is not None:
-                self._made[cluster, wanted] = found
-        if (cluster, name) not in self._made:
-            others = [n for n in self._wanted.get(cluster, {}) if n != name and (cluster, n) not in self._made]
-            self._train(cluster, [name, *others][:MOST_PROGRAMS])
+    def _find_or_train(self, task: Task) -> None:
+        others = self._wanted.get(task.machines, {})
+        for wanted in {task: None, **others}:
+            if wanted not in self._made and (found := self._load(wanted)) is not None:
+                self._made[wanted] = found
+        if task not in self._made:
+            missing = [other for other in others if other != task and other not in self._made]
+            self._train(task.machines, [task, *missing][:MOST_PROGRAMS])
 
-    def _train(self, cluster: Cluster | None, names: Sequence[str]) -> None:
+    def _train(self, machines: Machines | None, tasks: Sequence[Task]) -> None:
         """One run; where a program fails, those after it are left for another."""
-        failure = self._run(cluster, names)
-        for name in names:
-            trained = self._load(cluster, name)
-            if trained is None or (failure is not None and name == names[-1]):
-                self._made[cluster, name] = f"{name} on {cluster or 'one device'} failed: {failure}"
+        failure = self._run(machines, tasks)
+        for task in tasks:
+            trained = self._load(task)
+            if trained is None or (failure is not None and task == tasks[-1]):
+                self._made[task] = f"{task} failed: {failure}"
                 return
-            self._made[cluster, name] = trained
+            self._made[task] = trained
 
-    def _run(self, cluster: Cluster | None, names: Sequence[str]) -> str | None:
+    def _run(self, machines: Machines | None, tasks: Sequence[Task]) -> str | None:
         """One run; returns what went wrong."""
         where = ["--alone"]
-        if cluster is not None:
-            file = self._place(cluster) / "cluster.yml"
-            file.write_text(json.dumps(cluster.spec))  # YAML holds all of JSON
-            where = ["--cluster", str(file), *cluster.options]
-        command = [sys.executable, "-m", "tests.equivalence.train", "--out", str(self._place(cluster)), *where, *names]
-        ended = run_to_its_end(command, ROOT, START_LIMIT + PROGRAM_LIMIT * len(names))
-        missing = [n for n in names if self._load(cluster, n) is None]
+        if machines is not None:
+            file = self._place(machines) / "cluster.yml"
+            file.write_text(json.dumps(machines.spec))  # YAML holds all of JSON
+            where = ["--cluster", str(file), *machines.options]
+        words = [task.word for task in tasks]
+        command = [sys.executable, "-m", "tests.equivalence.train", "--out", str(self._place(machines)), *where, *words]
+        ended = run_to_its_end(command, ROOT, START_LIMIT + PROGRAM_LIMIT * len(tasks))
+        missing = [str(task) for task in tasks if self._load(task) is None]
         if ended.problem is None and missing:
             return f"it ended well and did not train {', '.join(missing)}\n{ended.output}"
         return f"{ended.problem}\n{ended.output}" if ended.problem is not None else None
 
-    def _load(self, cluster: Cluster | None, name: str) -> Trained | None:
-        files = [self._place(cluster) / f"{name}.{i}.npz" for i in range(cluster.workers if cluster else 1)]
+    def _load(self, task: Task) -> Trained | None:
+        workers = task.machines.workers if task.machines else 1
+        files = [self._place(task.machines) / f"{task.word}.{index}.npz" for index in range(workers)]
         if not all(file.exists() for file in files):
             return None
         loaded = []
@@ -207,11 +249,8 @@ class Trainings:
                 loaded.append(dict(arrays))
         return Trained(tuple(loaded))
 
-    def _place(self, cluster: Cluster | None) -> Path:
-        if cluster is None:
-            return self._directory / "alone"
-        options = "".join(option.replace("--", "-") for option in cluster.options)
-        return self._directory / f"{cluster.strategy}-{cluster.shape}{options}-{cluster.run}"
+    def _place(self, machines: Machines | None) -> Path:
+        return self._directory / ("alone" if machines is None else str(machines))
 
 
 @dataclass(frozen=True)

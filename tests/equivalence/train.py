@@ -1,8 +1,10 @@
 """Runs training programs one after the other, on one device or under AutoDist, and writes what they have trained.
 
-    python -m tests.equivalence.train --out DIRECTORY (--alone | --cluster FILE) PROGRAM …
+    python -m tests.equivalence.train --out DIRECTORY --alone PROGRAM …
+    python -m tests.equivalence.train --out DIRECTORY --cluster FILE STRATEGY:PROGRAM …
 
-Each worker leaves `PROGRAM.INDEX.npz`. With `--cores N` the machine seems to have N cores per worker.
+Each worker leaves `PROGRAM.INDEX.npz`, or `STRATEGY:PROGRAM.INDEX.npz`. With `--cores N` the machine seems to have N
+cores per worker.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import keras
 import numpy as np
 
 from tests.equivalence.cases import PROGRAMS, Alone
+from tests.equivalence.strategies import InTurn
 
 SEED = 7
 
@@ -35,24 +38,28 @@ def main() -> None:
     keras.config.set_floatx("float64")
     if arguments.cores is not None:
         _pretend_cores(arguments.cores)
-    ad = _trainer(arguments.cluster)
-    for name in arguments.programs:
+    builder = InTurn()
+    ad = _trainer(arguments.cluster, builder)
+    for word in arguments.programs:
+        *strategy, name = word.split(":")
+        if strategy:
+            builder.take(*strategy)
         keras.utils.clear_session()  # names of layers are counted from 0 again
         if not arguments.unseeded:
             keras.utils.set_random_seed(SEED)
         results = PROGRAMS[name](ad)
-        part = arguments.out / f"{name}.{ad.worker_index}.part"
+        part = arguments.out / f"{word}.{ad.worker_index}.part"
         with open(part, "wb") as file:
             np.savez(file, **results)
         os.rename(part, part.with_suffix(".npz"))
 
 
-def _trainer(cluster: Path | None) -> Any:
+def _trainer(cluster: Path | None, builder: InTurn) -> Any:
     if cluster is None:
         return Alone()
     from autodist import AutoDist
 
-    return AutoDist(cluster)
+    return AutoDist(cluster, builder)
 
 
 def _pretend_cores(cores: int) -> None:
