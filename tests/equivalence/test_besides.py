@@ -109,7 +109,6 @@ PARTITIONED = (
 )
 
 RING = (
-    "fit_evaluated",
     "fit_last_batch_of_one_example",
     "function-embedding-adam-clipped",
     "graph_run_options",
