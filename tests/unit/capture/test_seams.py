@@ -104,9 +104,9 @@ def test_nothing_is_looked_at_behind_what_gradients_end_at():
 
 def test_long_sums_are_taken_apart():
     def build(v):
-        total = v[0]
+        total, other = v[0], v[1]
         for _ in range(1500):
-            total += v[1]
+            total += other
         return total, {}
 
     assert in_graph(build)[1] == [1.0, 1500.0]
