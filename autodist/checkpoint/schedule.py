@@ -49,12 +49,13 @@ class Schedule:
         self._is_asked, self._then = False, _nothing
 
     def ask(self, then: Callable[[], None] = _nothing) -> None:
-        """On the chief: it is saved at the next look, whatever else is due.
+        """On the chief: it is saved at the next look, whatever else is due. From any thread, or a signal's handler.
 
         Args:
             then: called when it was saved.
         """
-        self._is_asked, self._then = True, then
+        self._then = then  # first: `saved`, which may come in between, calls it
+        self._is_asked = True
 
     def is_due(self, step: int) -> bool:
         """Whether it is saved now.
@@ -71,8 +72,9 @@ class Schedule:
 
     def saved(self, step: int) -> None:
         """It was saved, whoever wanted it."""
+        self.saved_step, self._saved_at = step, self._clock()
+        self._is_asked = False
         then, self._then = self._then, _nothing
-        self.saved_step, self._saved_at, self._is_asked = step, self._clock(), False
         then()
 
     def _look(self, step: int) -> bool:

@@ -138,6 +138,7 @@ keep(values=values, expected=expected.numpy(), replicas=ad.num_replicas, begun=u
 """
 
 
+@pytest.mark.busy
 def test_where_a_worker_s_machine_goes_away_the_others_go_on_without_it_and_no_step_is_lost(tmp_path: Path) -> None:
     nodes = [{"address": "127.0.0.1", "chief": True}, {"address": "127.0.0.2"}]
     spec = {"nodes": nodes, "max_restarts": 1, "min_nodes": 1} | preempted(tmp_path / "saved")
