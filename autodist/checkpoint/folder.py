@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import glob
 import hashlib
-import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from multiprocessing.pool import ThreadPool
 from typing import Any
 
 import tensorflow as tf
 
+from autodist.checkpoint.checksums import READERS, checksums, sealed
 from autodist.checkpoint.lock import FolderLock
 from autodist.errors import CheckpointError
 
 FORMAT = 1
 """Of the side file. Keys may be added to it under the same number; a reader passes over what it does not know."""
 
-_HASHED_AT_ONCE = 4
 _NAME = "ckpt"
 _STATE = "checkpoint"
 _UNFINISHED = ".ckpt-"
@@ -105,21 +103,22 @@ class Folder:
         finally:
             shutil.rmtree(made, ignore_errors=True)
 
-    def publish(self, made: str, number: int, about: Mapping[str, Any]) -> str:
+    def publish(self, made: str, number: int, about: Mapping[str, Any], readers: int = READERS) -> str:
         """Gives a checkpoint its name once it is on the disk; returns its prefix.
 
         Args:
             made: prefix of its files.
             number: that no other checkpoint of the folder has.
             about: goes into the side file, beside the files' checksums.
+            readers: how many files are read at the same time for these.
         """
         prefix = self.prefix(number)
         files = {path.removeprefix(made): path for path in sorted(glob.glob(glob.escape(made) + ".*"))}
         for path in files.values():
             _sync(path)
-        sha256 = digests(files.values())
-        sums = {suffix: {"bytes": os.path.getsize(path), "sha256": sha256[path]} for suffix, path in files.items()}
-        _write(f"{prefix}.json", json.dumps({"format": FORMAT, **about, "files": sums}, indent=1, sort_keys=True))
+        found = checksums(files.values(), readers)
+        told = {suffix: {"bytes": os.path.getsize(path), "crc32": found[path]} for suffix, path in files.items()}
+        _write(f"{prefix}.json", sealed({"format": FORMAT, **about, "files": told}))
         index = files.pop(".index")
         for suffix, path in files.items():
             os.replace(path, prefix + suffix)
@@ -150,17 +149,6 @@ class Folder:
                 shutil.rmtree(path, ignore_errors=True)
             elif part and os.path.join(self.path, part[1]) not in there:
                 os.unlink(path)
-
-
-def digests(paths: Iterable[str]) -> dict[str, str]:
-    """SHA-256 of files, some at a time: one core is slower than many disks."""
-    listed = list(paths)
-    # An executor of `concurrent.futures` takes nothing when the script has ended, and what it trained is saved then.
-    try:
-        with ThreadPool(min(_HASHED_AT_ONCE, os.cpu_count() or 1)) as pool:
-            return dict(zip(listed, pool.map(digest, listed), strict=True))
-    except RuntimeError:  # later Pythons start no thread at all then
-        return {path: digest(path) for path in listed}
 
 
 def digest(path: str) -> str:

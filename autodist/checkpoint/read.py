@@ -11,7 +11,8 @@ import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2 as graph_pb2
 
 from autodist.checkpoint.beside import OURS
-from autodist.checkpoint.folder import FORMAT, digest, digests
+from autodist.checkpoint.checksums import checksums, unsealed
+from autodist.checkpoint.folder import FORMAT, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, Value, match
 from autodist.errors import CheckpointError, CheckpointMismatchError
 
@@ -30,18 +31,20 @@ def read_about(prefix: str) -> Mapping[str, Any]:
     """
     try:
         with open(f"{prefix}.json") as opened:
-            about = json.load(opened)
-        is_known = about["format"] <= FORMAT
+            text = opened.read()
+        version = json.loads(text)["format"]
+        is_later = version > FORMAT
+        about = {} if is_later else unsealed(text)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(prefix, f"{prefix}.json: {error}") from error
-    if not is_known:
+    if is_later:
         raise CheckpointError(
-            f"{prefix}.json has format {about['format']}, and this AutoDist knows {FORMAT}: a later one has "
+            f"{prefix}.json has format {version}, and this AutoDist knows {FORMAT}: a later one has "
             "written it. Restore it with that version."
         )
-    return dict(about)
+    return about
 
 
 def require_whole(prefix: str, about: Mapping[str, Any]) -> None:
@@ -52,23 +55,31 @@ def require_whole(prefix: str, about: Mapping[str, Any]) -> None:
     """
     if not os.path.exists(f"{prefix}.index"):
         raise CheckpointError(f"there is no checkpoint {prefix}: {prefix}.index is missing. Give the path of another.")
-    for suffix, told in about.get("files", {}).items():
-        path = prefix + suffix
-        if not os.path.exists(path):
-            raise _damaged(prefix, f"{path} is missing")
-        size = os.path.getsize(path)
-        if size != told["bytes"]:
-            raise _damaged(prefix, f"{path} has {size} bytes, and {told['bytes']} were written")
-    written = {prefix + suffix: told["sha256"] for suffix, told in about.get("files", {}).items()}
-    for path, found in digests(written).items():
-        if found != written[path]:
-            raise _damaged(prefix, f"{path} is not what was written: it has another SHA-256")
+    _require_written(prefix, about.get("files", {}))
     try:
         reader = tf.train.load_checkpoint(prefix)
         for key in () if about else reader.get_variable_to_shape_map():
             reader.get_tensor(key)
     except _UNREADABLE as error:
         raise _damaged(prefix, str(error)) from error
+
+
+def _require_written(prefix: str, files: Mapping[str, Any]) -> None:
+    """Passes files that are what was written: all lengths are compared before any is read."""
+    paths = {prefix + suffix: told for suffix, told in files.items()}
+    try:
+        for path, told in paths.items():
+            size = os.path.getsize(path)
+            if size != told["bytes"]:
+                raise _damaged(prefix, f"{path} has {size} bytes, and {told['bytes']} were written")
+        found = checksums(paths)
+    except FileNotFoundError as error:
+        raise _damaged(prefix, f"{error.filename} is missing") from error
+    except OSError as error:
+        raise _damaged(prefix, str(error)) from error
+    for path, told in paths.items():
+        if found[path] != told["crc32"]:
+            raise _damaged(prefix, f"{path} is not what was written: it has another checksum")
 
 
 def require_seen(worker: int, prefix: str, index: str | None = None) -> None:

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from autodist.checkpoint.background import Background
 from autodist.checkpoint.beside import Beside, digest_of_strategy
+from autodist.checkpoint.checksums import READERS
 from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.write import PartWriter, merge, write_here
@@ -69,9 +70,9 @@ class Saves:
             if is_in_background:
                 rest = stack.pop_all()
                 self._wait_at_end()
-                Background.of(self._folder.path).begin(lambda: self._publish(rest, prefix, number, about))
+                Background.of(self._folder.path).begin(lambda: self._publish(rest, prefix, number, about, 1))
             else:
-                self._publish(stack.pop_all(), prefix, number, about)
+                self._publish(stack.pop_all(), prefix, number, about, READERS)
         return self._folder.prefix(number)
 
     def wait(self) -> None:
@@ -82,9 +83,11 @@ class Saves:
         """
         Background.of(self._folder.path).wait()
 
-    def _publish(self, around: contextlib.ExitStack, prefix: str, number: int, about: Mapping[str, Any]) -> None:
+    def _publish(
+        self, around: contextlib.ExitStack, prefix: str, number: int, about: Mapping[str, Any], readers: int
+    ) -> None:
         with around:
-            self._folder.publish(prefix, number, about)
+            self._folder.publish(prefix, number, about, readers)
             self._run.saved_step = int(about["step"])
             self._folder.keep(self._keep)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
 from autodist.checkpoint.beside import OURS
+from autodist.checkpoint.checksums import sealed, unsealed
 from autodist.strategies import AllReduce
 
 X = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
@@ -85,14 +85,14 @@ def test_what_compressors_kept_on_other_workers_is_told(tmp_path, caplog):
     step(X.astype(np.float64))
     path = checkpoint.save()
     side = Path(f"{path}.json")
-    about = json.loads(side.read_text())
+    about = unsealed(side.read_text())
     reader = tf.train.load_checkpoint(path)
     values = {key: reader.get_tensor(key) for key in reader.get_variable_to_shape_map()}
     values[f"{OURS}memories/1/compressors/a/residual"] = np.ones(3)
     tf.raw_ops.SaveV2(
         prefix=path, tensor_names=list(values), shape_and_slices=[""] * len(values), tensors=list(values.values())
     )
-    side.write_text(json.dumps({**about, "files": {}, "workers": 2, "inexact": ["weight"]}))
+    side.write_text(sealed({**about, "files": {}, "workers": 2, "inexact": ["weight"]}))
     with caplog.at_level(logging.WARNING, "autodist"):
         assert checkpoint.restore() == 0
     assert "of the gradients of weight is not restored: 2 workers have saved it, and 1 go on" in caplog.text

@@ -283,6 +283,20 @@ def test_a_side_file_that_is_damaged_or_of_a_later_version_is_refused(tmp_path):
         checkpoint.restore()
 
 
+def test_a_side_file_in_which_one_number_is_another_is_refused(tmp_path):
+    """It would be read without a complaint, and the run would go on from another step."""
+    model = Model()
+    checkpoint = autodist().checkpoint(tmp_path, model=model)
+    side = Path(f"{checkpoint.save(step=12)}.json")
+    side.write_text(side.read_text().replace('"step": 12', '"step": 13'))
+    model.step(tf.constant(X), tf.constant(IDS))
+    before = model.values()
+    with pytest.raises(CheckpointError, match=r"ckpt-1\.json: it is not what was written"):
+        checkpoint.restore()
+    for name, value in model.values().items():
+        np.testing.assert_array_equal(value, before[name])
+
+
 def test_a_save_that_fails_leaves_the_earlier_ones(tmp_path, monkeypatch):
     ad = autodist()
     model = Model()

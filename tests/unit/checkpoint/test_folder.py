@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -134,18 +132,3 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="no checkpoint can be written in .*file"):
         save(Folder(tmp_path / "file" / "folder"), 1)
-
-
-@pytest.mark.processes
-def test_files_are_hashed_after_the_end_of_a_script_too(tmp_path):
-    code = (
-        "import atexit, sys\nfrom autodist.checkpoint.folder import digest, digests\n"
-        "atexit.register(lambda: print(digests(sys.argv[1:]) == {path: digest(path) for path in sys.argv[1:]}))"
-    )
-    paths = [str(tmp_path / name) for name in "abc"]
-    for path in paths:
-        Path(path).write_text(path)
-    ended = subprocess.run(
-        [sys.executable, "-c", code, *paths], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert ended.stdout == "True\n", ended.stderr
