@@ -15,7 +15,7 @@ from autodist.checkpoint.folder import Folder, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, build_optimizers
 from autodist.checkpoint.read import read_about, require_same, require_seen, require_whole, saved_graph
 from autodist.checkpoint.save import Saves
-from autodist.checkpoint.slices import read_here, read_into_session
+from autodist.checkpoint.slices import Here, read_here, read_into_session
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
 from autodist.run import RESTORE, Run
@@ -192,6 +192,7 @@ class Checkpoints:
             self._root.restore(prefix).expect_partial()  # a table, say; of the rest a save counter may be missing
             return
         in_session: list[tuple[str, Tracked]] = []
+        here: list[Here] = []
         for key, name in keys.items():
             variable = objects.values[key].variable
             if variable is None:
@@ -199,7 +200,8 @@ class Checkpoints:
             elif (tracked := self._in_session(variable)) is not None:
                 in_session.append((name, tracked))
             else:
-                read_here(variable, prefix, name)
+                here.append(Here(name, variable))
+        read_here(prefix, here)
         if in_session:
             self._read_into_session(prefix, [(name, tracked.kept) for name, tracked in in_session])
             for _, tracked in in_session:

@@ -1,17 +1,42 @@
-"""Reads values slice by slice: each worker what it has of a variable, and no more of it than a group at a time."""
+"""Reads values: each worker what it has of a variable, some groups at the same time, and into no more memory.
+
+The time that it takes to read what the system has in memory already is that in which a thread is given fresh memory,
+so that several take less; and the old value of a large variable goes before the new one comes.
+"""
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Protocol, TypeVar
 
 import tensorflow as tf
 
+from autodist.checkpoint.threads import in_threads
 from autodist.checkpoint.write import place_of
 from autodist.runtime.host import Host
-from autodist.runtime.pieces import GROUP_BYTES, Pieces, in_groups
-from autodist.runtime.variables import Kept
+from autodist.runtime.pieces import HasSize, Pieces, in_groups
+from autodist.runtime.variables import LARGE, Kept
+
+_AT_ONCE = 2
+"""Groups that a worker reads at the same time."""
+
+_MORE_BYTES = 64 << 20
+"""What they may take besides the values themselves."""
+
+
+class _Reads(HasSize, Protocol):
+    """What is read of a checkpoint."""
+
+    @property
+    def besides(self) -> int:
+        """Bytes that lie in memory meanwhile, besides the value."""
+
+
+R = TypeVar("R", bound=_Reads)
 
 
 @dataclass(frozen=True)
@@ -34,6 +59,28 @@ class _Read:
     worker: int
     handle: tf.Tensor
 
+    @property
+    def besides(self) -> int:
+        """Of a part TensorFlow reads first what was saved in one piece with it: all of the variable, maybe."""
+        return self.kept.dtype.size * prod(self.kept.shape) if self.place else 0
+
+
+@dataclass(frozen=True)
+class Here:
+    """A variable of this process that is read, under a key of the checkpoint."""
+
+    key: str
+    variable: tf.Variable
+    besides = 0
+
+    @property
+    def byte_size(self) -> int:
+        return int(self.variable.shape.num_elements() or 0) * self.dtype.size
+
+    @property
+    def dtype(self) -> tf.DType:
+        return self.variable.dtype.base_dtype
+
 
 def read_into_session(
     host: Host, pieces: Pieces, desk: Callable[[int], str], prefix: str, values: Iterable[tuple[str, Kept]]
@@ -50,10 +97,25 @@ def read_into_session(
     by_worker: dict[int, list[_Read]] = {}
     for read in _reads(pieces, values):
         by_worker.setdefault(read.worker, []).append(read)
-    groups = [list(in_groups(reads)) for reads in by_worker.values()]
-    for k in range(max(map(len, groups), default=0)):
-        together = [some[k] for some in groups if k < len(some)]
-        host.session.run([write for group in together for write in _writes(host, pieces, desk, prefix, group)])
+    rounds = [list(_rounds(reads)) for reads in by_worker.values()]
+    for together in itertools.zip_longest(*rounds, fillvalue=()):
+        groups = itertools.chain.from_iterable(together)
+        host.session.run([write for group in groups for write in _writes(host, pieces, desk, prefix, group)])
+
+
+def _rounds(reads: Iterable[R]) -> Iterator[list[list[R]]]:
+    """Groups that a worker reads at the same time."""
+    together: list[list[R]] = []
+    more = 0
+    for group in in_groups(reads):
+        besides = max(read.besides for read in group)
+        if together and (len(together) == _AT_ONCE or more + besides > _MORE_BYTES):
+            yield together
+            together, more = [], 0
+        together.append(group)
+        more += besides
+    if together:
+        yield together
 
 
 def _reads(pieces: Pieces, values: Iterable[tuple[str, Kept]]) -> Iterator[_Read]:
@@ -67,40 +129,48 @@ def _writes(
     host: Host, pieces: Pieces, desk: Callable[[int], str], prefix: str, group: Sequence[_Read]
 ) -> Iterator[tf.Operation]:
     with host.graph.as_default():
-        with tf.device(desk(group[0].worker)):
-            found = tf.raw_ops.RestoreV2(
-                prefix=prefix,
-                tensor_names=[read.key for read in group],
-                shape_and_slices=[read.place for read in group],
-                dtypes=[read.kept.dtype for read in group],
-            )
+        let_go = []
+        for read in group:
+            if read.byte_size >= LARGE:
+                with pieces.on(read.kept, read.worker):
+                    let_go.append(tf.raw_ops.DestroyResourceOp(resource=read.handle))
+        with tf.device(desk(group[0].worker)), tf.control_dependencies(let_go):
+            found = _restored(prefix, [(read.key, read.place, read.kept.dtype) for read in group])
         for read, value in zip(group, found, strict=True):
             with pieces.on(read.kept, read.worker):
                 yield tf.raw_ops.AssignVariableOp(resource=read.handle, value=value)
 
 
-def read_here(variable: tf.Variable, prefix: str, key: str) -> None:
-    """Gives a variable of this process what a checkpoint has, in slices along its first axis where it is large."""
-    shape, dtype = variable.shape.as_list(), variable.dtype.base_dtype
-    if prod(shape) * dtype.size <= GROUP_BYTES or not _has_room(variable):
-        # `assign` would refuse the shape where the value was let go.
-        tf.raw_ops.AssignVariableOp(resource=variable.handle, value=_restored(prefix, key, "", dtype))
-        return
-    rows = max(1, GROUP_BYTES // (prod(shape[1:]) * dtype.size))
-    for begin in range(0, shape[0], rows):
-        size = min(rows, shape[0] - begin)
-        rest = "".join(f":0,{n}" for n in shape[1:])
-        value = _restored(prefix, key, f"{' '.join(map(str, shape))} {begin},{size}{rest}", dtype)
-        variable[begin : begin + size].assign(value)
+def read_here(prefix: str, variables: Iterable[Here]) -> None:
+    """Gives variables of this process what a checkpoint has."""
+    for together in _rounds(variables):
+        _read_together(prefix, together)
 
 
-def _has_room(variable: tf.Variable) -> bool:
-    """Whether its memory holds a value of its shape; it is let go where the session has another."""
-    there = tf.raw_ops.VariableShape(input=variable.handle)
-    return bool(tf.raw_ops.VarIsInitializedOp(resource=variable.handle)) and there.numpy().tolist() == variable.shape
+def _read_together(prefix: str, groups: Sequence[Sequence[Here]]) -> None:
+    for one in itertools.chain.from_iterable(groups):
+        if one.byte_size >= LARGE:
+            _assign(one.variable, tf.zeros([0], one.dtype))
+    found = in_threads(functools.partial(_values_of, prefix), groups, _AT_ONCE)
+    for group, values in zip(groups, found, strict=True):
+        for one, value in zip(group, values, strict=True):
+            _assign(one.variable, value)
 
 
-def _restored(prefix: str, key: str, place: str, dtype: tf.DType) -> tf.Tensor:
+def _values_of(prefix: str, group: Sequence[Here]) -> Sequence[tf.Tensor]:
     with tf.device("/cpu:0"):
-        (value,) = tf.raw_ops.RestoreV2(prefix=prefix, tensor_names=[key], shape_and_slices=[place], dtypes=[dtype])
-    return value
+        return _restored(prefix, [(one.key, "", one.dtype) for one in group])
+
+
+def _assign(variable: tf.Variable, value: tf.Tensor) -> None:
+    """As its `assign`, which would refuse a value of another shape, and where such a one was let go the true one."""
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def _restored(prefix: str, asked: Iterable[tuple[str, str, tf.DType]]) -> Sequence[tf.Tensor]:
+    """What a checkpoint has under keys, there each the place that is asked for, as a dtype."""
+    keys, places, dtypes = zip(*asked, strict=True)
+    values: Sequence[tf.Tensor] = tf.raw_ops.RestoreV2(
+        prefix=prefix, tensor_names=keys, shape_and_slices=places, dtypes=dtypes
+    )
+    return values

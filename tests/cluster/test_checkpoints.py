@@ -12,8 +12,10 @@ from tests.cluster.trainings import Training
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 BOTH = """
+from autodist.checkpoint import slices
 from autodist.errors import CheckpointError
 
+slices.LARGE = 1  # whose old value goes before the new one comes, also on another worker
 draw = np.random.default_rng(0)
 with ad.scope():
     table, momentum = tf.Variable(draw.normal(size=(6, 4))), tf.Variable(np.zeros((6, 4)))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from autodist.checkpoint import slices
-from autodist.checkpoint.slices import read_here, read_into_session
+from autodist.checkpoint.slices import Here, read_here, read_into_session
 from autodist.checkpoint.write import PartWriter, merge
 from autodist.graph.placement import EVERY_WORKER, Cut, Placement
 from autodist.runtime import pieces as pieces_module
@@ -48,6 +49,7 @@ def written(host: Host, folder: str, placement: Placement) -> str:
 @pytest.mark.parametrize("before", PLACEMENTS)
 def test_what_was_saved_in_some_shards_is_read_in_others(host, tmp_path, monkeypatch, before, group):
     monkeypatch.setattr(pieces_module, "GROUP_BYTES", group)
+    monkeypatch.setattr(slices, "LARGE", group)
     prefix = written(host, str(tmp_path), PLACEMENTS[before])
     asked: list[int] = []
     pieces = Pieces(host, 0, 2, lambda worker, dtype: "")
@@ -67,23 +69,64 @@ def test_what_was_saved_in_some_shards_is_read_in_others(host, tmp_path, monkeyp
                 np.testing.assert_array_equal(host.session.run(read), VALUE[part])
 
 
-@pytest.mark.parametrize("group", [1, 100, 1 << 20])
-def test_a_variable_of_this_process_is_read_in_slices(host, tmp_path, monkeypatch, group):
-    prefix = written(host, str(tmp_path), PLACEMENTS["columns"])
-    monkeypatch.setattr(slices, "GROUP_BYTES", group)
-    variable = tf.Variable(np.zeros_like(VALUE))
-    sizes = []
-    restored = slices._restored
-    monkeypatch.setattr(slices, "_restored", lambda *asked: sizes.append(asked[2]) or restored(*asked))
-    read_here(variable, prefix, "k")
-    np.testing.assert_array_equal(variable, VALUE)
-    assert len(sizes) == {1: 4, 100: 2, 1 << 20: 1}[group]
+@pytest.mark.parametrize("before", PLACEMENTS)
+def test_variables_of_this_process_are_read_whole(host, tmp_path, monkeypatch, before):
+    """What is large once; of a part TensorFlow would read all that was saved with it, and each part so."""
+    monkeypatch.setattr(slices, "LARGE", 9)
+    prefix = written(host, str(tmp_path), PLACEMENTS[before])
+    variables = [tf.Variable(np.zeros_like(VALUE)) for _ in range(5)]
+    scalar = tf.Variable(0.0, dtype=tf.float64)
+    tf.raw_ops.SaveV2(
+        prefix=f"{tmp_path}/scalar", tensor_names=["s"], shape_and_slices=[""], tensors=[tf.constant(3.0, tf.float64)]
+    )
+    asked, restored = [], slices._restored
+    monkeypatch.setattr(slices, "_restored", lambda *args: asked.extend(args[1]) or restored(*args))
+    monkeypatch.setattr(pieces_module, "GROUP_BYTES", 1)
+    read_here(prefix, [Here("k", variable) for variable in variables])
+    read_here(f"{tmp_path}/scalar", [Here("s", scalar)])
+    for variable in variables:
+        np.testing.assert_array_equal(variable, VALUE)
+    assert float(scalar) == 3.0 and sorted(asked) == [("k", "", tf.float64)] * 5 + [("s", "", tf.float64)]
 
 
-def test_a_variable_whose_value_was_let_go_is_read_whole(host, tmp_path, monkeypatch):
+def test_the_old_value_of_a_large_variable_goes_before_the_new_one_is_read(host, tmp_path, monkeypatch):
     prefix = written(host, str(tmp_path), PLACEMENTS["whole"])
-    monkeypatch.setattr(slices, "GROUP_BYTES", 1)
-    variable = tf.Variable(np.zeros_like(VALUE))
-    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=tf.zeros([0], tf.float64))
-    read_here(variable, prefix, "k")
-    np.testing.assert_array_equal(variable, VALUE)
+    large, small = tf.Variable(np.zeros_like(VALUE)), tf.Variable(np.zeros_like(VALUE))
+    shapes, restored = [], slices._restored
+
+    def shape(variable: tf.Variable) -> list[int]:
+        return tf.raw_ops.VariableShape(input=variable.handle).numpy().tolist()
+
+    monkeypatch.setattr(
+        slices, "_restored", lambda *args: shapes.append((shape(large), shape(small))) or restored(*args)
+    )
+    read_here(prefix, [Here("k", small)])
+    monkeypatch.setattr(slices, "LARGE", VALUE.nbytes)
+    read_here(prefix, [Here("k", large)])
+    assert shapes == [([4, 6], [4, 6]), ([0], [4, 6])]
+    np.testing.assert_array_equal(large, VALUE)
+    np.testing.assert_array_equal(small, VALUE)
+
+
+@dataclass(frozen=True)
+class Size:
+    byte_size: int
+    besides: int = 0
+
+
+@pytest.mark.parametrize(
+    ("reads", "rounds"),
+    [
+        ([], []),
+        ([Size(10)], [[1]]),
+        ([Size(10)] * 5, [[1, 1], [1, 1], [1]]),
+        ([Size(4)] * 7, [[3, 3], [1]]),
+        ([Size(10, 30)] * 3, [[1, 1], [1]]),
+        ([Size(10, 31)] * 3, [[1], [1], [1]]),
+        ([Size(10, 100), Size(10), Size(10)], [[1], [1, 1]]),
+    ],
+)
+def test_groups_are_read_together_whose_parts_leave_room(monkeypatch, reads, rounds):
+    monkeypatch.setattr(pieces_module, "GROUP_BYTES", 10)
+    monkeypatch.setattr(slices, "_MORE_BYTES", 60)
+    assert [[len(group) for group in together] for together in slices._rounds(reads)] == rounds
