@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import socket
@@ -14,16 +15,13 @@ from typing import BinaryIO
 from autodist.cluster.member import CONTROL_VARIABLE
 from autodist.cluster.patience import Stopwatch
 from autodist.cluster.ports import PortHeld
-from autodist.cluster.protocol import Exited, Line, Message, Start, Stop, decode, encode
+from autodist.cluster.protocol import Exited, Line, Message, Start, decode, encode
 
 # A line without an end is passed on in pieces of this many bytes.
 _LONGEST_LINE = 1 << 16
 
 # In seconds: the last lines and the exit status may wait on a link that is cut.
 _REPORT_LIMIT = 1.0
-
-# In seconds, for a script that reads nothing since its process was stopped.
-_STOP_TOLD_LIMIT = 1.0
 
 # How often more of the last lines is waited for, as long as some came.
 _MOST_ROUNDS = 20
@@ -76,7 +74,7 @@ class LaunchedScript:
         self._pumps = [self._run(self._pump, stream) for stream in ("stdout", "stderr")]
         self._to_tell: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.tell(start.join)
-        self._telling = self._run(self._tell_all)
+        self._run(self._tell_all)
         self._run(self._converse)
         self._watch = self._run(self._wait)
 
@@ -87,8 +85,8 @@ class LaunchedScript:
     def end(self) -> None:
         """Ends the script, if it has not ended; returns when it has, and has been reported if anybody listens."""
         assert self._guard.stdin is not None
-        self.tell(Stop())
-        self._telling.join(_STOP_TOLD_LIMIT)
+        with contextlib.suppress(OSError):  # it has ended
+            self._control.shutdown(socket.SHUT_WR)  # first: so its member knows whose the SIGTERM is that comes then
         self._guard.stdin.close()
         self._gone.wait()
         self._watch.join(_REPORT_LIMIT)
@@ -107,13 +105,9 @@ class LaunchedScript:
     def _tell_all(self) -> None:
         try:
             while True:
-                message = self._to_tell.get()
-                self._control.sendall(encode(message))
-                if isinstance(message, Stop):  # the last one, which the member sees whatever it has not read yet
-                    self._control.shutdown(socket.SHUT_WR)
-                    return
+                self._control.sendall(encode(self._to_tell.get()))
         except OSError:
-            return  # the script has ended, which is reported by itself
+            return  # the script has ended, which is reported by itself, or is about to be ended
 
     def _converse(self) -> None:
         try:

@@ -27,7 +27,6 @@ from autodist.cluster.protocol import (
     Progress,
     Release,
     Said,
-    Stop,
     Waiting,
     decode,
     encode,
@@ -155,10 +154,19 @@ class Member:
         return True
 
     def _is_wanted(self) -> bool:
-        """Whether the agent is there, and has not said that it ends the script; known here before its SIGTERM comes."""
+        """Whether the agent has more to say than what this process has not read yet.
+
+        Where it ends the script it has not, and that is known here before its guard's SIGTERM comes.
+        """
         poll = select.poll()
         poll.register(self._control, select.POLLRDHUP)
         return not poll.poll(0)
+
+    def _wait_while_agent_is_there(self) -> None:
+        """Where it has no more to say, it has its guard end this process."""
+        poll = select.poll()
+        poll.register(self._control, 0)  # that the other end was closed is told without asking
+        poll.poll()
 
     def _tell_that_it_leaves(self) -> None:
         """In a thread: a signal may come while its own thread sends something else."""
@@ -192,10 +200,10 @@ class Member:
                     case Release():
                         released = True
                         break
-                    case Stop():
-                        return  # by SIGTERM, which follows
         except OSError:
             released = False
+        if not released:
+            self._wait_while_agent_is_there()
         self._ended.set()
         if not released and not self._waiting.is_set():
             _end_own_group(self._stop_timeout)

@@ -213,7 +213,7 @@ class Release(Message):
 
 @dataclass(frozen=True)
 class Stop(Message):
-    """Coordinator to agent: end the script now. Agent to member, before it does: the next SIGTERM is this one's."""
+    """Coordinator to agent: end the script now."""
 
     kind: Literal["Stop"] = field(default="Stop", kw_only=True)
 
