@@ -39,13 +39,16 @@ from autodist.function_step import DistributedFunction, Tracing
 from autodist.graph_function import GraphSessions
 from autodist.look import look
 from autodist.messages import log_to_the_terminal
+from autodist.own_batches import Reading, Slices
 from autodist.quiet import quiet_tensorflow
 from autodist.recording import recorder
 from autodist.resources import ResourceSpec
 from autodist.restarts import before, require_can_restart, restart
 from autodist.run import Run
+from autodist.runtime.batches import rows_to_read, share_of
 from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.first_batches import digest_of
+from autodist.runtime.sampler import Sampler
 from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.session import DistributedSession
@@ -100,6 +103,7 @@ class AutoDist:
         share_cores(self._run.spec.workers, self._run.index)
         if self._run.workers > 1:
             share_files(self._run.chief.write)
+        self._slices = Slices(self._own_share)
         keras_steps_are_global = self._run.spec.batch != "per_worker"
         fits = Fits(self._run.index == 0, self._run.share) if self._run.workers > 1 else None
         evaluations = Evaluations(
@@ -111,12 +115,18 @@ class AutoDist:
         shares_evaluations = len(self._run.spec.replicas) > 1 and keras_steps_are_global
         self._automatic = self._saved_automatically()
         self._keras = KerasModels(
-            lambda step, jit_compile, batch_axis: DistributedFunction(
-                step, self._run, batch_axis, keras_steps_are_global, Tracing(jit_compile), name_of=keras_name
+            lambda step, jit_compile, batch_axis, is_own=False: DistributedFunction(
+                step,
+                self._run,
+                batch_axis,
+                keras_steps_are_global and not is_own,
+                Tracing(jit_compile),
+                name_of=keras_name,
             ),
             fits,
             evaluations if shares_evaluations else None,
             AroundFit(self._automatic, self._saving_callback()),
+            self._reading() if keras_steps_are_global else None,
         )
         self._notes: GradientNotes | None = None
         self._sums: SumNotes | None = None
@@ -271,7 +281,49 @@ class AutoDist:
         self._run.check_others()
         self._alone.divides_data = True
         replicas = [r.worker.index for r in self._run.spec.replicas]
-        return DistributedDataset(dataset, replicas, self._run.index, self._run.first_batches.tell_of_data_set)
+        return DistributedDataset(
+            dataset, replicas, self._run.index, self._run.first_batches.tell_of_data_set, self._reading()
+        )
+
+    def sampler(self, records: int, batch: int, seed: int | None = 0, *, drop_remainder: bool = False) -> Sampler:
+        """The numbers of the records that this worker reads of each global batch, in an order that all workers share.
+
+        ```python
+        for numbers in ad.sampler(len(files), 64, seed=1):  # an epoch; the next iteration has another order
+            step(*read(files, numbers))
+        ```
+
+        Args:
+            records: how many there are.
+            batch: how many a global batch has.
+            seed: from which the order of each epoch is drawn; None: they come in order.
+            drop_remainder: whether a last batch that would have fewer is left out.
+
+        Raises:
+            ValueError: there are no records, or batches would have none.
+        """
+        self._run.check_others()
+        self._alone.divides_data = True
+        replicas = [r.worker.index for r in self._run.spec.replicas]
+        return Sampler(records, batch, seed, drop_remainder, replicas, self._run.index)
+
+    def batch_slice(self, start: int, stop: int) -> slice:
+        """Of a global batch, the examples from `start` to `stop`, those that this worker reads.
+
+        For a `keras.utils.PyDataset`, which then gives its worker's part alone, of every batch; `fit` counts the parts
+        together:
+
+        ```python
+        def __getitem__(self, index):
+            rows = ad.batch_slice(index * 64, min(index * 64 + 64, len(self.files)))
+            return load(self.files[rows]), self.labels[rows]
+        ```
+
+        Raises:
+            ValueError: there are no such examples.
+        """
+        self._alone.divides_data = True
+        return self._slices(start, stop)
 
     def reduce(self, value: Any, how: str = "mean") -> Any:
         """A value reduced over all workers; all of them call it, between steps, with arrays of one shape and type.
@@ -352,6 +404,20 @@ class AutoDist:
             CheckpointError: the folder is on no file system.
         """
         return CheckpointCallback(self._run, folder, keep, every_steps, every_minutes)
+
+    def _reading(self) -> Reading | None:
+        """How this worker reads global batches; None: whole, since it trains on all of them."""
+        if self._run.workers == 1:
+            return None
+        replicas = [r.worker.index for r in self._run.spec.replicas]
+        rows = (
+            rows_to_read(replicas, self._run.index) if self._run.recorder is None else None
+        )  # which is given whole ones
+        return Reading(rows, self._run.workers, self._slices)
+
+    def _own_share(self, examples: int) -> tuple[int, int]:
+        share = share_of(examples, [r.worker.index for r in self._run.spec.replicas], self._run.index)
+        return share.start, share.start + share.size
 
     def _saving_callback(self) -> CheckpointCallback | None:
         section = section_of(self._run.spec)

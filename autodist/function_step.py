@@ -22,6 +22,7 @@ from autodist.capture.nested_step import call_in_function
 from autodist.errors import CaptureError, EmptyBatchError, UnevenBatchError
 from autodist.graph_function import GraphFunction, GraphSessions
 from autodist.messages import ALIKE_EVERYWHERE
+from autodist.own_batches import WholeBatch
 from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
 from autodist.running_step import RunningStep, prepare
@@ -87,6 +88,8 @@ class DistributedFunction:
     Attributes:
         survivable: what a call raises on all workers alike, so that the script may go on.
         coming: numbers of examples of global batches that are known to come, refused with the first one if they are.
+        whole: the global batch of which the next call is given this worker's part already; None: it is given what
+            `is_global` says.
 
     Args:
         function: the step.
@@ -123,6 +126,7 @@ class DistributedFunction:
             lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing, name_of, sessions)
         )
         self.coming: tuple[int, ...] = ()
+        self.whole: WholeBatch | None = None
         self._trains = False
         self._in_graph = None if sessions is None else self._graph_function(sessions)
 
@@ -255,8 +259,8 @@ class DistributedFunction:
         captured = replace(captured, item=replace(captured.item, is_global=self._is_global, apart=apart))
         self._require_fits_apart(captured, leaves)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
-        require_any_length(captured.item, self._dealt(count_examples(leaves), names))
-        own = self._own_part(leaves, count_examples(leaves))[0]
+        require_any_length(captured.item, self._dealt(self._count(leaves), names))
+        own = self._own_part(leaves, self._count(leaves))[0]
         shapes = {name: np.shape(value) for name, value in zip(captured.inputs, own, strict=True)}
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
         return _Traced(captured, prepare(self._run, captured.item, sources, shapes, captured.tables))
@@ -274,7 +278,10 @@ class DistributedFunction:
         if not traced.captured.item.gradients:
             return
         split = Meant.GLOBAL if self._is_global else Meant.OWN
-        fed = [(x.parameter, x.value, Meant.WHOLE if x.axis is None else split) for x in leaves]
+        if self.whole is None:
+            fed = [(x.parameter, x.value, Meant.WHOLE if x.axis is None else split) for x in leaves]
+        else:
+            fed = [(name, array, Meant.GLOBAL) for name, array in self.whole.alike]
         fed += [(name, value, Meant.WHOLE) for name, value in constants if isinstance(value, _PLAIN)]
         self._run.first_batches.tell(self._name, fed)
         self._run.first_batches.send()
@@ -286,7 +293,7 @@ class DistributedFunction:
         if self._run.recorder is not None and traced.captured.item.gradients:
             given = self._run.recorder.in_order([leaf.value for leaf in leaves], [leaf.axis for leaf in leaves])
             leaves = [replace(leaf, value=value) for leaf, value in zip(leaves, given, strict=True)]
-        examples = count_examples(leaves)
+        examples = self._count(leaves)
         values, mine = self._own_part(leaves, examples)
         for count in self.coming:
             traced.running.require_even(count)
@@ -295,6 +302,10 @@ class DistributedFunction:
             lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.TensorSpec) else leaf,
             traced.captured.outputs,
         )
+
+    def _count(self, leaves: Sequence[Leaf]) -> int:
+        """The number of examples of the global batch, or of what this worker passes."""
+        return count_examples(leaves) if self.whole is None else self.whole.examples
 
     def _own_part(self, leaves: Sequence[Leaf], examples: int) -> tuple[list[Any], int]:
         is_split = any(x.axis is not None for x in leaves)
@@ -305,6 +316,8 @@ class DistributedFunction:
                 return [_numpy(x.value) if x.axis is None else with_a_row(x.value, x.axis) for x in leaves], 0
             return [_numpy(x.value) for x in leaves], examples
         workers = [r.worker.index for r in self._run.spec.replicas]
+        if self.whole is not None:
+            return [_numpy(x.value) for x in leaves], share_of(examples, workers, self._run.index).size
         shares = {n: share_of(n, workers, self._run.index) for n in {examples, *(x.rows for x in leaves)}}
         mine = [_numpy(x.value) if x.axis is None else take(x.value, x.axis, shares[x.rows]) for x in leaves]
         return mine, shares[examples].size

@@ -26,7 +26,7 @@ import rich.table
 from bench.checkpoints import compare_checkpoints
 from bench.comparisons import GOAL, Result, compare, comparisons
 from bench.first_step import compare_first_step
-from bench.growth import compare_planning, compare_rewriting_growth
+from bench.growth import compare_planning, compare_reading, compare_rewriting_growth
 from bench.jobs import JobError, Length
 from bench.memory import MODELS as MEMORY_MODELS
 from bench.memory import compare_memory
@@ -102,6 +102,8 @@ def _measurements(told: argparse.Namespace) -> Iterator[Measurement]:
         yield Measurement("planning for many workers", compare_planning)
     if _is_asked(told, "growth", "resnet50"):
         yield Measurement("resnet50: rewriting for one of many workers", lambda: compare_rewriting_growth(REPEATED))
+    if _is_asked(told, "growth", "data"):
+        yield Measurement("data for one of many workers", compare_reading)
     for model in MEMORY_MODELS:
         if _is_asked(told, "memory", model):
             yield Measurement(f"{model}: memory", lambda model=model: [compare_memory(model, length)])

@@ -6,10 +6,12 @@ import functools
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import keras
 
+from autodist.capture.fit_batches import reading_own_batches, takes_parts
 from autodist.capture.fit_lengths import lengths_to_come, noting_lengths
 from autodist.capture.keras_batches import without_optionals
 from autodist.capture.keras_evaluations import Evaluations
@@ -19,14 +21,16 @@ from autodist.capture.keras_state import is_about_to_step, make_state
 from autodist.capture.other_strategies import require_no_strategy
 from autodist.capture.own_frames import hiding_own_frames
 from autodist.messages import ALIKE_EVERYWHERE
+from autodist.own_batches import PartsIterator, Reading, whole_of
 
 log = logging.getLogger("autodist")
 
 BatchAxis = Mapping[str, int | None]
 """By the name of an input of `fit`, the axis along which it is split, or None."""
 
-StepMaker = Callable[[Callable[..., Any], bool, BatchAxis], TracedStep]
-"""Makes of a Keras `train_step`, a function of one batch, one that trains on all replicas; compiled by XLA or not."""
+StepMaker = Callable[..., TracedStep]
+"""Makes of a Keras `train_step`, a function of one batch, one that trains on all replicas; further, it is told whether
+XLA compiles it, the axes of inputs and, where a worker is given its own part of batches, that it is."""
 
 
 class KerasModels:
@@ -37,6 +41,7 @@ class KerasModels:
         fits: how this worker is to fit models where it is one of several.
         evaluations: how models are to be evaluated where several replicas share that.
         around_fit: makes of a model's `fit` what the script calls.
+        reading: how this worker reads its part of the batches of `fit`; None: it reads all of each.
     """
 
     def __init__(
@@ -45,9 +50,10 @@ class KerasModels:
         fits: Fits | None = None,
         evaluations: Evaluations | None = None,
         around_fit: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda fit: fit,
+        reading: Reading | None = None,
     ) -> None:
         self._distribute, self._fits, self._evaluations = distribute, fits, evaluations
-        self._around_fit = around_fit
+        self._around_fit, self._reading = around_fit, reading
         self._batch_axis: BatchAxis = {}
 
     @contextmanager
@@ -127,25 +133,37 @@ class KerasModels:
         model.train_function = None
         if self._evaluations is not None and not batch_axis:  # else each worker evaluates the whole of batches
             self._evaluations.adopt(model)
-        if self._fits is not None:
-            for name in SHOW_PROGRESS:
-                vars(model)[name] = self._fits.wrapped(getattr(type(model), name).__get__(model))
-        fit = vars(model)["fit"] if self._fits is not None else type(model).fit.__get__(model)
-        vars(model)["fit"] = self._around_fit(noting_lengths(fit, model))
-        for name in SHOW_PROGRESS if self._fits is not None else ("fit",):
-            vars(model)[name] = hiding_own_frames(vars(model)[name])
+        reading = self._reading
+        if reading is not None and batch_axis:  # rows are not what is split, or not all of it
+            reading = replace(reading, rows=None)
+        for name in ("fit",) if self._fits is None and reading is None else SHOW_PROGRESS:
+            method = getattr(type(model), name).__get__(model)
+            if self._fits is not None:
+                method = self._fits.wrapped(method)
+            if reading is not None:
+                method = reading_own_batches(method, model, reading)
+            if name == "fit":
+                method = self._around_fit(noting_lengths(method, model))
+            vars(model)[name] = hiding_own_frames(method)
 
     def _train_function(self, model: keras.Model, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:
         def train_step(data: Any) -> Any:
             return model.train_step(data)
 
-        distributed = self._distribute(train_step, model.jit_compile, batch_axis)
-        step = timing_the_start(distributed, model)
+        of_batches = self._distribute(train_step, model.jit_compile, batch_axis)
+        batches = timing_the_start(of_batches, model), of_batches
+
+        @functools.cache
+        def parts() -> tuple[Callable[[Any], Any], TracedStep]:
+            of_parts = self._distribute(train_step, model.jit_compile, batch_axis, is_own=True)
+            return timing_the_start(of_parts, model), of_parts
 
         def train(iterator: Iterator[Any]) -> Any:
+            step, distributed = parts() if isinstance(iterator, PartsIterator) else batches
             distributed.coming = lengths_to_come(model)
             with _explaining_graphs(model):
                 data = without_optionals(next(iterator))
+                distributed.whole = whole_of(iterator)
                 if not distributed.traces:
                     make_state(model, data)
                 is_about_to_step(model)
@@ -155,9 +173,11 @@ class KerasModels:
                         data = next(iterator)
                     except StopIteration:
                         break
+                    distributed.whole = whole_of(iterator)
                     logs = step(without_optionals(data))
             return logs
 
+        takes_parts(train)
         return train
 
 

@@ -9,6 +9,8 @@ from typing import Any, Protocol
 
 import keras
 
+from autodist.own_batches import WholeBatch
+
 _PENDING = "_autodist_start_seconds"
 """What a model's first step took, until the bar of its epoch has been told."""
 
@@ -19,9 +21,11 @@ class TracedStep(Protocol):
     Attributes:
         coming: numbers of examples of batches that are known to come; those that the step cannot take are refused with
             the first one.
+        whole: the global batch of which the next call is given this worker's part; None: it is given the whole.
     """
 
     coming: tuple[int, ...]
+    whole: WholeBatch | None
 
     @property
     def traces(self) -> int:

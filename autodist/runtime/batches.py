@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from autodist.errors import EmptyBatchError, UnevenBatchError
 from autodist.graph.parts import EvenParts
@@ -38,10 +39,40 @@ def share_of(examples: int, replicas: Sequence[int], worker: int) -> Share:
     >>> share_of(5, [0, 1], 2)
     Share(start=0, size=0)
     """
-    each, rest = divmod(examples, len(replicas))
-    sizes = [each + (k < rest) for k in range(len(replicas))]
+    first, last = _parts_of(replicas, worker)
+    start, end = (_start_of(part, examples, len(replicas)) for part in (first, last))
+    return Share(start, end - start)
+
+
+def rows_to_read(replicas: Sequence[int], worker: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+    """Where, in a graph, the rows of a global batch start that a worker has to have, and how many they are.
+
+    They are its share or, as for `take`, one row that does not count.
+
+    Args:
+        replicas: for each replica, the index of its worker, in rising order.
+        worker: whose rows are asked for.
+    """
+    first, last = _parts_of(replicas, worker)
+
+    def rows(examples: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        start, end = (_start_of(part, examples, len(replicas), tf.minimum) for part in (first, last))
+        size = end - start
+        start = tf.where(size > 0, start, tf.minimum(start, tf.maximum(examples - 1, 0)))
+        return start, tf.minimum(tf.maximum(size, 1), examples)
+
+    return rows
+
+
+def _parts_of(replicas: Sequence[int], worker: int) -> tuple[int, int]:
+    """The first part of a worker, and the one behind its last."""
     mine = [k for k, w in enumerate(replicas) if w == worker]
-    return Share(sum(sizes[: mine[0]]) if mine else 0, sum(sizes[k] for k in mine))
+    return (mine[0], mine[-1] + 1) if mine else (0, 0)
+
+
+def _start_of(part: int, examples: Any, parts: int, least: Callable[[Any, int], Any] = min) -> Any:
+    """The first example of a part; the first parts have one more than the others, where they cannot be even."""
+    return examples // parts * part + least(examples % parts, part)
 
 
 def count_examples(split: Sequence[tuple[str, Any, int]]) -> int:

@@ -1,4 +1,4 @@
-"""DistributedDataset: every worker reads the same global batches, of which each keeps its share."""
+"""DistributedDataset: of global batches, which all workers draw alike, each has its share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.messages import ALIKE_EVERYWHERE
+from autodist.own_batches import Reading, whole_of
+from autodist.own_elements import reading_own
 from autodist.runtime.batches import Share, group_rows, require_rows_for_all, share_of
 from autodist.runtime.seeds import seed_for_all
 
@@ -28,7 +30,8 @@ class DistributedDataset(tf.train.experimental.PythonState):
             examples; it has to give the same batches on every worker.
         replicas: for each replica, the index of its worker.
         worker: index of this worker.
-        on_first: called with the first global batch.
+        on_first: called with the first global batch, or with what tells it from others.
+        reading: how this worker reads its share alone, where it can; None: it reads all.
     """
 
     def __init__(
@@ -37,9 +40,11 @@ class DistributedDataset(tf.train.experimental.PythonState):
         replicas: Sequence[int],
         worker: int,
         on_first: Callable[[Any], None] = lambda batch: None,
+        reading: Reading | None = None,
     ) -> None:
         self._dataset, self._replicas, self._worker = dataset, replicas, worker
         self._on_first: Callable[[Any], None] | None = on_first
+        self._own = None if reading is None else reading_own(dataset, reading)
         self._made_under = seed_for_all()
         self._ended = 0  # iterations of the data set
         self._taken = 0  # batches of the one under way
@@ -54,14 +59,28 @@ class DistributedDataset(tf.train.experimental.PythonState):
         batches = self._begin()
         try:
             for batch in batches:
-                if self._on_first is not None:
-                    on_first, self._on_first = self._on_first, None
-                    on_first(batch)
-                self._require_rows(batch)
+                whole = whole_of(batches)
+                self._tell_first(batch if whole is None else [array for _, array in whole.alike])
+                mine = self._share_of(batch) if whole is None else self._that_count(batch, whole.examples)
                 self._taken += 1
-                yield tf.nest.map_structure(self._own_rows, batch)
+                yield mine
         finally:
             self._ended, self._taken = self._ended + 1, 0
+
+    def _tell_first(self, batch: Any) -> None:
+        if self._on_first is not None:
+            on_first, self._on_first = self._on_first, None
+            on_first(batch)
+
+    def _share_of(self, batch: Any) -> Any:
+        self._require_rows(batch)
+        return tf.nest.map_structure(self._own_rows, batch)
+
+    def _that_count(self, rows: Any, examples: int) -> Any:
+        """What is read, unless it stands for no rows."""
+        if share_of(examples, self._replicas, self._worker).size:
+            return rows
+        return tf.nest.map_structure(lambda value: _rows(value, Share(0, 0)), rows)
 
     def serialize(self) -> str:
         """Its place, for a checkpoint."""
@@ -80,13 +99,14 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
     def _begin(self) -> Iterator[Any]:
         """An iteration of the data set; the first after a restore begins where the other one was."""
+        dataset: Iterable[Any] = self._dataset if self._own is None else self._own
         if not self._is_restored:
             self._taken = 0
-            return iter(self._dataset)
+            return iter(dataset)
         self._is_restored = False
         for _ in range(self._ended):
-            iter(self._dataset)  # a shuffle draws a new order for each
-        batches = iter(self._dataset)
+            iter(dataset)  # a shuffle draws a new order for each
+        batches = iter(dataset)
         for _ in range(self._taken):
             next(batches, None)
         return batches

@@ -1,4 +1,4 @@
-"""How planning and rewriting grow with the workers; no process of them is started."""
+"""How planning, rewriting and reading data grow with the workers; no process of them is started."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ WORKERS, VARIABLES = 1024, 10_000
 MOST_PLANNING, MOST_TABLE, MOST_BYTES = 5.0, 1.0, 1e9
 REWRITTEN = {64: 1.5, 256: 2.5}
 """For one of so many workers, at most so many times the time for one of two."""
+READING = {2: 1.5, 8: 1.5}
+"""For one of so many workers, at most so many times the time that an example of its own takes on one device."""
 
 
 def compare_planning() -> list[Result]:
@@ -48,6 +50,22 @@ def compare_rewriting_growth(repeat: int) -> list[Result]:
             ours, queues = min(seconds[f"{workers}x1"]), told["queues"][name][f"{workers}x1"]
             what, note = f"{name}, resnet50 for one of {workers}", f"{queues} queues; processor time"
             results.append(Result("growth", what, f"{ours:.2f} s", f"{base:.2f} s", ours / base, most, note))
+    return results
+
+
+def compare_reading() -> list[Result]:
+    """What data cost a worker for each example that it trains on, as one of many and alone, by each way to read them.
+
+    Raises:
+        JobError: they were not read.
+    """
+    results = []
+    for name, spent in _run("bench.read_data", "1", *map(str, READING)).items():
+        for workers, most in READING.items():
+            ours, alone = spent[str(workers)], spent["1"]
+            note = "processor time for each example of a worker's own; the other: of one device"
+            what = f"{name}: worker of {workers}"
+            results.append(Result("growth", what, f"{ours:.0f} us", f"{alone:.0f} us", ours / alone, most, note))
     return results
 
 

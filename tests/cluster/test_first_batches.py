@@ -45,7 +45,7 @@ with tf.Graph().as_default(), ad.scope():
 @pytest.mark.parametrize(
     "script, told",
     [
-        (FIT, "the workers feed different data where every one has to feed the same global batch: data of localhost:1"),
+        (FIT, "the workers feed different data where every one has to feed the same global batch: x of localhost:1"),
         (STEP, "localhost:0 and localhost:1 feed the same examples"),
         (SESSION, "the workers pass different values where all have to pass the same"),
     ],

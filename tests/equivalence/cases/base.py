@@ -35,6 +35,12 @@ class Trainer(Protocol):
 
     def create_distributed_session(self) -> tf.compat.v1.Session: ...
 
+    def sampler(self, records: int, batch: int, seed: int) -> Iterable[Array]: ...
+
+    def batch_slice(self, start: int, stop: int) -> slice: ...
+
+    def distribute_dataset(self, dataset: Iterable[Any]) -> Iterable[Any]: ...
+
 
 class Alone:
     """Stands where AutoDist stands, in a program that trains on one device: every line becomes TensorFlow's own."""
@@ -51,6 +57,17 @@ class Alone:
 
     def create_distributed_session(self) -> tf.compat.v1.Session:
         return tf.compat.v1.Session()
+
+    def sampler(self, records: int, batch: int, seed: int) -> Iterable[Array]:
+        """The first epoch of it."""
+        order = tf.random.experimental.index_shuffle(tf.range(records), (seed, 0), records - 1).numpy()
+        return np.split(order, range(batch, records, batch))
+
+    def batch_slice(self, start: int, stop: int) -> slice:
+        return slice(start, stop)
+
+    def distribute_dataset(self, dataset: Iterable[Any]) -> Iterable[Any]:
+        return dataset
 
 
 Program = Callable[[Trainer], Results]

@@ -235,11 +235,33 @@ def fit_regularized(ad: Trainer) -> Results:
 
 @program
 def fit_dataset(ad: Trainer) -> Results:
-    dataset = tf.data.Dataset.from_tensor_slices(_examples(90)).batch(20)
+    """Each worker maps its own examples, in the order of one device, which validation changes as it does there."""
+    shuffled = tf.data.Dataset.from_tensor_slices(_examples(90)).shuffle(30, seed=2)
+    dataset = shuffled.map(lambda x, y: (x / 2, y)).batch(20)
     with ad.scope():
         net = make_model("mlp")
         net.compile("adagrad", make_loss(), metrics=["accuracy"])
         history = net.fit(dataset, epochs=2, verbose=0, validation_data=dataset.take(2))
+    return values_after_fit(net, history)
+
+
+@program
+def fit_own_parts(ad: Trainer) -> Results:
+    """Of the last batch, of two examples, two of four replicas have none."""
+    x, y = _examples(42)
+
+    class Parts(keras.utils.PyDataset):
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> tuple[Array, Array]:
+            rows = ad.batch_slice(20 * index, min(20 * index + 20, len(x)))
+            return x[rows], y[rows]
+
+    with ad.scope():
+        net = make_model("mlp")
+        net.compile(keras.optimizers.Adam(0.01), make_loss(), metrics=["accuracy"])
+        history = net.fit(Parts(), epochs=2, verbose=0, shuffle=False)
     return values_after_fit(net, history)
 
 

@@ -241,3 +241,25 @@ def step_repeated_ids(ad: Trainer) -> Results:
 
         losses = _train(ad, step, ids)
     return values_of([table, kernel]) | {"loss": losses}
+
+
+@program
+def step_on_records_of_its_own(ad: Trainer) -> Results:
+    """Each worker reads its part alone: by numbers of records, then what it maps of a shuffled data set."""
+    x, y = (np.concatenate(list(arrays)) for arrays in _data(7))
+    with ad.scope():
+        net, optimizer, loss_of = make_model("mlp"), keras.optimizers.Adam(0.01), make_loss()
+
+        @ad.function
+        def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = loss_of(y, net(x, training=True))
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, net.trainable_variables), net.trainable_variables, strict=True)
+            )
+            return loss
+
+        losses = [step(x[numbers], y[numbers]) for numbers in ad.sampler(len(x), 17, seed=3)]
+        data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(20, seed=1).map(lambda x, y: (x * x, y)).batch(17)
+        losses += [step(*batch) for _ in range(2) for batch in ad.distribute_dataset(data)]
+    return values_of([*net.variables, *optimizer.variables]) | {"loss": np.array([float(loss) for loss in losses])}

@@ -1,0 +1,77 @@
+"""What `fit` trains on is read in parts, each by the worker whose part it is."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+from keras.src.backend.tensorflow import trainer  # whose fit makes its batches by TFEpochIterator
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+
+from autodist.capture.own_arrays import own_arrays
+from autodist.errors import CaptureError
+from autodist.own_batches import PartsGiven, Reading
+from autodist.own_elements import reading_own
+
+_TAKES_PARTS = "_autodist_takes_parts"
+
+
+def takes_parts(train: Callable[..., Any]) -> None:
+    """Marks a train function of Keras as one that asks its iterator of which batches it gives parts."""
+    setattr(train, _TAKES_PARTS, True)
+
+
+def reading_own_batches(method: Callable[..., Any], model: keras.Model, reading: Reading) -> Callable[..., Any]:
+    """`fit` of a model, which trains on parts of its batches where they can be read apart; or `evaluate`, `predict`."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not getattr(model.train_function, _TAKES_PARTS, model.train_function is None):
+            return method(*args, **kwargs)  # it trains by a function of the script's own
+        with _reading_own(model, reading):
+            return method(*args, **kwargs)
+
+    return call
+
+
+@contextmanager
+def _reading_own(model: keras.Model, reading: Reading) -> Iterator[None]:
+    """The batches on which a model trains, and none that it, or another one, is evaluated on."""
+    plain = trainer.TFEpochIterator
+
+    def make(*args: Any, **kwargs: Any) -> trainer.TFEpochIterator:
+        # What a PyDataset gives is looked at here, by the script's own thread.
+        made, asks = reading.slices.are_asked_by(lambda: plain(*args, **kwargs))
+        is_of_model = sys._getframe(1).f_locals.get("self") is model
+        if not is_of_model:
+            return made
+        is_cut = asks and isinstance(made.data_adapter, PyDatasetAdapter)
+        if "class_weight" in kwargs:  # which Keras passes for what it trains on alone
+            made._distributed_dataset = _own_batches(made, reading, is_cut)
+        elif is_cut:
+            data = type(made.data_adapter.py_dataset).__name__
+            raise CaptureError(
+                f"{data} asks for ad.batch_slice, and {model.name} is evaluated on it: there each worker would see its "
+                "own part alone. Evaluate on a PyDataset that gives whole batches."
+            )
+        return made
+
+    trainer.TFEpochIterator = make
+    try:
+        yield
+    finally:
+        trainer.TFEpochIterator = plain
+
+
+def _own_batches(batches: trainer.TFEpochIterator, reading: Reading, is_cut: bool) -> Any:
+    """What is to be iterated over in place of the batches, or the batches themselves."""
+    whole = batches._distributed_dataset
+    if is_cut:
+        return PartsGiven(whole)
+    if reading.rows is None:
+        return whole
+    return own_arrays(batches.data_adapter, reading.rows) or reading_own(whole, reading) or whole
