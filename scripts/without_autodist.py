@@ -17,6 +17,8 @@ What goes and what comes in its place:
     ad.worker_index                          0
     ad.num_workers, ad.num_replicas          1
     ad.reduce(x, "mean")                     x
+    ad.distribute_dataset(data)              data
+    ad.batch_slice(first, last)              slice(first, last)
     ad.pull()                                nothing
 
 "Nothing" is `pass` inside a block, which must not be left empty. All else, comments and line breaks included, stays
@@ -34,6 +36,7 @@ from dataclasses import dataclass
 
 VALUES = {
     "function": "tf.function",
+    "batch_slice": "slice",
     "is_chief": "True",
     "worker_index": "0",
     "num_workers": "1",

@@ -96,6 +96,7 @@ def test_contexts_of_others_are_left() -> None:
         ("x = 2 * ad.reduce(a + b, 'mean')\n", "x = 2 * (a + b)\n"),
         ("x = ad.reduce(part / ad.num_workers, 'sum')\n", "x = (part / 1)\n"),
         ("data = ad.distribute_dataset(make(3))\n", "data = make(3)\n"),
+        ("rows = ad.batch_slice(n, min(n + 64, 90))\n", "rows = slice(n, min(n + 64, 90))\n"),
         ("text = 'ad.is_chief'  # ad.pull()\n", "text = 'ad.is_chief'  # ad.pull()\n"),
     ],
 )
