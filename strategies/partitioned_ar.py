@@ -11,7 +11,7 @@ from autodist.resources import ResourceSpec
 from autodist.strategies.all_reduce_options import AllReduceOptions
 from autodist.strategies.base import StrategyBuilder, make_strategy, workers_with_replicas
 from autodist.strategies.nodes import node_of
-from autodist.strategies.partition_options import PartitionOptions
+from autodist.strategies.partition_options import PartitionOptions, fair_shards
 from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
 
@@ -39,7 +39,8 @@ class PartitionedAR(AllReduceOptions, PartitionOptions, StrategyBuilder):
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
         workers = len(workers_with_replicas(resource_spec))
-        cuts = {variable.name: self.cut(variable, 0, workers) for variable in variables}
+        shards = fair_shards(variables, workers)
+        cuts = {variable.name: self.cut(variable, 0, shards[variable.name]) for variable in variables}
         nodes = partitioned_all_reduce_nodes(variables, cuts, self)
         return make_strategy("PartitionedAR", resource_spec, variables, nodes)
 

@@ -10,7 +10,7 @@ from autodist.strategies.base import StrategyBuilder, make_strategy
 from autodist.strategies.cut import shards_of
 from autodist.strategies.loads import GreedyLoads
 from autodist.strategies.nodes import node_of
-from autodist.strategies.partition_options import PartitionOptions
+from autodist.strategies.partition_options import PartitionOptions, fair_shards
 from autodist.strategies.registry import register
 from autodist.strategies.server_options import ServerOptions
 from autodist.strategies.variables import GraphLike, synced_variables
@@ -39,7 +39,8 @@ class PartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
         loads = GreedyLoads(resource_spec)
-        cuts = {variable.name: self.cut(variable, 0, len(loads.owners)) for variable in variables}
+        shards = fair_shards(variables, len(loads.owners))
+        cuts = {variable.name: self.cut(variable, 0, shards[variable.name]) for variable in variables}
         owners = loads.place_pieces(
             {
                 (variable.name, index): shard.byte_size

@@ -10,7 +10,7 @@ from autodist.resources import ResourceSpec
 from autodist.strategies.all_reduce_options import AllReduceOptions
 from autodist.strategies.base import StrategyBuilder, make_strategy, workers_with_replicas
 from autodist.strategies.cut import axes_to_cut
-from autodist.strategies.partition_options import PartitionOptions
+from autodist.strategies.partition_options import PartitionOptions, fair_shards
 from autodist.strategies.partitioned_ar import partitioned_all_reduce_nodes
 from autodist.strategies.registry import register
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
@@ -42,7 +42,10 @@ class RandomAxisPartitionAR(AllReduceOptions, PartitionOptions, StrategyBuilder)
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
         workers = len(workers_with_replicas(resource_spec))
-        cuts = {variable.name: self.cut(variable, self._axis(variable), workers) for variable in variables}
+        shards = fair_shards(variables, workers)
+        cuts = {
+            variable.name: self.cut(variable, self._axis(variable), shards[variable.name]) for variable in variables
+        }
         nodes = partitioned_all_reduce_nodes(variables, cuts, self)
         return make_strategy("RandomAxisPartitionAR", resource_spec, variables, nodes)
 

@@ -12,7 +12,7 @@ from autodist.strategies.base import StrategyBuilder, make_strategy, workers_wit
 from autodist.strategies.cut import axes_to_cut, shards_of
 from autodist.strategies.loads import GreedyLoads
 from autodist.strategies.nodes import partitioned_node
-from autodist.strategies.partition_options import MIN_PARTITION_BYTES, MinPartitionBytes, even_cut
+from autodist.strategies.partition_options import MIN_PARTITION_BYTES, MinPartitionBytes, even_cut, fair_shards
 from autodist.strategies.ps import parameter_server_node
 from autodist.strategies.registry import register
 from autodist.strategies.server_options import SYNCHRONOUS
@@ -29,9 +29,10 @@ class ShardedAllReduce(StrategyBuilder):
     """Gradients are reduce-scattered to the owners of shards, each updates its own, and the values are gathered.
 
     For models whose optimizer keeps much state: each worker holds the slots of 1/W of the elements, the memory of ZeRO
-    stage 1, and computes 1/W of the update. Every large variable is cut into one shard for each worker that has
-    replicas, sparse ones along axis 0, others along the first axis that makes shards nearly equal; shard k belongs to
-    the k-th of these workers. Small variables stay whole, at owners balanced by bytes. With one worker nothing is cut.
+    stage 1, and computes 1/W of the update. Every large variable is cut, sparse ones along axis 0, others along the
+    first axis that makes shards nearly equal: in one shard for each worker that has replicas, of which shard k belongs
+    to the k-th, or, where these are many, in as few as still let them share the bytes (`fair_shards`), which go where
+    the load is least. Small variables stay whole, at owners balanced by bytes. With one worker nothing is cut.
 
     Cost: with W workers and b bytes of dense gradients, each worker sends b·(W-1)/W bytes of gradients and
     b·(W-1)/W of values a step, 2·b·(W-1)/W together as all-reduce does, and receives as many. Slots: 1/W a worker.
@@ -47,7 +48,8 @@ class ShardedAllReduce(StrategyBuilder):
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
         owners = workers_with_replicas(resource_spec)
-        cuts = {variable.name: self._cut(variable, len(owners)) for variable in variables}
+        shards = fair_shards(variables, len(owners))
+        cuts = {variable.name: self._cut(variable, shards[variable.name]) for variable in variables}
         loads = GreedyLoads(resource_spec, owners)
         nodes = [_sharded(variable, cut, loads) for variable in variables if (cut := cuts[variable.name])]
         whole = loads.place_all(variable for variable in variables if cuts[variable.name] is None)

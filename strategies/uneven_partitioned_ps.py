@@ -12,7 +12,7 @@ from autodist.strategies.base import StrategyBuilder, make_strategy
 from autodist.strategies.cut import proportional_sizes, shards_of
 from autodist.strategies.loads import GreedyLoads, worker_bandwidths
 from autodist.strategies.nodes import partitioned_node
-from autodist.strategies.partition_options import PartitionOptions, even_cut
+from autodist.strategies.partition_options import PartitionOptions, even_cut, fair_shards
 from autodist.strategies.ps import parameter_server_node
 from autodist.strategies.registry import register
 from autodist.strategies.server_options import ServerOptions
@@ -46,14 +46,15 @@ class UnevenPartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
         loads, bandwidths = GreedyLoads(resource_spec), worker_bandwidths(resource_spec)
         # As in GreedyLoads.place_all: the largest first, since small ones fill what gaps remain.
         ordered = sorted(variables, key=lambda variable: (-variable.byte_size, variable.name))
-        nodes = [self._node(variable, loads, bandwidths) for variable in ordered]
+        shards = fair_shards(variables, len(loads.owners))
+        nodes = [self._node(variable, shards[variable.name], loads, bandwidths) for variable in ordered]
         return make_strategy("UnevenPartitionedPS", resource_spec, variables, nodes)
 
     def _node(
-        self, variable: SyncedVariable, loads: GreedyLoads, bandwidths: tuple[Fraction, ...]
+        self, variable: SyncedVariable, shards: int, loads: GreedyLoads, bandwidths: tuple[Fraction, ...]
     ) -> strategy_pb2.VariableNode:
         """The node of a variable; what its owners get is counted."""
-        shards = min(self.max_shards or len(loads.owners), len(loads.owners))
+        shards = min(self.max_shards or shards, len(loads.owners))
         even = even_cut(variable, 0, shards, self.min_partition_bytes)
         if even is None:
             return parameter_server_node(variable.name, loads.place(variable.byte_size), self)

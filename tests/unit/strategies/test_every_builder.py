@@ -106,7 +106,7 @@ def test_small_variables_stay_whole_and_large_ones_are_cut(step, cluster, builde
 @pytest.mark.parametrize("builder", [PartitionedPS(**NO_MINIMUM), UnevenPartitionedPS(**NO_MINIMUM)], ids=str)
 def test_thousands_of_workers_are_planned_for(step, builder):
     machines = ResourceSpec.from_dict({"nodes": [{"address": f"h{i}", "chief": i == 0} for i in range(4000)]})
-    planned = step({"table": (8000, 4), "kernel": (4001, 3)}, sparse=["table"])
+    planned = step({"table": (8000, 4), "kernel": (8001, 3)}, sparse=["table"])
     strategy = builder.build(planned, machines)
     check_strategy(strategy, planned, machines)
     assert [len(node.shards) for node in strategy.nodes] == [4000, 4000]

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from autodist.strategies import AllReduce, ShardedAllReduce, SyncedVariable, bytes_sent, synced_variables
 from autodist.strategies.nodes import pieces
+from autodist.strategies.partition_options import FEW_WORKERS
 from autodist.strategies.sharded_all_reduce import nearly_even_axis
 
 
@@ -56,7 +57,7 @@ def test_each_worker_keeps_its_share_of_the_slots(step, cluster, lengths, worker
     assert max(kept.values()) <= sum(kept.values()) / workers + largest + workers
 
 
-@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6), workers=st.integers(1, 5))
+@given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6), workers=st.integers(1, FEW_WORKERS))
 def test_where_lengths_divide_evenly_it_costs_what_all_reduce_costs(step, cluster, lengths, workers):
     planned = step({f"v{index}": (workers * length, 4) for index, length in enumerate(lengths)})
     machines = cluster(workers)
