@@ -18,25 +18,23 @@ START, STEPS, STALENESS = 60.0, 5, 2
 
 # The last worker goes on only as the test lets it. The loss is linear, so that gradients do not depend on who is ahead.
 TRAIN = f"""
-STEPS, STALENESS = {STEPS}, {STALENESS}
+STEPS = {STEPS}
 slow = ad.num_workers - 1
 
-with ad.scope():
-    kernel = tf.Variable(np.zeros(3), name="kernel")
-    step = training(kernel)
-
-# All prepare the step together; the first one changes nothing.
-for number in range(STEPS + 1):
-    if me == slow and number:
-        wait_for(f"may{{number}}")
-        note(f"slow_starts{{number}}")
-    step(np.full([2 + me, 3], number * (me + 1.0)))
-    if me != slow and is_bounded and number > STALENESS:  # a note is left before the step that it tells of
-        assert has_note(f"slow_starts{{number - STALENESS}}"), f"{{number}} steps are too far ahead"
-    note(f"worker{{me}}_ended{{number}}")
-"""
-KEEP = """
-keep(kernel=kernel.numpy())
+def train(name, staleness):
+    with ad.scope():
+        kernel = tf.Variable(np.zeros(3), name=name)
+        step = training(kernel)
+    # All prepare the step together; the first one changes nothing.
+    for number in range(STEPS + 1):
+        if me == slow and number:
+            wait_for(f"{{name}}: may {{number}}")
+            note(f"{{name}}: slow starts {{number}}")
+        step(np.full([2 + me, 3], number * (me + 1.0)))
+        if me != slow and staleness is not None and number > staleness:  # a note is left before the step it tells of
+            assert has_note(f"{{name}}: slow starts {{number - staleness}}"), f"{{name}}: {{number}} is too far ahead"
+        note(f"{{name}}: worker {{me}} ended {{number}}")
+    return kernel.numpy()
 """
 
 
@@ -57,42 +55,76 @@ def each_by_itself(workers: int = 2) -> np.ndarray:
     return np.full(3, -0.5 * sum(range(1, workers + 1)) * sum(range(1, STEPS + 1)))
 
 
-@pytest.mark.parametrize("sync, owner", [(True, 0), (False, 1)])
-def test_workers_get_ahead_of_a_slow_one_by_the_staleness_and_no_more(tmp_path: Path, sync: bool, owner: int) -> None:
-    script = "is_bounded = True\n" + TRAIN + KEEP
-    options = {"builder": "PS", "owner": owner, "sync": sync, "staleness": STALENESS}
-    with Training(tmp_path, script, local(options)) as run:
-        run.wait_for_note(f"worker0_ended{STALENESS}", START)
-        assert not run.has_note("slow_starts1")
-        for number in range(1, STEPS + 1):
-            run.wait_for_note(f"worker0_ended{min(number - 1 + STALENESS, STEPS)}")
-            run.note(f"may{number}")
-        assert run.wait(30) == 0, run.stderr
-        run.assert_gone()
-    expected = mean_of_all() if sync else each_by_itself()
-    np.testing.assert_allclose(run.kept(1)["kernel"], expected, rtol=1e-12)
-    if sync:  # the last update is there before a value is read
-        np.testing.assert_allclose(run.kept(0)["kernel"], expected, rtol=1e-12)
+# One run for all variables, since its start takes longer than their steps.
+BY_VARIABLE = {
+    "synchronous": {"owner": 0, "staleness": STALENESS},
+    "asynchronous": {"owner": 1, "sync": False, "staleness": STALENESS},
+    "unbounded": {"owner": 1, "sync": False, "local_proxy_variable": True},
+    "of_session": {"owner": 1, "staleness": STALENESS, "local_proxy_variable": True},
+}
+BUILDER = f"""
+from dataclasses import dataclass
+from autodist.strategies import PS, StrategyBuilder, synced_variables
+
+@dataclass(frozen=True)
+class ByVariable(StrategyBuilder):
+    def build(self, graph_item, resource_spec):
+        (variable,) = synced_variables(graph_item)
+        return PS(**{BY_VARIABLE}[variable.name]).build(graph_item, resource_spec)
+"""
+PACED = (
+    TRAIN
+    + f"""
+kept = {{name: train(name, staleness) for name, staleness in
+        (("synchronous", {STALENESS}), ("asynchronous", {STALENESS}), ("unbounded", None))}}
+with tf.Graph().as_default(), ad.scope():
+    x = tf.compat.v1.placeholder(tf.float64, [None, 3])
+    rate = tf.compat.v1.placeholder(tf.float64, [])
+    kernel = tf.compat.v1.get_variable("of_session", [3], tf.float64, tf.compat.v1.zeros_initializer())
+    train = tf.compat.v1.train.GradientDescentOptimizer(rate).minimize(tf.reduce_mean(tf.reduce_sum(x * kernel, 1)))
+    session = ad.create_distributed_session()
+    session.run(tf.compat.v1.global_variables_initializer())
+    for number in range(1, STEPS + 1):
+        session.run(train, {{x: np.full([2 + me, 3], number * (me + 1.0)), rate: 0.5}})
+    kept["of_session"] = session.run(kernel)
+keep(**kept)
+"""
+)
 
 
-def test_nobody_waits_for_a_slow_worker_under_asynchronous_servers(tmp_path: Path) -> None:
-    options = {"builder": "PS", "owner": 1, "sync": False, "local_proxy_variable": True}
-    with Training(tmp_path, "is_bounded = False\n" + TRAIN + KEEP, local(options, 3)) as run:
+def test_workers_get_ahead_of_a_slow_one_by_the_staleness_or_freely_and_what_is_read_between_steps_has_all_updates(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "beside.py").write_text(BUILDER)
+    with Training(tmp_path, PACED, local({"builder": "beside.ByVariable"}, 3)) as run:
+        for name in ("synchronous", "asynchronous"):
+            for worker in (0, 1):
+                run.wait_for_note(f"{name}: worker {worker} ended {STALENESS}", START)
+            assert not run.has_note(f"{name}: slow starts 1")
+            for number in range(1, STEPS + 1):
+                for worker in (0, 1):
+                    run.wait_for_note(f"{name}: worker {worker} ended {min(number - 1 + STALENESS, STEPS)}")
+                run.note(f"{name}: may {number}")
         for worker in (0, 1):
-            run.wait_for_note(f"worker{worker}_ended{STEPS}", START)
-        assert not run.has_note("slow_starts1")
+            run.wait_for_note(f"unbounded: worker {worker} ended {STEPS}", START)
+        assert not run.has_note("unbounded: slow starts 1")
         for number in range(1, STEPS + 1):
-            run.note(f"may{number}")
+            run.note(f"unbounded: may {number}")
         assert run.wait(30) == 0, run.stderr
         run.assert_gone()
-    np.testing.assert_allclose(run.kept(2)["kernel"], each_by_itself(3), rtol=1e-12)
+    for worker in range(3):
+        kept = run.kept(worker)
+        for name in ("synchronous", "of_session"):  # the last update is there before a value is read
+            np.testing.assert_allclose(kept[name], mean_of_all(3), rtol=1e-12, err_msg=f"{name} of {worker}")
+    for name in ("asynchronous", "unbounded"):
+        np.testing.assert_allclose(run.kept(2)[name], each_by_itself(3), rtol=1e-12, err_msg=name)
 
 
 @pytest.mark.parametrize("owner", [0, 1])
 def test_a_worker_killed_while_updates_wait_for_it_ends_the_run(tmp_path: Path, owner: int) -> None:
     options = {"builder": "PS", "owner": owner, "staleness": STALENESS}
-    with Training(tmp_path, "is_bounded = True\n" + TRAIN + KEEP, local(options)) as run:
-        run.wait_for_note(f"worker0_ended{STALENESS}", START)
+    with Training(tmp_path, f"{TRAIN}\ntrain('kernel', {STALENESS})\n", local(options)) as run:
+        run.wait_for_note(f"kernel: worker 0 ended {STALENESS}", START)
         began = time.monotonic()
         os.kill(run.wait_for_note("worker1"), signal.SIGKILL)
         assert run.wait(10) != 0
@@ -123,30 +155,6 @@ def test_an_update_that_fails_beside_the_steps_ends_the_run(tmp_path: Path, owne
         run.assert_gone()
     assert "an update of what this worker owns failed: InvalidArgumentError" in run.stderr
     assert "the update is no number" in run.stderr
-
-
-LOOKS = f"""
-STEPS = {STEPS}
-with tf.Graph().as_default(), ad.scope():
-    x = tf.compat.v1.placeholder(tf.float64, [None, 3])
-    rate = tf.compat.v1.placeholder(tf.float64, [])
-    kernel = tf.compat.v1.get_variable("kernel", [3], tf.float64, tf.compat.v1.zeros_initializer())
-    train = tf.compat.v1.train.GradientDescentOptimizer(rate).minimize(tf.reduce_mean(tf.reduce_sum(x * kernel, 1)))
-    session = ad.create_distributed_session()
-    session.run(tf.compat.v1.global_variables_initializer())
-    for number in range(1, STEPS + 1):
-        session.run(train, {{x: np.full([2 + me, 3], number * (me + 1.0)), rate: 0.5}})
-    keep(kernel=session.run(kernel))
-"""
-
-
-def test_what_a_session_fetches_between_steps_has_all_updates(tmp_path: Path) -> None:
-    options = {"builder": "PS", "owner": 1, "staleness": STALENESS, "local_proxy_variable": True}
-    with Training(tmp_path, LOOKS, local(options)) as run:
-        assert run.wait(START) == 0, run.stderr
-        run.assert_gone()
-    for worker in (0, 1):
-        np.testing.assert_allclose(run.kept(worker)["kernel"], mean_of_all(), rtol=1e-12)
 
 
 SERVED = """
@@ -183,8 +191,9 @@ with tf.Graph().as_default(), ad.scope():
     train = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
     session = ad.create_distributed_session()
     session.run(tf.compat.v1.global_variables_initializer())
+    feeding = min(ad.num_workers, 2)
     for batch in batches():
-        part = [np.array_split(rows, 2)[me] if me < 2 else rows for rows in batch]  # the last one's is not used
+        part = [np.array_split(rows, feeding)[me] if me < feeding else rows for rows in batch]  # a server's is not used
         session.run([loss, train], dict(zip((x, y), part)))
     trained = session.run(v)
 
@@ -202,7 +211,7 @@ def test_a_node_without_replicas_owns_what_the_others_train(tmp_path: Path) -> N
     with Training(tmp_path / "served", SERVED, {"nodes": nodes, "strategy": strategy}) as run:
         assert run.wait(90) == 0, run.stderr
         run.assert_gone()
-    with Training(tmp_path / "alone", SERVED, local({"builder": "AllReduce"})) as alone:
+    with Training(tmp_path / "alone", SERVED, {"nodes": [{"address": "localhost", "cpus": [0, 1]}]}) as alone:
         assert alone.wait(90) == 0, alone.stderr
     expected = alone.kept(0)
     for worker in range(3):

@@ -42,6 +42,10 @@ def hosts(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Hosts]:
         yield made
 
 
+# Of what happens within a connection, however it was made and whatever can cut it.
+of_one_kind = pytest.mark.parametrize("hosts", HOST_KINDS[:1], indirect=True, ids=lambda kind: kind.__name__)
+
+
 def run_on(hosts: Hosts, directory: Path, chief: str, worker: str, spec: dict[str, Any] | None = None) -> Run:
     """A run whose chief is on the chief's machine of `hosts`, marked as the processes on the hosts are."""
     mark = hosts.ssh["host1"]["shared_envs"][MARK]
@@ -69,6 +73,7 @@ member.wait_for_end()
         assert f"[{host.address}] complaint\n" in run.stderr
 
 
+@of_one_kind
 def test_tensorflow_servers_on_all_hosts_form_one_cluster(hosts: Hosts, tmp_path: Path) -> None:
     start = """
 from autodist.cluster.servers import start_server, wait_until_listening
@@ -97,6 +102,7 @@ member.wait_for_end()
     assert "TOTAL 111" in run.stdout
 
 
+@of_one_kind
 def test_much_output_passes(hosts: Hosts, tmp_path: Path) -> None:
     worker = """
 for number in range(5000):
@@ -139,7 +145,7 @@ def test_cut_link_stops_the_run_on_both_sides_and_is_named(hosts: Hosts, tmp_pat
     assert run.failures[0].startswith(f"{address} | was lost: nothing was heard from {address} for 5 s")
 
 
-@pytest.mark.parametrize("hosts", HOST_KINDS[:1], indirect=True, ids=lambda kind: kind.__name__)
+@of_one_kind
 def test_a_link_that_is_cut_for_ten_seconds_does_no_harm(hosts: Hosts, tmp_path: Path) -> None:
     worker = """
 for number in range(3):
@@ -165,7 +171,7 @@ member.wait_for_end()
     assert run.failures == []
 
 
-@pytest.mark.parametrize("hosts", HOST_KINDS[:1], indirect=True, ids=lambda kind: kind.__name__)
+@of_one_kind
 def test_run_that_was_suspended_as_a_whole_goes_on(hosts: Hosts, tmp_path: Path) -> None:
     with run_on(hosts, tmp_path, f"note('training'); stop.wait({SUSPENDED + 3})\n{FINISH}", WAIT) as run:
         for event in ("training", "worker1", "worker2"):
@@ -180,7 +186,7 @@ def test_run_that_was_suspended_as_a_whole_goes_on(hosts: Hosts, tmp_path: Path)
         assert run.failures == []
 
 
-@pytest.mark.parametrize("hosts", HOST_KINDS[:1], indirect=True, ids=lambda kind: kind.__name__)
+@of_one_kind
 def test_worker_that_hears_nothing_for_a_while_is_named_with_that_reason(hosts: Hosts, tmp_path: Path) -> None:
     with run_on(hosts, tmp_path, TRAIN_UNTIL_STOPPED, SLEEP) as run:
         scripts = [run.wait_for_note("asleep1"), run.wait_for_note("asleep2")]
@@ -196,6 +202,7 @@ def test_worker_that_hears_nothing_for_a_while_is_named_with_that_reason(hosts: 
     assert "was lost: it heard nothing from the chief's machine for 5 s and ended its script" in failure
 
 
+@of_one_kind
 def test_chief_that_holds_pythons_lock_is_not_taken_for_lost(hosts: Hosts, tmp_path: Path) -> None:
     chief = """
 import ctypes
@@ -208,6 +215,7 @@ coordinator.finish()
         assert run.has_note("back")
 
 
+@of_one_kind
 def test_output_that_the_chief_does_not_take_for_long_is_not_taken_for_silence(hosts: Hosts, tmp_path: Path) -> None:
     chief = """
 reading, writing = os.pipe()
@@ -260,6 +268,7 @@ def test_host_key_checking_can_be_turned_off(hosts: Hosts, tmp_path: Path) -> No
         assert run.wait() == 0, run.stderr
 
 
+@of_one_kind
 def test_python_without_autodist_is_named(hosts: Hosts, tmp_path: Path) -> None:
     spec = hosts.spec()
     bare = tmp_path / "bare" / "bin"

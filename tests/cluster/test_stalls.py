@@ -52,11 +52,6 @@ def test_a_chief_that_makes_fewer_steps(tmp_path: Path) -> None:
     assert "localhost:1 waits in a step for localhost:0, whose script has ended" in said
 
 
-def test_workers_in_different_steps(tmp_path: Path) -> None:
-    said = ended(tmp_path, "other(batch); step(batch)\n(step if me else other)(batch)\n")
-    assert "localhost:1 and all others have waited for one another" in said
-
-
 @pytest.mark.busy
 def test_a_worker_that_was_stopped(tmp_path: Path) -> None:
     script = "note(f'stepped{me}')\nwait_for('go')\nstep(batch)\n"
@@ -72,17 +67,24 @@ def test_a_worker_that_was_stopped(tmp_path: Path) -> None:
         run.assert_gone()
 
 
-def test_a_worker_that_is_busy_elsewhere_is_named_and_waited_for(tmp_path: Path) -> None:
+def test_a_worker_that_is_busy_elsewhere_is_named_and_waited_for_and_one_in_another_step_ends_the_run(
+    tmp_path: Path,
+) -> None:
     script = """
 if me:
     wait_for("go")
 step(batch)
 note(f"ended{me}")
+other(batch); step(batch)
+(step if me else other)(batch)
 """
     with Training(tmp_path, TRAIN + script, TWO) as run:
         said = "for what is outside of any step: localhost:1"
         assert within(START, lambda: said in run.stderr), run.stderr
         assert not run.has_note("ended0")
         run.note("go")
-        assert run.wait(STALLED) == 0
+        for worker in (0, 1):
+            run.wait_for_note(f"ended{worker}", STALLED)
+        assert run.wait(STALLED) != 0
         run.assert_gone()
+        assert "localhost:1 and all others have waited for one another" in run.stderr
