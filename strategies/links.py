@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from fractions import Fraction
+from math import lcm
 
 from autodist.proto import strategy_pb2
-from autodist.strategies.cost import traffic, worker_count
-from autodist.strategies.nodes import pieces, whole_node
+from autodist.strategies.cost import traffic
+from autodist.strategies.nodes import alike_pieces, whole_node
 from autodist.strategies.variables import SyncedVariable
 from autodist.synchronizers import cut_of
 
@@ -29,19 +29,30 @@ def link_bytes(
         config: of the strategy, with specs resolved.
         rows: of a sparse variable, that each worker touches in a step.
     """
-    sent: dict[Link, Fraction] = {}
     cut, computing = cut_of(node), sorted({replica.worker for replica in config.replicas})
-    for piece, synchronizer in pieces(variable, node):
-        share = Fraction(1)
-        if cut is not None and cut.axis == 0:
-            share = Fraction(piece.shape[0], max(variable.shape[0], 1))
+    is_shared = cut is not None and cut.axis == 0
+    indices = max(variable.shape[0], 1) if is_shared else 1
+    # Whole numbers of such parts of a byte: fractions would cost ten times as much, on as many links as workers².
+    parts = lcm(indices, *range(max(len(computing) - 1, 1), len(computing) + 1))
+    sent: dict[Link, int] = {}
+    for piece, synchronizer, count in alike_pieces(variable, node):
+        share = piece.shape[0] if is_shared else 1
         cost = traffic(piece, whole_node(piece.name, synchronizer), config)
-        for worker in range(worker_count(config)):
-            count = cost.step[worker] + cost.row[worker] * share * rows
+        for worker, (step, row) in enumerate(zip(cost.step, cost.row, strict=True)):
+            if not (step or row):
+                continue
             targets = synchronizer.targets(worker, computing)
+            scaled = count * (step * parts + row * rows * share * (parts // indices))
             for target in targets:
-                sent[worker, target] = sent.get((worker, target), Fraction(0)) + Fraction(count) / len(targets)
-    return {link: round(count) for link, count in sorted(sent.items()) if count}
+                link = worker, target
+                sent[link] = sent.get(link, 0) + scaled // len(targets)
+    return {link: _nearest(count, parts) for link, count in sorted(sent.items()) if count}
+
+
+def _nearest(count: int, parts: int) -> int:
+    """`count / parts` as a whole number, the even one of two that are as near."""
+    whole, rest = divmod(count, parts)
+    return whole + (2 * rest > parts or (2 * rest == parts and whole % 2))
 
 
 def sums_by_worker(links: Mapping[Link, int], workers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

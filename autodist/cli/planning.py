@@ -13,7 +13,6 @@ from autodist.cli.script import Target
 from autodist.cli.telling import UsageError
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.item import GraphItem
-from autodist.graph.parts import Variable
 from autodist.graph.placement import EVERY_WORKER, Placement
 from autodist.kernels import Context, rewrite
 from autodist.kernels.place.assign_owners import find_placements
@@ -34,7 +33,7 @@ from autodist.strategies import (
     synced_variables,
 )
 from autodist.strategies.links import Link
-from autodist.strategies.nodes import pieces
+from autodist.strategies.nodes import alike_pieces, pieces
 from autodist.strategies.table import synchronizer_text
 from autodist.synchronizers import cut_of
 
@@ -233,27 +232,22 @@ class _Step:
 def held_bytes(item: GraphItem, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
     """Bytes of variables, slots included, that each worker holds between two steps."""
     placements: Mapping[str, Placement] = find_placements(item, strategy) if workers > 1 else {}
-    held = [0] * workers
+    computing = {replica.worker for replica in strategy.graph_config.replicas}
+    everywhere, with_replicas, held = 0, 0, [0] * workers
     for variable in item.variables:
-        for worker, count in _held_of(variable, placements.get(variable.name, Placement()), workers):
-            held[worker] += count
+        for shard in placements.get(variable.name, Placement()).shards(variable.shape):
+            size = prod(shard.shape) * variable.dtype.size
+            if shard.owner == EVERY_WORKER:
+                everywhere += size
+            else:
+                held[shard.owner] += size
     synced = {variable.name: variable for variable in synced_variables(item)}
     for node in strategy.nodes:
-        for piece, part in pieces(synced[node.variable], node):
-            if part.has_proxy:
-                for worker in {replica.worker for replica in strategy.graph_config.replicas}:
-                    held[worker] += piece.byte_size if worker != part.owner else 0
-    return held
-
-
-def _held_of(variable: Variable, placement: Placement, workers: int) -> list[tuple[int, int]]:
-    """Which worker holds how many bytes of a variable."""
-    found = []
-    for shard in placement.shards(variable.shape):
-        size = prod(shard.shape) * variable.dtype.size
-        holders = range(workers) if shard.owner == EVERY_WORKER else [shard.owner]
-        found += [(worker, size) for worker in holders]
-    return found
+        for piece, part, count in alike_pieces(synced[node.variable], node):
+            if part.has_proxy and part.owner is not None:
+                with_replicas += piece.byte_size * count
+                held[part.owner] -= piece.byte_size * count if part.owner in computing else 0
+    return [own + everywhere + (with_replicas if k in computing else 0) for k, own in enumerate(held)]
 
 
 def _of_the_chief(
