@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -21,6 +21,7 @@ from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
 from autodist.errors import CaptureError, EmptyBatchError, UnevenBatchError
 from autodist.graph_function import GraphFunction, GraphSessions
+from autodist.known_calls import Cut, OwnPart, form_of
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.own_batches import WholeBatch
 from autodist.quiet import quiet_tensorflow
@@ -76,6 +77,19 @@ class _Traced:
     running: RunningStep
 
 
+@dataclass(frozen=True)
+class _Known:
+    """What is known of calls of one form.
+
+    Attributes:
+        traced: the trace that serves them.
+        own: what this worker computes with of their arrays.
+    """
+
+    traced: _Traced
+    own: OwnPart
+
+
 @autograph_artifact
 class DistributedFunction:
     """A captured step; calling it runs the step on this worker's replicas and combines with the other workers.
@@ -122,6 +136,7 @@ class DistributedFunction:
         self._arguments = StepArguments(self._name, function, self._plain, tracing.input_signature, batch_axis, name_of)
         self._has_told_of_tables = False
         self._traced: Traces[_Traced] = Traces(tracing.reduce_retracing)
+        self._known: dict[Hashable, _Known] = {}
         self._of_instances = BoundFunctions(
             lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing, name_of, sessions)
         )
@@ -170,29 +185,50 @@ class DistributedFunction:
         """
         if tf.inside_function():
             return call_in_function(self._plain, self._name, args, kwargs)
-        arguments = self._arguments.bind(args, kwargs)
+        arguments = self._arguments.bind(args, kwargs) if kwargs else None
+        form, arrays = form_of(args if arguments is None else list(arguments.items()))
+        key = None if form is None else (form, None if self.whole is None else self.whole.examples)
+        known = self._known.get(key)
+        if known is None or self._is_outdated(known.traced) or not tf.executing_eagerly():
+            return self._call_unknown(key, arrays, self._arguments.bind(args, kwargs))
+        if self._trains:
+            self._run.before_step(self)
+        with self._run.missed_step.noted(but=self.survivable):
+            results = self._run_step(known.traced, known.own, arrays)
+        self._run.first_batches.look()
+        return results
+
+    def _call_unknown(self, form: Hashable | None, arrays: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
+        """A call of which nothing is known yet; what is found out is kept for those of the same form."""
         if self._in_graph is not None and not tf.executing_eagerly():
             return self._in_graph(arguments)
         leaves, constants = self._arguments.take_apart(arguments)
         key = tuple((parameter, constant_key(value)) for parameter, value in constants)
         axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
         asked = TracedFor(key, axes, specs, self._arguments.group(leaves))
+        if any(asked.groups):  # what was taken for rows of one number by chance is not any more
+            self._known.clear()
         if self._trains:
             self._run.before_step(self)
         with self._run.missed_step.noted(but=self.survivable):
             require_rows_for_all(split_rows(leaves), asked.groups, self._shares)
             traced = self._traced.get(asked)
             if traced is not None and not self._is_outdated(traced):
-                results = self._run_step(traced, leaves)
+                own = self._own_part(leaves)
+                results = self._run_step(traced, own, self._in_order(traced, leaves))
             else:
-                traced, results = self._first_call(asked, arguments, leaves, constants)
+                traced, own, results = self._first_call(asked, arguments, leaves, constants)
         self._run.first_batches.look()
         traced.running.after(lambda: results)
+        is_all = len(arrays) == len(leaves) and all(a is x.value for a, x in zip(arrays, leaves, strict=True))
+        if form is not None and is_all and not any(asked.groups) and self._run.recorder is None:
+            self._known[form] = _Known(traced, own)
         return results
 
     def _first_call(
         self, asked: TracedFor, arguments: Mapping[str, Any], leaves: Sequence[Leaf], constants: Constants
-    ) -> tuple[_Traced, Any]:
+    ) -> tuple[_Traced, OwnPart, Any]:
+        self._known.clear()
         with quiet_tensorflow():
             made_for = self._traced.to_be_made(asked)
             traced = self._trace(arguments, leaves, made_for)
@@ -201,10 +237,11 @@ class DistributedFunction:
                 self._trains = True
                 self._run.before_step(self)
             self._tell_first_batch(traced, leaves, constants)
+            own = self._own_part(leaves)
             with self._run.start_up.doing("making the first step"):
-                results = self._run_step(traced, leaves)
+                results = self._run_step(traced, own, self._in_order(traced, leaves))
         self._run.start_up.ends()
-        return traced, results
+        return traced, own, results
 
     def _is_outdated(self, traced: _Traced) -> bool:
         """Whether the script has filled lookup tables further since, so that the step has to be traced anew."""
@@ -260,7 +297,7 @@ class DistributedFunction:
         self._require_fits_apart(captured, leaves)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
         require_any_length(captured.item, self._dealt(self._count(leaves), names))
-        own = self._own_part(leaves, self._count(leaves))[0]
+        own = self._own_part(leaves).of(leaf.value for leaf in leaves)
         shapes = {name: np.shape(value) for name, value in zip(captured.inputs, own, strict=True)}
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
         return _Traced(captured, prepare(self._run, captured.item, sources, shapes, captured.tables))
@@ -289,15 +326,17 @@ class DistributedFunction:
     def _dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:
         return Dealt(examples, self._shares, len(self._run.spec.replicas), names)
 
-    def _run_step(self, traced: _Traced, leaves: Sequence[Leaf]) -> Any:
-        if self._run.recorder is not None and traced.captured.item.gradients:
-            given = self._run.recorder.in_order([leaf.value for leaf in leaves], [leaf.axis for leaf in leaves])
-            leaves = [replace(leaf, value=value) for leaf, value in zip(leaves, given, strict=True)]
-        examples = self._count(leaves)
-        values, mine = self._own_part(leaves, examples)
+    def _in_order(self, traced: _Traced, leaves: Sequence[Leaf]) -> list[Any]:
+        """The arrays that are passed, their examples in the order that a recorded step has."""
+        values = [leaf.value for leaf in leaves]
+        if self._run.recorder is None or not traced.captured.item.gradients:
+            return values
+        return list(self._run.recorder.in_order(values, [leaf.axis for leaf in leaves]))
+
+    def _run_step(self, traced: _Traced, own: OwnPart, values: Sequence[Any]) -> Any:
         for count in self.coming:
             traced.running.require_even(count)
-        results = iter(traced.running(values, mine, examples))
+        results = iter(traced.running(own.of(values), own.examples, own.all_examples))
         return tf.nest.map_structure(
             lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.TensorSpec) else leaf,
             traced.captured.outputs,
@@ -307,20 +346,30 @@ class DistributedFunction:
         """The number of examples of the global batch, or of what this worker passes."""
         return count_examples(leaves) if self.whole is None else self.whole.examples
 
-    def _own_part(self, leaves: Sequence[Leaf], examples: int) -> tuple[list[Any], int]:
+    def _own_part(self, leaves: Sequence[Leaf]) -> OwnPart:
+        """What this worker computes with, for arrays of these shapes.
+
+        Raises:
+            EmptyBatchError: there are no examples, and no other worker can have any.
+        """
+        examples = self._count(leaves)
         is_split = any(x.axis is not None for x in leaves)
         if is_split and (self._is_global or self._run.workers == 1):
             require_examples(examples > 0)
         if not self._is_global:
-            if examples == 0:
-                return [_numpy(x.value) if x.axis is None else with_a_row(x.value, x.axis) for x in leaves], 0
-            return [_numpy(x.value) for x in leaves], examples
+            return OwnPart([_with_a_row(x) if examples == 0 else np.asarray for x in leaves], examples, examples)
         workers = [r.worker.index for r in self._run.spec.replicas]
         if self.whole is not None:
-            return [_numpy(x.value) for x in leaves], share_of(examples, workers, self._run.index).size
+            return OwnPart([np.asarray] * len(leaves), share_of(examples, workers, self._run.index).size, examples)
         shares = {n: share_of(n, workers, self._run.index) for n in {examples, *(x.rows for x in leaves)}}
-        mine = [_numpy(x.value) if x.axis is None else take(x.value, x.axis, shares[x.rows]) for x in leaves]
-        return mine, shares[examples].size
+        cuts: list[Cut] = [
+            np.asarray if x.axis is None else functools.partial(take, axis=x.axis, share=shares[x.rows]) for x in leaves
+        ]
+        return OwnPart(cuts, shares[examples].size, examples)
+
+
+def _with_a_row(leaf: Leaf) -> Cut:
+    return np.asarray if leaf.axis is None else functools.partial(with_a_row, axis=leaf.axis)
 
 
 @contextmanager
@@ -335,7 +384,3 @@ def _explaining_open_axes() -> Iterator[None]:
                 "tf.shape(x)[0] for it, or -1 where tf.reshape is to find it."
             )
         raise
-
-
-def _numpy(value: Any) -> Any:
-    return value.numpy() if isinstance(value, tf.Tensor) else value

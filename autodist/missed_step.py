@@ -49,11 +49,17 @@ class MissedStep:
             ClusterError: this worker missed an earlier step.
             WorkerFailedError: it did since another worker ended badly.
         """
-        with self._turn, self._in_turn(but):
-            yield
+        with self._turn:
+            self._require_none()
+            try:
+                yield
+            except BaseException as error:  # Ctrl-C, too
+                if self._others_wait() and not isinstance(error, but):
+                    self._error = error
+                raise
+            self._made_at = time.monotonic()
 
-    @contextmanager
-    def _in_turn(self, but: type[Exception] | tuple[type[Exception], ...]) -> Iterator[None]:
+    def _require_none(self) -> None:
         if isinstance(self._error, WorkerFailedError):
             raise self._error
         if self._error is not None:
@@ -61,10 +67,3 @@ class MissedStep:
                 f"this worker failed in an earlier step ({type(self._error).__name__}: {self._error}) and its script "
                 "went on, while the other workers wait for that step. Let what a step raises end the script."
             ) from self._error
-        try:
-            yield
-        except BaseException as error:  # Ctrl-C, too
-            if self._others_wait() and not isinstance(error, but):
-                self._error = error
-            raise
-        self._made_at = time.monotonic()

@@ -45,14 +45,7 @@ from autodist.session_batches import SessionBatches
 from autodist.session_checkpoints import resume
 from autodist.session_feeds import SessionFeeds, examples_of
 from autodist.session_initial_values import InitialValues
-from autodist.session_requests import (
-    ABSENT,
-    FEED_DENSE,
-    check_options,
-    expanded,
-    refuse_partial_runs,
-    require_dense,
-)
+from autodist.session_requests import ABSENT, Request, Requests, check_options, expanded, refuse_partial_runs
 
 log = logging.getLogger("autodist")
 
@@ -119,6 +112,7 @@ class DistributedSession(SessionInterface):
     ) -> None:
         self._run, self._captured, self._notes = run, captured, notes
         self._version = captured.graph.version
+        self._requests = Requests(captured.graph)
         named = dict(itertools.starmap(self._named_axis, require_mapping(batch_axis, "placeholders").items()))
         self._feeds = SessionFeeds(run.spec, run.index, named, frozenset(v.shape for v in captured.variables), shared)
         # Each session has values of its own, as TensorFlow's have.
@@ -214,45 +208,64 @@ class DistributedSession(SessionInterface):
             WorkerFailedError: another worker ended badly.
             ClusterError: this worker failed in an earlier run.
         """
+        self._require_same_training()
+        check_options(options, run_metadata)
+        feeds = {} if feed_dict is None else feed_dict
+        request = self._requests.of(fetches, feeds)
+        arrays = request.arrays(feeds.values())
+        known = self._fetched.get(request.names)
+        if known is not None and known.trains:
+            self._run.before_step(known)
+        with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
+            arrays |= self._batches.next_for(request.elements, arrays)
+        with self._run.missed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=known is None):
+            fetched = self._first_of(request, arrays) if known is None else known
+            found = self._make_step(fetched, request, arrays, options, run_metadata)
+        self._run.first_batches.look()
+        if known is None and not (fetched.sets or fetched.looks):
+            self._run.start_up.ends()
+        if fetched.trains:
+            self._run.step += 1
+            if self._run.recorder is not None:
+                self._run.recorder.after_step(self._captured.whole(), self._run.index, self._values, dict)
+        return request.filled(fetches, found)
+
+    def _require_same_training(self) -> None:
+        """Passes if no variables or gradients were added after the session was made.
+
+        Raises:
+            CaptureError: some were.
+        """
         if self.graph.version != self._version:
             if self._notes is not None:
                 self._captured.require_same_training(self._notes.calls)
             self._version = self.graph.version
-        structure = expanded(fetches)
-        elements = [self._element(f) for f in tf.nest.flatten(structure) if f is not ABSENT]
-        feeds = {self._tensor(key): value for key, value in (feed_dict or {}).items()}
-        arrays = {t: np.asarray(value, t.dtype.as_numpy_dtype) for t, value in feeds.items()}
-        key = (tuple(e.name for e in elements), tuple(t.name for t in arrays))
-        check_options(options, run_metadata)
-        if key in self._fetched and self._fetched[key].trains:
-            self._run.before_step(self._fetched[key])
-        with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
-            arrays |= self._batches.next_for(elements, arrays)
-        is_new = key not in self._fetched
-        with self._run.missed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=is_new):
-            if is_new:
-                self._fetched[key] = self._prepare(elements, arrays)
-                self._resume(self._fetched[key])
-            fetched = self._fetched[key]
-            if fetched.trains:
-                self._tell_first_batch(arrays, fetched.axes)
-            self._require_common(fetched, [*key[0], *key[1]])
-            if self._run.recorder is not None and fetched.trains:
-                given = self._run.recorder.in_order(list(arrays.values()), fetched.axes)
-                arrays = dict(zip(arrays, given, strict=True))
-            own = dict(zip(arrays, self._feeds.own_part(arrays, fetched.axes, fetched.is_alone), strict=True))
-            whole = examples_of(arrays, fetched.axes) if fetched.is_global else 0
-            values = iter(self._run_fetched(fetched, own, whole, options, run_metadata))
-        self._run.first_batches.look()
-        if is_new and not (fetched.sets or fetched.looks):
-            self._run.start_up.ends()
-        found = [_value_of(e, own, values) for e in elements]
+
+    def _first_of(self, request: Request, arrays: Mapping[tf.Tensor, np.ndarray]) -> _Fetched:
+        """What a request runs that has not been made before."""
+        fetched = self._fetched[request.names] = self._prepare(request.elements, arrays)
+        self._resume(fetched)
+        return fetched
+
+    def _make_step(
+        self,
+        fetched: _Fetched,
+        request: Request,
+        arrays: dict[tf.Tensor, np.ndarray],
+        options: RunOptions | None,
+        metadata: RunMetadata | None,
+    ) -> list[np.ndarray | None]:
+        """Runs what is fetched on this worker's part of what is fed; its value for each element of the request."""
         if fetched.trains:
-            self._run.step += 1
+            self._tell_first_batch(arrays, fetched.axes)
+        self._require_common(fetched, request)
         if self._run.recorder is not None and fetched.trains:
-            self._run.recorder.after_step(self._captured.whole(), self._run.index, self._values, dict)
-        results = iter(found)
-        return tf.nest.map_structure(lambda f: None if f is ABSENT else next(results), structure)
+            given = self._run.recorder.in_order(list(arrays.values()), fetched.axes)
+            arrays = dict(zip(arrays, given, strict=True))
+        own = dict(zip(arrays, self._feeds.own_part(arrays, fetched.axes, fetched.is_alone), strict=True))
+        whole = examples_of(arrays, fetched.axes) if fetched.is_global else 0
+        values = iter(self._run_fetched(fetched, own, whole, options, metadata))
+        return [_value_of(e, own, values) for e in request.elements]
 
     def saved_variables(self) -> dict[str, Kept]:
         """How the session has each variable that a Saver of the graph would save, by its name."""
@@ -300,8 +313,8 @@ class DistributedSession(SessionInterface):
             raise TypeError(f"feed_list is {feed_list!r}; it must be a list or a tuple.")
         for fetch in tf.nest.flatten(expanded(fetches)):
             if fetch is not ABSENT:
-                self._element(fetch)
-        keys = [self._tensor(key) for key in feed_list or ()]
+                self._requests.element(fetch)
+        keys = [self._requests.tensor(key) for key in feed_list or ()]
 
         def call(*values: Any, **told: Any) -> Any:
             if len(values) != len(keys):
@@ -412,7 +425,7 @@ class DistributedSession(SessionInterface):
         except FetchedElsewhereError as error:
             return self._program(item, kernels, fetches_alike=True), str(error)
 
-    def _require_common(self, fetched: _Fetched, names: Sequence[str]) -> None:
+    def _require_common(self, fetched: _Fetched, request: Request) -> None:
         """Passes where owners need not send what is fetched of theirs, or all workers fetch it in this run.
 
         Raises:
@@ -420,7 +433,7 @@ class DistributedSession(SessionInterface):
         """
         if not fetched.elsewhere:
             return
-        asked = hashlib.sha256("\n".join(names).encode()).hexdigest()
+        asked = hashlib.sha256("\n".join(itertools.chain(*request.names)).encode()).hexdigest()
         if not self._run.makes_together(lambda: ("session", asked), is_certain=True):
             raise FetchedElsewhereError(fetched.elsewhere)
 
@@ -474,20 +487,10 @@ class DistributedSession(SessionInterface):
                 "in Python and feed this worker's part (ad.distribute_dataset gives it)."
             )
 
-    def _element(self, fetch: Any) -> tf.Tensor | tf.Operation:
-        require_dense(fetch, "fetched", "Fetch tf.sparse.to_dense of it, or its tensors one by one.")
-        return self.graph.as_graph_element(fetch, allow_tensor=True, allow_operation=True)
-
-    def _tensor(self, key: Any) -> tf.Tensor:
-        require_dense(key, "fed", FEED_DENSE)
-        if isinstance(key, str) and ":" not in key:
-            key = f"{key}:0"
-        return self.graph.as_graph_element(key, allow_tensor=True, allow_operation=False)
-
     def _named_axis(self, key: Any, axis: Any) -> tuple[str, int | None]:
         """The name of a tensor that `batch_axis` names, and the axis."""
         try:
-            tensor = self._tensor(key)
+            tensor = self._requests.tensor(key)
         except (KeyError, TypeError, ValueError) as error:
             raise CaptureError(
                 f"batch_axis names {key!r}, which is no tensor of the session's graph ({error}); give a placeholder or "

@@ -1,13 +1,18 @@
-"""What may be asked of a session's run."""
+"""What is, and may be, asked of a session's run."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.indexed_slices import IndexedSlicesValue  # what TensorFlow gives for one
 
+from autodist import plain_nests
 from autodist.errors import CaptureError
+from autodist.plain_nests import NotPlainError
 from autodist.runtime.program import RunMetadata, RunOptions
 
 FEED_DENSE = (
@@ -17,6 +22,95 @@ FEED_DENSE = (
 
 ABSENT = object()
 """Stands among what is fetched for what a sparse gradient may leave out."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is fetched and fed, whatever the values are.
+
+    Attributes:
+        elements: what is fetched, one after the other.
+        fed: what takes values, in the order of the feeds.
+        dtypes: of these values.
+        names: of the elements, and of what is fed.
+        structure: of what is fetched; None: that of a plain nest.
+        given: by which it was asked for, and is known as long as it lives.
+    """
+
+    elements: Sequence[tf.Tensor | tf.Operation]
+    fed: Sequence[tf.Tensor]
+    dtypes: Sequence[Any]
+    names: tuple[tuple[str, ...], tuple[str, ...]]
+    structure: Any
+    given: Sequence[Any]
+
+    def arrays(self, values: Iterable[Any]) -> dict[tf.Tensor, np.ndarray]:
+        """What is fed, by what takes it."""
+        return {t: np.asarray(v, dtype) for t, v, dtype in zip(self.fed, values, self.dtypes, strict=True)}
+
+    def filled(self, fetches: Any, values: Iterable[Any]) -> Any:
+        """What is fetched, with the values of the elements in their places."""
+        remaining = iter(values)
+        if self.structure is None:
+            return plain_nests.filled(fetches, remaining)
+        return tf.nest.map_structure(lambda f: None if f is ABSENT else next(remaining), self.structure)
+
+
+class Requests:
+    """Finds what runs of a session ask for; of what was asked for before that is known already.
+
+    Args:
+        graph: of the session.
+    """
+
+    def __init__(self, graph: tf.Graph) -> None:
+        self._graph = graph
+        self._known: dict[Hashable, Request] = {}
+
+    def of(self, fetches: Any, feeds: Collection[Any]) -> Request:
+        """What one run asks for.
+
+        Args:
+            fetches: as `tf.compat.v1.Session.run` takes them.
+            feeds: the keys of what is fed.
+
+        Raises:
+            CaptureError: something of it is sparse.
+            KeyError, TypeError, ValueError: TensorFlow's: it is not of the graph.
+        """
+        try:
+            form = plain_nests.form_of(fetches, _form_of_element), *map(_form_of_element, feeds)
+        except NotPlainError:
+            return self._found(expanded(fetches), feeds)
+        if form not in self._known:
+            self._known[form] = replace(self._found(fetches, feeds), structure=None)
+        return self._known[form]
+
+    def _found(self, structure: Any, feeds: Collection[Any]) -> Request:
+        fetched, fed = tf.nest.flatten(structure), list(map(self.tensor, feeds))
+        elements = [self.element(f) for f in fetched if f is not ABSENT]
+        names = tuple(e.name for e in elements), tuple(dict.fromkeys(t.name for t in fed))
+        return Request(elements, fed, [t.dtype.as_numpy_dtype for t in fed], names, structure, [*fetched, *feeds])
+
+    def element(self, fetch: Any) -> tf.Tensor | tf.Operation:
+        """What is fetched by a tensor, an operation, a variable or a name."""
+        require_dense(fetch, "fetched", "Fetch tf.sparse.to_dense of it, or its tensors one by one.")
+        return self._graph.as_graph_element(fetch, allow_tensor=True, allow_operation=True)
+
+    def tensor(self, key: Any) -> tf.Tensor:
+        """What is fed by a tensor, a variable or a name."""
+        require_dense(key, "fed", FEED_DENSE)
+        if isinstance(key, str) and ":" not in key:
+            key = f"{key}:0"
+        return self._graph.as_graph_element(key, allow_tensor=True, allow_operation=False)
+
+
+def _form_of_element(element: Any) -> Hashable:
+    if isinstance(element, str):
+        return element
+    if isinstance(element, tf.Tensor | tf.Operation | tf.Variable):
+        return id(element)  # what a known request keeps, so that no other gets it
+    raise NotPlainError(type(element).__name__)
 
 
 def require_dense(value: Any, done: str, mend: str) -> None:

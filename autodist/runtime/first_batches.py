@@ -209,8 +209,10 @@ class FirstBatches:
 
     def look(self) -> None:
         """On the chief, after a step: warns of what is wrong, each fault once."""
+        if not self._open:
+            return
         messages = self._messages()
-        if not self._open or messages is None:
+        if messages is None:
             return
         for message in self._guard(messages.posted):
             batch = FirstBatch.decode(message)

@@ -8,6 +8,9 @@ import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec, function_step
 from autodist.errors import EmptyBatchError
+from autodist.own_batches import WholeBatch
+from autodist.running_step import RunningStep
+from autodist.step_arguments import StepArguments
 
 
 @pytest.mark.parametrize("asked, found", [({}, False), ({"jit_compile": True}, True), ({"jit_compile": None}, False)])
@@ -101,3 +104,95 @@ def test_a_batch_without_examples_is_refused():
     with pytest.raises(EmptyBatchError, match="no examples at all"):
         train(np.ones((0, 2)))
     assert float(train(np.ones((1, 2)))) == 4.0
+
+
+@pytest.mark.parametrize("passing", ["positional", "named"])
+@pytest.mark.parametrize("batch", ["global", "per_worker"])
+def test_a_call_like_an_earlier_one_is_not_looked_at_again_and_computes_with_its_own_values(
+    monkeypatch, batch, passing
+):
+    looked = []
+    plain = StepArguments.take_apart
+    monkeypatch.setattr(StepArguments, "take_apart", lambda *args: looked.append(1) or plain(*args))
+    ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]}))
+    with ad.scope():
+        weight = tf.Variable(np.ones((2, 1)))
+
+        @ad.function(batch=batch)
+        def step(x, scale=1.0, shift=0.0):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(x["x"] @ weight)) * scale + shift
+            weight.assign_sub(0.01 * tape.gradient(loss, weight))
+            return loss
+
+    rng, expected = np.random.default_rng(0), np.ones((2, 1))
+    for rows, scale, shift in [
+        (4, 1.0, 0.0),
+        (3, 1.0, 0.0),
+        (4, 1.0, 0.5),
+        (4, 1.0, 0.0),
+        (4, 2.0, 0.0),
+        (3, 1.0, 0.0),
+    ] * 3:
+        x = rng.normal(size=(rows, 2))
+        value = np.mean(np.square(x @ expected)) * scale + shift
+        expected = expected - 0.01 * scale * 2 * x.T @ (x @ expected) / rows
+        named = {"shift": np.float64(shift), "scale": scale, "x": {"x": x}}
+        given = step(**named) if passing == "named" else step({"x": tf.constant(x)}, scale, np.float64(shift))
+        np.testing.assert_allclose(float(given), value, rtol=1e-13)
+    np.testing.assert_allclose(weight.numpy(), expected, rtol=1e-12)
+    # Three forms; after the second trace two of them are looked at once more.
+    assert len(looked) == 5 and step.traces == 2
+
+
+def test_rows_that_were_as_many_by_chance_are_apart_in_calls_that_were_known():
+    ad = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]}))
+    with ad.scope():
+
+        @ad.function
+        def step(x, y):
+            return tf.reduce_mean(x) + tf.reduce_sum(y)
+
+    for rows in (8, 8, 24, 8, 8):
+        x, y = np.arange(float(rows)), np.arange(8.0) * rows
+        np.testing.assert_allclose(float(step(x, y)), x.mean() + y.sum(), rtol=1e-13)
+    assert not step._known
+
+
+def test_a_step_reads_a_table_that_was_filled_since_also_in_a_call_that_was_known():
+    ad = AutoDist()
+    with ad.scope():
+        table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float64, -1.0)
+        table.insert(tf.constant(["a"]), tf.constant([1.0], tf.float64))
+
+        @ad.function
+        def step(words):
+            return tf.reduce_sum(table.lookup(words))
+
+    words = np.array(["a", "b"])
+    assert [float(step(words)) for _ in range(3)] == [0.0] * 3
+    table.insert(tf.constant(["b"]), tf.constant([5.0], tf.float64))
+    assert [float(step(words)) for _ in range(3)] == [6.0] * 3
+
+
+def test_parts_of_one_shape_are_told_apart_by_the_global_batches_that_they_are_of(monkeypatch):
+    """Of five examples and of six the first of two workers has three."""
+    seen = []
+    plain = RunningStep.__call__
+
+    def call(self, values, examples, all_examples):
+        seen.append(all_examples)
+        return plain(self, values, len(values[0]), len(values[0]))
+
+    monkeypatch.setattr(RunningStep, "__call__", call)
+    ad = AutoDist()
+    with ad.scope():
+
+        @ad.function(batch="global")
+        def step(x):
+            return tf.reduce_sum(x)
+
+    for examples in (5, 6, 5, 6, None):
+        step.whole = None if examples is None else WholeBatch(examples, ())
+        assert float(step(np.ones(3))) == 3
+    assert seen == [5, 6, 5, 6, 3]

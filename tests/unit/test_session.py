@@ -281,3 +281,20 @@ def test_a_batch_without_examples_is_refused_where_something_asks_for_examples(t
             session.run(fetch, {x: np.zeros((0, 3))})
     assert session.run(x * 2.0, {x: np.zeros((0, 3))}).shape == (0, 3)
     assert session.run(loss, feeds) > 0
+
+
+def test_what_was_asked_for_before_is_known_and_what_has_changed_is_seen(trained):
+    session, loss, train, batch = trained
+    (x,) = batch
+    weight = session.graph.get_tensor_by_name("weight/Read/ReadVariableOp:0")
+    fetches = [loss, {"b": weight, "a": ("loss:0", train)}]
+    first = session.run(fetches, batch)
+    again = session.run([loss, {"b": weight, "a": ("loss:0", train)}], {x: batch[x] + 1.0})
+    assert len(session._requests._known) == 2  # with that of the initializer
+    for found in (first, again):
+        assert list(found[1]) == ["b", "a"] and found[1]["a"] == (found[0], None)
+    fetches.append("loss")
+    with pytest.raises(AssertionError):
+        np.testing.assert_array_equal(first[0], again[0])
+    longer = session.run([loss, weight, loss], {"x": batch[x]})
+    assert longer[0] == longer[2] and longer[1].shape == (3, 1)
