@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import time
 from dataclasses import asdict
 from pathlib import Path
 
@@ -25,6 +26,7 @@ _LIMITS = {"answer_timeout": 5, "silence_timeout": 8, "stop_timeout": 1}
 _SURVIVES_SHORT_CUTS = {"silence_timeout": 25}
 
 _SHORT_CUT = 3.0
+"""Seconds of the clock."""
 
 _SCRIPT = """
 import json, resource, threading
@@ -146,7 +148,7 @@ def _act(run: Training, hosts: LoopbackHosts, start: int, fault: Fault) -> None:
     run.wait_for_note(f"{fault.kind}.{start}", _LIMIT * (start + 1))
     hosts.cut(host)
     if fault.kind == SHORT_CUT:
-        within(_SHORT_CUT, lambda: False)
+        time.sleep(_SHORT_CUT)  # the fault's own length, which is no shorter on a busy machine
     else:
         assert within(_LIMIT, lambda: f"restart {start + 1} of" in run.stderr), run.stderr
     hosts.mend(host)
