@@ -15,27 +15,40 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.legacy.saving import legacy_h5_format  # as in keras_files
+from keras.src.saving import saving_lib
 
 from autodist.capture.keras_files import SAVES
+from autodist.capture.shared_savers import write_by_one
 
 Write = Callable[[str, Callable[[], Any]], Any]
 """Lets one worker write, told what and how; gives what it gives, or None on the others."""
 
 _own = threading.local()
 
+WRITERS: tuple[tuple[Any, str, str], ...] = (
+    (tf.train.Checkpoint, "_write", "file_prefix"),  # by which `save` and `write` do
+    *((keras.Model, name, "filepath") for name in SAVES),
+    (saving_lib, "save_model", "filepath"),  # by which keras.saving.save_model does, and so on
+    (saving_lib, "save_weights_only", "filepath"),
+    (legacy_h5_format, "save_model_to_hdf5", "filepath"),
+    (tf.saved_model, "save", "export_dir"),  # likewise keras.export.ExportArchive
+)
+"""What writes files, by its owner and name, and what it calls their path."""
+
 
 def share_files(write: Write) -> None:
-    """Lets `tf.train.Checkpoint` and Keras models be saved by `write`, for as long as the process lives."""
-    checkpoint: Any = tf.train.Checkpoint
-    checkpoint._write = _shared(checkpoint._write, "file_prefix", write)  # by which `save` and `write` do
-    for name in SAVES:
-        setattr(keras.Model, name, _shared(vars(keras.Model)[name], "filepath", write))
+    """Lets what TensorFlow and Keras save be saved by `write`, for as long as the process lives."""
+    for owner, name, parameter in WRITERS:
+        setattr(owner, name, _shared(vars(owner)[name], parameter, write))
+    saver: Any = tf.compat.v1.train.Saver
+    saver.save = write_by_one(saver.save, write)
 
 
 @contextmanager
 def saving_models_alone() -> Iterator[None]:
     """Models that are saved within are saved by this worker alone, so that nobody needs to be asked."""
-    with _noted("filepath"):
+    with _noted("filepath", "export_dir"):
         yield
 
 
@@ -65,7 +78,7 @@ def _shared(plain: Callable[..., Any], parameter: str, write: Write) -> Callable
             return plain(*args, **kwargs)
 
         def act() -> Any:
-            with _noted("filepath", "file_prefix"):
+            with _noted("filepath", "file_prefix", "export_dir"):
                 return plain(*args, **kwargs)
 
         found = write(f"{plain.__qualname__} {os.path.abspath(path)}", act)

@@ -8,16 +8,14 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture import shared_files
-from autodist.capture.keras_files import SAVES
-from autodist.capture.shared_files import saving_models_alone, share_files
+from autodist.capture.shared_files import WRITERS, saving_models_alone, share_files
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was to be written; on another worker than the chief where it begins with "other"."""
-    monkeypatch.setattr(tf.train.Checkpoint, "_write", tf.train.Checkpoint._write)
-    for name in SAVES:
-        monkeypatch.setattr(keras.Model, name, vars(keras.Model)[name])
+    for owner, name, _ in [*WRITERS, (tf.compat.v1.train.Saver, "save", "")]:
+        monkeypatch.setattr(owner, name, vars(owner)[name])
     found: list[str] = []
 
     def write(what, act):
@@ -49,3 +47,37 @@ def test_models_are_asked_for_unless_this_worker_saves_alone(asked, tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.weights[0], model.weights[0])
     assert shared_files._alone() == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("save", "name"),
+    [
+        (keras.saving.save_model, "{}.keras"),
+        (keras.saving.save_model, "{}.h5"),
+        (keras.saving.save_weights, "{}.weights.h5"),
+        (lambda model, path: tf.saved_model.save(tf.Module(), path), "{}"),
+        (lambda model, path: model.export(path, verbose=False), "{}"),
+    ],
+)
+def test_what_writes_a_model_is_asked_for_once(asked, tmp_path, save, name):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    for whose in ("mine", "other"):
+        save(model, str(tmp_path / name.format(whose)))
+    assert [what.partition(" ")[2] for what in asked] == [str(tmp_path / name.format(w)) for w in ("mine", "other")]
+    assert (tmp_path / name.format("mine")).exists() and not (tmp_path / name.format("other")).exists()
+
+
+def test_a_saver_writes_once_and_every_worker_knows_what_there_is(asked, tmp_path):
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        tf.compat.v1.get_variable("v", initializer=[1.0, 2.0])
+        session.run(tf.compat.v1.global_variables_initializer())
+        saver = tf.compat.v1.train.Saver(max_to_keep=2)
+        for step in range(3):
+            assert saver.save(session, str(tmp_path / "mine"), global_step=step) == str(tmp_path / f"mine-{step}")
+        assert saver.save(session, str(tmp_path / "other")) == str(tmp_path / "other")
+        assert saver.last_checkpoints == [str(tmp_path / "mine-2"), str(tmp_path / "other")]
+    assert [what.partition(" ")[2] for what in asked] == [
+        *(str(tmp_path / f"mine-{k}") for k in range(3)),
+        saver.last_checkpoints[-1],
+    ]
+    assert sorted(path.stem for path in tmp_path.glob("*.index")) == ["mine-2"]
