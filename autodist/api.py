@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -281,9 +282,12 @@ class AutoDist:
         self._run.check_others()
         self._alone.divides_data = True
         replicas = [r.worker.index for r in self._run.spec.replicas]
-        return DistributedDataset(
+        made = DistributedDataset(
             dataset, replicas, self._run.index, self._run.first_batches.tell_of_data_set, self._reading()
         )
+        if self._automatic is not None:
+            self._automatic.loop.add(made)
+        return made
 
     def sampler(self, records: int, batch: int, seed: int | None = 0, *, drop_remainder: bool = False) -> Sampler:
         """The numbers of the records that this worker reads of each global batch, in an order that all workers share.
@@ -379,7 +383,7 @@ class AutoDist:
         loop of several training steps counts each.
         """
         if self._automatic is not None:
-            self._automatic.is_asked = True
+            self._automatic.asked_for_steps(sys._getframe(1))
         return self._run.step
 
     def checkpoint_callback(
@@ -433,7 +437,7 @@ class AutoDist:
             return None
         automatic = Automatic(self._run, section)
         self._run.on_tracked, self._run.before_step = automatic.on_tracked, automatic.before_step
-        self._run.on_session = automatic.on_session
+        self._run.on_session, self._run.after_step = automatic.on_session, automatic.after_step
         if section.on_preempt and self._run.index == 0:
             preemption = Preemption(self._run)
             preemption.begin()

@@ -76,6 +76,7 @@ class Run:
         on_session: called with a session's variables, by name, before its first run that trains; gives, on the chief,
             what gives the value that one is to have.
         before_step: called before each training step of the script's, with what tells that from other steps.
+        after_step: called after each.
         on_training: called where a step that trains is made ready to run on all replicas.
         on_first_program: called once the first one is.
         draws: operations of steps that draw from a state which TensorFlow keeps to itself.
@@ -131,6 +132,7 @@ class Run:
         self.on_tracked: Callable[[GraphItem, Mapping[str, Tracked]], None] = lambda item, variables: None
         self.on_session: Callable[[Mapping[str, Kept]], Mapping[str, Callable[[], Any]]] = lambda variables: {}
         self.before_step: Callable[[object], None] = lambda step: None
+        self.after_step: Callable[[], None] = lambda: None
         self.before_end: list[Callable[[], None]] = []
         self.is_told_apart = False
         self.tables: set[str] = set()
@@ -436,6 +438,11 @@ class Run:
             told = f"{self._who(worker)} has come to {mine or 'a step'}, and the chief to {chiefs or 'a step'}"
             raise _not_alike(told, RESTORE if RESTORE in (mine, chiefs) else FIT)
 
+    def has_made_step(self) -> None:
+        """A training step was made."""
+        self.step += 1
+        self.after_step()
+
     def passes(self) -> None:
         """This worker comes to what all workers do alike: a step, or what they tell one another between two."""
         if self._calls is not None and self._calls.passes():
@@ -489,6 +496,17 @@ class Run:
     def gather(self, said: bytes) -> list[bytes]:
         """On the chief, what each worker says; on the others nothing. All of them call it alike."""
         heard: list[bytes] = self.guard(self._messages.gather, said)
+        return heard
+
+    def leave_words(self, words: bytes) -> None:
+        """At the end of another worker's script, leaves the chief something to hear at the end of its own."""
+        self.guard(self._messages.leave, words)
+
+    def last_words(self) -> list[bytes]:
+        """On the chief, at the end of its script, what all others have left; nothing where one does something else."""
+        if self._calls is None or not self.guard(self._calls.have_all_left):
+            return []
+        heard: list[bytes] = self.guard(self._messages.left)
         return heard
 
     def wait_for_chief(self, say: bytes = b"set") -> None:

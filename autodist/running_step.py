@@ -104,7 +104,7 @@ class RunningStep:
         if empty is not None:
             raise empty
         if self.item.gradients:
-            self.run.step += 1
+            self.run.has_made_step()
         return outputs
 
     def after(self, outputs: Callable[[], Any]) -> None:

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
+from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator  # which makes the batches of each epoch of `fit`
 
 
-def skip_batches(epochs: int, batches: int) -> None:
+class Passing(Protocol):
+    """Is told where what is passed over is, before the data's own code runs there."""
+
+    def pass_epoch(self, epoch: int) -> None: ...
+
+    def begin_epoch_again(self, batches: EpochIterator) -> None: ...
+
+    def before_batches(self, batches: EpochIterator) -> None: ...
+
+    def after_batches(self) -> None: ...
+
+
+def skip_batches(epochs: int, batches: int, passing: Passing) -> None:
     """What the next epoch of a `fit` gives begins where the earlier run was.
 
     A data set that is made anew for each epoch is begun as often as it was, so that what shuffles it has drawn as many
@@ -18,21 +32,34 @@ def skip_batches(epochs: int, batches: int) -> None:
     Args:
         epochs: that were over.
         batches: of the next one that were trained on.
+        passing: is told.
     """
     plain = EpochIterator._enumerate_iterator
 
     def enumerate_rest(self: EpochIterator) -> Iterator[Any]:
         EpochIterator._enumerate_iterator = plain
-        return _rest_of(self, epochs, batches)
+        return _rest_of(self, epochs, batches, passing)
 
     EpochIterator._enumerate_iterator = enumerate_rest
 
 
-def _rest_of(batches_of: EpochIterator, epochs: int, batches: int) -> Iterator[Any]:
-    for _ in range(epochs):
-        _pass_over(batches_of)
-    for begin, end, iterator in batches_of._enumerate_iterator():
+def reads_on(batches_of: EpochIterator) -> bool:
+    """Whether an epoch goes on reading where the one before was."""
+    return batches_of.steps_per_epoch is not None or isinstance(batches_of.data_adapter, GeneratorDataAdapter)
+
+
+def _rest_of(batches_of: EpochIterator, epochs: int, batches: int, passing: Passing) -> Iterator[Any]:
+    for epoch in range(epochs):
+        _pass_over(batches_of, epoch, passing)
+    passing.begin_epoch_again(batches_of)
+    is_there = batches == 0 and not reads_on(batches_of)
+    for number, (begin, end, iterator) in enumerate(batches_of._enumerate_iterator()):
+        if number == 0 and not is_there:
+            passing.before_batches(batches_of)
         if begin >= batches:
+            if not is_there:
+                is_there = True
+                passing.after_batches()
             yield begin, end, iterator
             continue
         for _ in range(batches_of.steps_per_execution):
@@ -40,8 +67,14 @@ def _rest_of(batches_of: EpochIterator, epochs: int, batches: int) -> Iterator[A
                 next(iterator)
 
 
-def _pass_over(batches_of: EpochIterator) -> None:
+def _pass_over(batches_of: EpochIterator, epoch: int, passing: Passing) -> None:
     """An epoch, of which no batch is used, and of most data sets only the first one read."""
+    adapter = batches_of.data_adapter
+    if isinstance(adapter, PyDatasetAdapter) and not reads_on(batches_of):
+        adapter.py_dataset.on_epoch_begin()  # none is read, which would run ahead and draw for itself
+        passing.pass_epoch(epoch)
+        adapter.py_dataset.on_epoch_end()
+        return
     is_known = batches_of.num_batches is not None  # else reading it whole tells, as it did when it was trained on
     is_read = batches_of.steps_per_epoch is not None or not is_known
     with batches_of.catch_stop_iteration():

@@ -69,6 +69,7 @@ class AroundFit:
         others = [c for c in given if not isinstance(c, CheckpointCallback)]
         for callback in saving:
             callback.others = [c for c in others if not isinstance(c, keras.callbacks.History)]
+            callback.comes_to_fit()
         if not is_list:
             return [*others, *saving]
         if self._callback is not None and self._callback not in given:

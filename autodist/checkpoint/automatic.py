@@ -7,6 +7,7 @@ import itertools
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import FrameType
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +15,7 @@ import tensorflow as tf
 from autodist.checkpoint.beside import Beside
 from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.folder import Folder
+from autodist.checkpoint.loop import Loop
 from autodist.checkpoint.read import described, read_about, require_alike, require_seen, require_whole, saved_values
 from autodist.checkpoint.save import Saves
 from autodist.checkpoint.schedule import Schedule
@@ -86,6 +88,7 @@ class Automatic:
         schedule: when it is saved.
         is_left_out: whether something else saves at the moment, that knows more: a `fit`.
         is_asked: whether the script has asked how many steps are done.
+        loop: where the script is between two steps.
     """
 
     def __init__(self, run: Run, section: CheckpointSection) -> None:
@@ -103,6 +106,18 @@ class Automatic:
         self._steps: list[list[str]] = []
         self._round: set[int] = set()
         self._has_begun = False
+        self._beside = Beside(run)
+        self.loop = Loop(self._saved_loop)
+
+    def asked_for_steps(self, frame: FrameType) -> None:
+        """The script asks how many steps are done, in a frame."""
+        self.is_asked = True
+        self.loop.asked_where_to_begin(frame)
+
+    def after_step(self) -> None:
+        """Called after each training step."""
+        if not self.is_left_out:
+            self.loop.after_step()
 
     def on_tracked(self, item: GraphItem, variables: Mapping[str, Tracked]) -> None:
         """Called when a step was captured, before it is run: takes in, and restores, the variables of one that trains.
@@ -169,7 +184,10 @@ class Automatic:
     def save(self, background: bool = True) -> None:
         """Saves now; all workers call it between two steps."""
         self._run.chief.do(
-            "checkpoint", lambda: self._saves.save(lambda _: self._content(), background), is_certain=True
+            "checkpoint",
+            lambda: self._saves.save(lambda _: self._content(), background),
+            is_certain=True,
+            tell=self.loop.state,
         )
         self.schedule.saved(self._run.step)
 
@@ -185,17 +203,31 @@ class Automatic:
                 "counts its steps itself makes all of them once more. Begin it there: range(ad.steps_done, …).",
                 self._run.step, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
+        self.loop.before_first_step()
         if self._run.resumed:
             prefix = self._run.resumed["prefix"]
             require_seen(self._run.index, prefix)
-            Beside(self._run).resume(prefix, read_about(prefix), is_same=False)
+            self._beside.resume(prefix, read_about(prefix), is_same=False)
         if self._run.index == 0:
             self._folder.claim()
-            self._run.before_end.append(self._save_at_end)
+        self._run.before_end.append(self._save_at_end)
+
+    def _saved_loop(self) -> Mapping[str, Any]:
+        """What the checkpoint that the run goes on from has of the script's loop on this worker."""
+        resumed = self._run.resumed
+        if not resumed or resumed["made_by"] != STEPS:
+            return {}
+        require_seen(self._run.index, resumed["prefix"])
+        return self._beside.script(resumed["prefix"], read_about(resumed["prefix"]))
 
     def _save_at_end(self) -> None:
         """What is trained is there for the next run, though it was not time yet."""
-        if self._run.step > self.schedule.saved_step and not self._run.ends_badly:
+        if self._run.ends_badly:
+            return
+        if self._run.index > 0:
+            self._run.chief.tell_at_end(self.loop.state())
+        elif self._run.step > self.schedule.saved_step:
+            self._run.chief.hear_at_end(self.loop.state())
             self._saves.save(lambda _: self._content())
 
     def _take_in(self, variables: Mapping[str, _Named]) -> tuple[list[str] | None, dict[str, str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from keras.src.backend.common import global_state  # where Keras keeps the gener
 from tensorflow.python.ops import stateful_random_ops  # likewise TensorFlow
 
 from autodist.checkpoint.content import Value
+from autodist.checkpoint.script import files_of, saved_script
 from autodist.graph.placement import Placement, listed
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.proto import strategy_pb2
@@ -53,6 +54,10 @@ class Beside:
                 kept = Kept(name, spec.dtype, tuple(spec.shape), Placement(None, (worker,)), on_cpu=True)
                 yield Value.in_session(f"{_MEMORIES}{worker}/{name}", kept)
 
+    def files(self) -> Mapping[str, Callable[[str], None]]:
+        """Likewise, what is written beside of the workers' scripts."""
+        return files_of(self._run.chief.scripts)
+
     def about(self) -> dict[str, Any]:
         """What the side file says of it."""
         strategy = self._run.strategy
@@ -62,6 +67,10 @@ class Beside:
             "draws": sorted(self._run.draws),
             "inexact": sorted({name for name, synchronizer in nodes if synchronizer.inexact is not None}),
         }
+
+    def script(self, prefix: str, about: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a checkpoint has of this worker's script; see `saved_script`."""
+        return saved_script(self._run, prefix, about.get("workers"))
 
     def resume(self, prefix: str, about: Mapping[str, Any], is_same: bool) -> None:
         """Restores it, on every worker.

@@ -15,6 +15,7 @@ from autodist.checkpoint.folder import Folder, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, build_optimizers
 from autodist.checkpoint.read import read_about, require_same, require_seen, require_whole, saved_graph
 from autodist.checkpoint.save import Saves
+from autodist.checkpoint.script import draws_now, resume_draws
 from autodist.checkpoint.slices import Here, read_here, read_into_session
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
@@ -71,7 +72,12 @@ class Checkpoints:
         return self.save_with(Content, step, background)
 
     def save_with(
-        self, beside: Callable[[], Content], step: int | None, background: bool, is_certain: bool = False
+        self,
+        beside: Callable[[], Content],
+        step: int | None,
+        background: bool,
+        is_certain: bool = False,
+        tell: Callable[[], Any] = draws_now,
     ) -> str | None:
         """As `save`, with what else makes the checkpoint; that is asked for on the chief alone.
 
@@ -80,12 +86,14 @@ class Checkpoints:
             step: as for `save`.
             background: as for `save`.
             is_certain: whether all workers are known to come to it.
+            tell: what each worker saves of its script.
         """
         above = int(self._root.save_counter)
         return self._run.chief.do(
             "checkpoint",
             lambda: self._saves.save(lambda n: self._content(n, step, beside()), background, above),
             is_certain,
+            tell,
         )
 
     def wait(self) -> None:
@@ -130,6 +138,7 @@ class Checkpoints:
         require_seen(self._run.index, told["prefix"], told["index"])
         self._assign(told["prefix"])
         self._beside.resume(told["prefix"], told["about"], is_same=self._run.strategy is not None)
+        resume_draws(self._beside.script(told["prefix"], told["about"]))
         self._run.step = self._run.saved_step = int(told["about"].get("step", 0))
         return self._run.step
 

@@ -30,7 +30,7 @@ _NAME = "ckpt"
 _STATE = "checkpoint"
 _UNFINISHED = ".ckpt-"
 _NUMBERED = re.compile(rf"{_NAME}-(\d+)\.index")
-_PART_OF = re.compile(rf"({_NAME}-\d+)\.(?:data-\d+-of-\d+|json|[a-z]+\.npz)(?:\.new)?")
+_PART_OF = re.compile(rf"({_NAME}-\d+)\.(?:data-\d+-of-\d+|json|[a-z]+\.(?:npz|json))(?:\.new)?")
 
 
 class Folder:

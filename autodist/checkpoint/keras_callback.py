@@ -14,14 +14,17 @@ import tensorflow as tf
 
 from autodist.capture.keras_state import BEFORE_STEP
 from autodist.capture.skipped_batches import skip_batches
+from autodist.checkpoint.beside import Beside
 from autodist.checkpoint.checkpoints import Checkpoints
 from autodist.checkpoint.content import Content
+from autodist.checkpoint.fit_draws import FitDraws
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.keras_state import arrays_in, set_states, states_of, writer_of
-from autodist.checkpoint.read import read_about
+from autodist.checkpoint.read import read_about, require_seen
 from autodist.checkpoint.schedule import Schedule
 from autodist.errors import CheckpointError
 from autodist.run import Run
+from autodist.runtime.draws import Draws
 
 log = logging.getLogger("autodist")
 
@@ -78,6 +81,16 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._resumed: Mapping[str, Any] = {}
         self._arrays: Mapping[str, np.ndarray] = {}
         self._histories: list[Any] = []
+        self._has_looked = False
+        self._draws = FitDraws()
+
+    def comes_to_fit(self) -> None:
+        """Called before Keras looks at the data of a `fit`; all workers call it."""
+        self._look()
+        if self._fit + 1 == self._resumed.get(FIT, -1) and not self._resumed["is_over"]:
+            self._draws.begin_again()
+        else:
+            self._draws.begin_fit()
 
     # -- as Keras calls it -----------------------------------------------------------------------------------------
 
@@ -95,8 +108,7 @@ class CheckpointCallback(keras.callbacks.Callback):
                 self._run, self.folder, self._keep, {"model": model, "optimizer": model.optimizer}
             )
         self._checkpoints.claim()
-        if self._fit == 0:
-            self._look()
+        self._look()
         at = self._resumed.get(FIT, -1)
         if self._fit == at:
             self._restore(self._checkpoints)
@@ -117,11 +129,19 @@ class CheckpointCallback(keras.callbacks.Callback):
             told, self._resumed = self._resumed, {}
             set_states(self._with_history(), told["callbacks"], self._arrays)
             self._give_back_metrics(told["metrics"])
-            skip_batches(epoch - told["first_epoch"], told["batch"])
+            skip_batches(epoch - told["first_epoch"], told["batch"], self._draws)
             self._first_epoch = told["first_epoch"]
-        elif self._first_epoch is None:
-            self._first_epoch = epoch
+        else:
+            if self._first_epoch is None:
+                self._first_epoch = epoch
+            self._draws.begin_epoch()
         self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._draws.after_batch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._draws.end_epoch()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if self.schedule is not None and self.schedule.is_due(self._run.step):
@@ -131,7 +151,9 @@ class CheckpointCallback(keras.callbacks.Callback):
         if self._fit <= self._resumed.get(FIT, -1):  # it was over before, and has made no step now
             histories = self._resumed["histories"]
             set_states([self.model.history], histories[self._fit : self._fit + 1], self._arrays)
+            self._draws.pass_fit()
         else:
+            self._draws.end_fit()
             self._save(0, is_over=True, background=False)
         self._histories.append(states_of([self.model.history])[0][0])
         self.model._initial_epoch = self._epochs_before
@@ -146,6 +168,9 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def _look(self) -> None:
         """Learns where an earlier run was; fits that were over then are not made again, and the values come later."""
+        if self._has_looked:
+            return
+        self._has_looked = True
         said: dict[str, Any] = {}
         prefix = Folder(self.folder).latest() if self._run.index == 0 else None
         if prefix is not None:
@@ -157,10 +182,15 @@ class CheckpointCallback(keras.callbacks.Callback):
                 )
             said = {**about[FIT], "prefix": prefix, "step": about["step"]}
         self._resumed = json.loads(self._run.share(json.dumps(said)))
+        if self._resumed:
+            prefix = self._resumed["prefix"]
+            require_seen(self._run.index, prefix)
+            self._draws.resume(Beside(self._run).script(prefix, read_about(prefix)))
 
     def _restore(self, checkpoints: Checkpoints) -> None:
-        told = self._resumed
+        told, draws = self._resumed, Draws.now()
         checkpoints.restore(told["prefix"])
+        draws.resume()  # what is passed over comes first
         self._run.step = told["step"]
         self._arrays = arrays_in(told["prefix"] + _SUFFIX)
         where = "was over" if told["is_over"] else f"goes on at batch {told['batch']} of epoch {told['epoch'] + 1}"
@@ -169,7 +199,9 @@ class CheckpointCallback(keras.callbacks.Callback):
     def _save(self, batch: int, is_over: bool, background: bool) -> None:
         assert self._checkpoints is not None and self.schedule is not None, "`fit` has begun"
         step = self._run.step
-        self._checkpoints.save_with(lambda: self._beside(batch, is_over), step, background, is_certain=True)
+        self._checkpoints.save_with(
+            lambda: self._beside(batch, is_over), step, background, is_certain=True, tell=self._draws.state
+        )
         self.schedule.saved(step)
 
     def _beside(self, batch: int, is_over: bool) -> Content:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from autodist.checkpoint.checkpoints import Checkpoints
 from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.read import described, require_alike, saved_graph, saved_values
+from autodist.checkpoint.script import draws_now
 from autodist.errors import CheckpointError
 from autodist.run import Run
 from autodist.runtime.variables import Kept
@@ -58,11 +59,16 @@ class SessionCheckpoints(Checkpoints):
             )
 
     def save_with(
-        self, beside: Callable[[], Content], step: int | None, background: bool, is_certain: bool = False
+        self,
+        beside: Callable[[], Content],
+        step: int | None,
+        background: bool,
+        is_certain: bool = False,
+        tell: Callable[[], Any] = draws_now,
     ) -> str | None:
         """As `Checkpoints.save_with`; between two runs."""
         self._session.give_initial_values()
-        return super().save_with(beside, step, background, is_certain)
+        return super().save_with(beside, step, background, is_certain, tell)
 
     # --------------------------------------------------------------------------------------------------------------
 

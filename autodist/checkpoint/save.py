@@ -64,7 +64,7 @@ class Saves:
             told = content(number)
             prefix = os.path.join(made, "merged")
             merge(self._write_parts([*told.values, *self._beside.values()], made), prefix)
-            for suffix, write in told.files.items():
+            for suffix, write in {**told.files, **self._beside.files()}.items():
                 write(prefix + suffix)
             about = {"number": number, **self._about(), **self._beside.about(), **told.about}
             if is_in_background:

@@ -125,6 +125,16 @@ class CommonCalls:
         patience = None if is_certain else PATIENCE
         return self._gather(call, patience) if self._worker == 0 else self._ask(call, patience)
 
+    def have_all_left(self) -> bool:
+        """On the chief, whether all others make no more calls; waits for those that come to nothing, for a while."""
+        with self._changed:
+            silent, asked = self._yet_to_say(), self._note(Word.ASKED)
+        if silent:
+            self._send(silent, asked)
+        with self._changed:
+            self._changed.wait_for(lambda: not self._yet_to_say(), PATIENCE)
+            return all(self._passed.get(worker) == _END for worker in self._others)
+
     def receive(self, note: Note) -> None:
         """Takes in what another worker says; in another thread than the script's."""
         answer = None

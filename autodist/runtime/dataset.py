@@ -2,21 +2,59 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 import json
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from autodist.messages import ALIKE_EVERYWHERE
-from autodist.own_batches import Reading, whole_of
+from autodist.own_batches import Reading, WholeBatch, whole_of
 from autodist.own_elements import reading_own
 from autodist.runtime.batches import Share, group_rows, require_rows_for_all, share_of
+from autodist.runtime.draws import Draws
+from autodist.runtime.first_batches import digest_of
 from autodist.runtime.seeds import seed_for_all
 
 log = logging.getLogger("autodist")
+
+
+_Given = tuple[Any, WholeBatch | None]
+"""A batch, or this worker's part of one and what tells of the whole."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an iteration over a data set is.
+
+    Attributes:
+        ended: iterations that are over.
+        taken: batches of the one under way.
+        seed: for all, under which the data set was made.
+        first: tells the first batch of it from others; "": not known.
+        draws: what NumPy's and Python's generators drew next when it began; None: it has not.
+    """
+
+    ended: int = 0
+    taken: int = 0
+    seed: int | None = None
+    first: str = ""
+    draws: Draws | None = None
+
+    def told(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {**vars(self), "draws": None if self.draws is None else self.draws.told()}
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Place:
+        """What `told` has given."""
+        draws = told.get("draws")
+        return cls(**{**told, "draws": None if draws is None else Draws.of(draws)})
 
 
 class DistributedDataset(tf.train.experimental.PythonState):
@@ -32,6 +70,10 @@ class DistributedDataset(tf.train.experimental.PythonState):
         worker: index of this worker.
         on_first: called with the first global batch, or with what tells it from others.
         reading: how this worker reads its share alone, where it can; None: it reads all.
+
+    Attributes:
+        place: where it is.
+        on_request: called before it is asked for a batch; None: nobody wants to know, nor where it is.
     """
 
     def __init__(
@@ -45,10 +87,11 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self._dataset, self._replicas, self._worker = dataset, replicas, worker
         self._on_first: Callable[[Any], None] | None = on_first
         self._own = None if reading is None else reading_own(dataset, reading)
-        self._made_under = seed_for_all()
-        self._ended = 0  # iterations of the data set
-        self._taken = 0  # batches of the one under way
-        self._is_restored = False
+        self.on_request: Callable[[], None] | None = None
+        self.place = Place(seed=seed_for_all())
+        self._goes_on = isinstance(dataset, Iterator)  # it begins once, so that all loops over it are one
+        self._resumed: Place | None = None
+        self._is_loop_over = False
 
     def __iter__(self) -> Iterator[Any]:
         """This worker's part of each batch; without rows, where there are fewer examples than workers.
@@ -56,16 +99,19 @@ class DistributedDataset(tf.train.experimental.PythonState):
         Raises:
             UnevenBatchError: the arrays of a batch have different numbers of rows, and one too few for all replicas.
         """
-        batches = self._begin()
+        self._note_request()
         try:
-            for batch in batches:
-                whole = whole_of(batches)
+            for batch, whole in self._begin():
                 self._tell_first(batch if whole is None else [array for _, array in whole.alike])
                 mine = self._share_of(batch) if whole is None else self._that_count(batch, whole.examples)
-                self._taken += 1
+                if self.on_request is not None and not self.place.taken:
+                    self.place = replace(self.place, first=self._sign(batch, whole))
+                self.place = replace(self.place, taken=self.place.taken + 1)
                 yield mine
+                self._note_request()
         finally:
-            self._ended, self._taken = self._ended + 1, 0
+            if not self._goes_on:
+                self.place = Place(self.place.ended + 1, seed=self.place.seed)
 
     def _tell_first(self, batch: Any) -> None:
         if self._on_first is not None:
@@ -84,32 +130,102 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
     def serialize(self) -> str:
         """Its place, for a checkpoint."""
-        return json.dumps({"ended": self._ended, "taken": self._taken, "seed": self._made_under})
+        return json.dumps(self.place.told())
 
     def deserialize(self, string_value: str | bytes) -> None:
         """Goes on, with the next iteration, where another was."""
-        place = json.loads(string_value)
-        self._ended, self._taken, self._is_restored = place["ended"], place["taken"], True
-        if place["seed"] != self._made_under:
+        self.resume(Place.of(json.loads(string_value)))
+
+    def resume(self, place: Place, is_loop_over: bool = False) -> None:
+        """Goes on, with the next iteration, at a place.
+
+        Args:
+            place: of a data set like this one.
+            is_loop_over: whether an iteration of which all batches were taken is over, and the next one begins.
+        """
+        if place.seed != self.place.seed:
             log.warning(
                 "the data set was made under the seed %s, and under %s in the run that has saved its place: where a "
                 "shuffle has no seed of its own, its order is another. Call tf.random.set_seed before it is made.",
-                self._made_under, place["seed"], extra=ALIKE_EVERYWHERE,
+                self.place.seed, place.seed, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
+        self.place = replace(place, seed=self.place.seed)
+        self._resumed, self._is_loop_over = place, is_loop_over
 
-    def _begin(self) -> Iterator[Any]:
-        """An iteration of the data set; the first after a restore begins where the other one was."""
-        dataset: Iterable[Any] = self._dataset if self._own is None else self._own
-        if not self._is_restored:
-            self._taken = 0
-            return iter(dataset)
-        self._is_restored = False
-        for _ in range(self._ended):
-            iter(dataset)  # a shuffle draws a new order for each
-        batches = iter(dataset)
-        for _ in range(self._taken):
-            next(batches, None)
-        return batches
+    def _note_request(self) -> None:
+        if self.on_request is not None:
+            self.on_request()
+
+    def _begin(self) -> Iterator[_Given]:
+        """An iteration of the data set; the first after it is resumed begins where the other one was."""
+        place, self._resumed = self._resumed, None
+        if place is None:
+            if not (self._goes_on and self.place.taken):
+                self.place = replace(self.place, taken=0, first="", draws=Draws.now())
+            return self._read()
+        now = Draws.now()
+        given = self._begin_again(place)
+        begun = Draws.now()
+        self.place = replace(self.place, taken=0, first="", draws=begun)
+        for number in range(place.taken):
+            first = next(given, None)
+            if number == 0 and self._is_other(place.first, first):
+                self._tell_other(place)
+                now.resume()
+                return itertools.chain([] if first is None else [first], given)
+        # What reads ahead has drawn for batches to come; what does not has drawn no more than the loop had by then.
+        now.resume(begun.unmoved() if self._is_of_tensorflow else begun.states)
+        self.place = replace(self.place, taken=place.taken, first=place.first)
+        return self._or_next(given) if self._is_loop_over and place.taken else given
+
+    def _begin_again(self, place: Place) -> Iterator[_Given]:
+        """The iteration that was under way, begun: what has an order of its own draws a new one for each."""
+        for _ in range(place.ended):
+            batches = iter(self._source)
+            if not self._is_of_tensorflow:
+                next(batches, None)
+        if place.draws is not None:
+            place.draws.resume()
+        return self._read()
+
+    def _or_next(self, given: Iterator[_Given]) -> Iterator[_Given]:
+        """What is left of an iteration; of one that is over, the next one."""
+        first = next(given, None)
+        if first is not None:
+            return itertools.chain([first], given)
+        self.place = Place(self.place.ended + 1, seed=self.place.seed, draws=Draws.now())
+        return self._read()
+
+    def _read(self) -> Iterator[_Given]:
+        return _with_wholes(iter(self._source))
+
+    @property
+    def _source(self) -> Iterable[Any]:
+        return self._dataset if self._own is None else self._own
+
+    @property
+    def _is_of_tensorflow(self) -> bool:
+        return isinstance(self._dataset, tf.data.Dataset)
+
+    def _sign(self, batch: Any, whole: WholeBatch | None) -> str:
+        """Tells a batch from others that this worker, among as many, is given."""
+        share = "" if whole is None else f"{self._worker} of {self._replicas}"
+        return f"{share}:{_digest(batch)}"
+
+    def _is_other(self, first: str, given: _Given | None) -> bool:
+        """Whether an iteration begins with another batch than is told, as far as that is known."""
+        if not first or given is None:
+            return bool(first)
+        now = self._sign(*given)
+        return first != now and first.partition(":")[0] == now.partition(":")[0]
+
+    def _tell_other(self, place: Place) -> None:
+        log.warning(
+            "a data set of ad.distribute_dataset begins with another batch than in the run that is gone on from, which "
+            "had taken %d of it, and is read from its beginning. That is right where it passes over by itself what was "
+            "trained on, dataset.skip(ad.steps_done); it need not. Else let it give the same batches each time that it "
+            "is made: seed what shuffles it, read files in one order.", place.taken, extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self._dataset)  # type: ignore[arg-type]
@@ -122,6 +238,17 @@ class DistributedDataset(tf.train.experimental.PythonState):
     def _own_rows(self, value: Any) -> Any:
         length = _length(value)
         return value if length is None else _rows(value, share_of(length, self._replicas, self._worker))
+
+
+def _with_wholes(batches: Iterator[Any]) -> Iterator[_Given]:
+    for batch in batches:
+        yield batch, whole_of(batches)
+
+
+def _digest(batch: Any) -> str:
+    """Tells a batch from others, alike in every process."""
+    leaves = [digest_of(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True)]
+    return hashlib.blake2b(" ".join(leaves).encode(), digest_size=16).hexdigest()
 
 
 def _length(value: Any) -> int | None:

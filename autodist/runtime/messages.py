@@ -32,6 +32,8 @@ class Messages:
             posted = self._queue(tf.string, "posted", 0, capacity=-1)  # nobody waits for its being read
             self._post = posted.enqueue(self._content)
             self._count_posted, self._take_posted = posted.size(), posted.dequeue()
+            left = self._queue(tf.string, "left", 0, capacity=-1)
+            self._leave, self._take_left = left.enqueue(self._content), left.dequeue_many(max(1, workers - 1))
             ready = self._queue(tf.bool, "ready", 0)
             self._say_ready = ready.enqueue(True)
             self._await_ready = ready.dequeue_many(max(1, workers - 1))
@@ -65,6 +67,14 @@ class Messages:
         """On the chief, what others have posted by now."""
         count = int(self._host.session.run(self._count_posted))
         return [bytes(self._host.session.run(self._take_posted)) for _ in range(count)]
+
+    def leave(self, content: bytes) -> None:
+        """On another worker, leaves its last words for the chief."""
+        self._host.session.run(self._leave, {self._content: content})
+
+    def left(self) -> list[bytes]:
+        """On the chief, the last words of all others, for which it waits; in any order."""
+        return [bytes(words) for words in self._host.session.run(self._take_left)] if self._workers > 1 else []
 
     def meet(self) -> None:
         """On the chief, waits until all others have called it: they have finished their last step by then."""

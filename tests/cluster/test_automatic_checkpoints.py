@@ -19,11 +19,15 @@ NODES = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]
 STRATEGY = {"builder": "PartitionedPS", "min_partition_bytes": 1}
 
 LOOP = """
+tf.random.set_seed(7)
+np.random.seed(me)  # noise of each worker's own
+examples = np.random.default_rng(1).normal(size=(40, 6))
+data = iter(ad.distribute_dataset(tf.data.Dataset.from_tensor_slices(examples).shuffle(40).repeat().batch(8)))
 with ad.scope():
     variable = tf.Variable(np.arange(12.0).reshape(6, 2), name="table")
     momentum = tf.Variable(tf.zeros_like(variable), trainable=False, name="momentum")
 
-    @ad.function(batch="global")
+    @ad.function
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.reduce_sum(tf.tanh(x @ variable) ** 2, 1))
@@ -37,7 +41,7 @@ for number in range(first, 12):
     if number == STOP:
         note(f"stopped{me}")
         wait_for("never")
-    losses.append(float(step(np.random.default_rng(number).normal(size=(8, 6)))))
+    losses.append(float(step(next(data) + 0.1 * np.random.normal(size=6))))
 keep(first=first, losses=losses, variable=variable.numpy(), momentum=momentum.numpy())
 """
 
@@ -62,8 +66,10 @@ keep(first=0, losses=history["loss"], mae=history["mae"], best=stopping.best,
 """
 
 
-def started(directory: Path, script: str, folder: Path, stop: int) -> Training:
-    spec = {"nodes": NODES, "strategy": STRATEGY, "checkpoint": {"folder": str(folder), "every_steps": 4}}
+def started(
+    directory: Path, script: str, folder: Path, stop: int, strategy: dict = STRATEGY, every_steps: int = 4
+) -> Training:
+    spec = {"nodes": NODES, "strategy": strategy, "checkpoint": {"folder": str(folder), "every_steps": every_steps}}
     return Training(directory, script.replace("STOP", str(stop)), spec)
 
 
@@ -72,8 +78,8 @@ def last_step(folder: Path) -> int:
     return json.loads(Path(f"{tf.train.latest_checkpoint(str(folder))}.json").read_text())["step"]
 
 
-def finished(directory: Path, script: str, folder: Path) -> list[dict]:
-    with started(directory, script, folder, stop=-1) as run:
+def finished(directory: Path, script: str, folder: Path, **said) -> list[dict]:
+    with started(directory, script, folder, stop=-1, **said) as run:
         assert run.wait(180) == 0, run.stderr
         return [run.kept(worker) for worker in range(2)]
 
@@ -96,3 +102,17 @@ def test_a_run_whose_chief_is_killed_goes_on(tmp_path: Path, script: str):
             other["losses"] = other["losses"][first:]
         for name, value in other.items():
             np.testing.assert_array_equal(one[name], value, err_msg=name)
+
+
+def test_what_workers_keep_is_saved_at_the_end_of_the_script_too(tmp_path: Path):
+    """Residuals of compressors and noise, which are of each worker's own; no save came before the end."""
+    said = {"strategy": {"builder": "AllReduce", "compressor": {"kind": "TOP_K", "fraction": 0.2}}, "every_steps": 100}
+    expected = finished(tmp_path / "whole", LOOP, tmp_path / "whole_saved", **said)
+    finished(tmp_path / "first", LOOP.replace("12)", "5)"), tmp_path / "saved", **said)
+    saved = [name for name, _ in tf.train.list_variables(tf.train.latest_checkpoint(tmp_path / "saved"))]
+    assert {name.split("/")[2] for name in saved if name.endswith("/residual")} == {"0", "1"}, "of each worker"
+    found = finished(tmp_path / "second", LOOP, tmp_path / "saved", **said)
+    for one, other in zip(found, expected, strict=True):
+        assert int(one.pop("first")) == 5
+        np.testing.assert_array_equal(one.pop("losses"), other.pop("losses")[5:])
+        np.testing.assert_array_equal(one["variable"], other["variable"])

@@ -129,7 +129,8 @@ def test_a_loop_of_several_steps_is_saved_where_it_begins_again(tmp_path):
     ad = autodist(tmp_path / "parts", every_steps=3)
     Two(ad).train(ad, 3)
     ad._automatic._saves.wait()
-    assert len(os.listdir(tmp_path / "parts")) == 5 and ad.steps_done == 6
+    assert [name for name in os.listdir(tmp_path / "parts") if name.endswith("index")] == ["ckpt-1.index"]
+    assert ad.steps_done == 6
     again = autodist(tmp_path / "parts")
     assert again.steps_done == 4  # three steps were due in the middle of a round
     found = Two(again).train(again, 5)

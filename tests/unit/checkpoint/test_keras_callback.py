@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 
 import keras
@@ -52,6 +53,38 @@ class Counting(keras.callbacks.Callback):
         self.batches = state["batches"]
 
 
+class Wandering(keras.callbacks.Callback):
+    """A learning rate that Python's generator draws."""
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.model.optimizer.learning_rate.assign(random.uniform(0.01, 0.1))
+
+
+class Augmented(keras.utils.PyDataset):
+    """What NumPy's generator draws: noise where a batch is read, and the order of the next epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.order = np.arange(40)
+
+    def __len__(self):
+        return 5
+
+    def __getitem__(self, index):
+        rows = self.order[8 * index : 8 * index + 8]
+        return X[rows] + np.random.normal(size=(8, 5)).astype(np.float32), Y[rows]
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+
+
+def augmented():
+    """The same as a generator that goes on over the epochs."""
+    while True:
+        rows = np.random.permutation(40)[:8]
+        yield X[rows] + np.random.normal(size=(8, 5)).astype(np.float32), Y[rows]
+
+
 def autodist(builder=None, **said) -> AutoDist:
     FolderLock.release_all()
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}], **said})
@@ -71,6 +104,7 @@ def ours(patience: int = 1) -> list[keras.callbacks.Callback]:
         keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=patience, min_delta=0.2),
         keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True, min_delta=1.0),
         Counting(),
+        Wandering(),
     ]
 
 
@@ -78,7 +112,7 @@ def fit(ad, model, folder, callbacks, *, epochs=4, killed=None, data=None, every
     saving = [ad.checkpoint_callback(folder, every_steps=every_steps)] if every_steps else []
     end = [Killed(*killed)] if killed else []
     x, y = (X, Y) if data is None else (data, None)
-    sizes = {"batch_size": 8} if data is None else {"shuffle": False}
+    sizes = {"batch_size": 8} if data is None else {"shuffle": said.pop("shuffle", False)}
     try:
         return model.fit(
             x, y, epochs=epochs, callbacks=[*saving, *callbacks, *end], validation_data=(X[:8], Y[:8]), verbose=0,
@@ -149,6 +183,37 @@ def test_shuffled_batches_come_in_the_order_that_they_had(tmp_path):
 
 def test_shuffled_arrays_come_in_the_order_that_they_had(tmp_path):
     assert_goes_on(tmp_path, AllReduce, (2, 3))
+
+
+@pytest.mark.parametrize(
+    ("data", "said"), [(Augmented, {}), (Augmented, {"shuffle": True}), (augmented, {"steps_per_epoch": 3})]
+)
+def test_what_data_in_python_draw_is_drawn_once_more(tmp_path, data, said):
+    assert_goes_on(tmp_path, AllReduce, (2, 2), data, **said)
+
+
+def test_what_is_drawn_between_two_fits_is_drawn_once_more(tmp_path):
+    """The first of them was over when the run was killed; of what it drew nothing is drawn now."""
+
+    def script(killed=None):
+        ad = autodist(checkpoint={"folder": str(tmp_path / said), "every_steps": 2})
+        model = build(ad)
+        fit(ad, model, None, [Wandering()], epochs=1, every_steps=None, data=Augmented())
+        rows = np.random.permutation(40)
+        x = tf.data.Dataset.from_tensor_slices((X[rows], Y[rows])).batch(8)
+        fit(ad, model, None, [], epochs=2, every_steps=None, data=x, killed=killed)
+        ad._keras._around_fit._callback._checkpoints.wait()
+        return values(model), np.random.normal(size=3)
+
+    said = "whole"
+    expected, drawn = script()
+    said = "parts"
+    script(killed=(1, 3))
+    for _ in range(2):  # and once more when all of it is over
+        found, again = script()
+        np.testing.assert_array_equal(again, drawn)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_a_fit_that_was_over_is_not_made_again(tmp_path):

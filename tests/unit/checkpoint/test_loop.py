@@ -1,0 +1,204 @@
+"""Where a script's own loop was: its data sets and what it draws by NumPy and Python go on there, bit for bit."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist import AutoDist
+from tests.unit.checkpoint.test_automatic import autodist
+
+ROWS = np.random.default_rng(0).normal(size=(20, 3))
+
+
+def make(ad: AutoDist) -> tuple[tf.Variable, Any]:
+    with ad.scope():
+        weight = tf.Variable(np.ones(3))
+
+        @ad.function
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.reduce_sum(x * weight, 1) - 1.0))
+            weight.assign_sub(0.1 * tape.gradient(loss, weight))
+            return loss
+
+    return weight, step
+
+
+class Shuffled:
+    """Batches in an order that each iteration draws from NumPy's generator."""
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        order = np.random.permutation(len(ROWS))
+        for at in range(0, len(ROWS), 4):
+            yield ROWS[order[at : at + 4]]
+
+
+def by_tensorflow() -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(ROWS).shuffle(20).batch(4)
+
+
+def drawing_ahead() -> tf.data.Dataset:
+    """Whose Python draws, in a thread of TensorFlow's, for batches that come later."""
+
+    def augmented() -> Iterator[np.ndarray]:
+        for at in range(0, len(ROWS), 4):
+            yield ROWS[at : at + 4] + 0.1 * np.random.normal(size=(4, 3))
+
+    return tf.data.Dataset.from_generator(augmented, output_signature=tf.TensorSpec([4, 3], tf.float64)).prefetch(2)
+
+
+def by_itself() -> Iterator[np.ndarray]:
+    """A generator that is not begun anew."""
+    return (ROWS[at % 20 : at % 20 + 4] for at in range(0, 400, 4))
+
+
+def train(ad: AutoDist, data: Any, steps: int, noise: bool) -> np.ndarray:
+    """Of epochs of at most four steps."""
+    weight, step = make(ad)
+    batches, done = ad.distribute_dataset(data), ad.steps_done
+    while done < steps:
+        for batch in batches:
+            x = batch + (random.gauss(0, 0.1) + 0.1 * np.random.normal(size=3) if noise else 0.0)
+            step(x)
+            done += 1
+            if noise:
+                np.random.uniform()  # after the step, and still of it
+            if done % 4 == 0 or done == steps:
+                break
+    return weight.numpy()
+
+
+@pytest.mark.parametrize(
+    ("data", "noise", "saved"),
+    [(Shuffled, True, 3), (by_tensorflow, True, 4), (drawing_ahead, False, 6), (by_itself, True, 6)],
+)
+def test_a_loop_over_a_data_set_goes_on_to_the_bit(tmp_path, caplog, data, noise, saved):
+    """In the middle of an epoch, at its end, and in the second one, of which some have another order."""
+
+    def begin(folder: str) -> AutoDist:
+        random.seed(1), np.random.seed(2), tf.random.set_seed(3)
+        return autodist(tmp_path / folder, every_steps=saved)
+
+    expected = train(begin("whole"), data(), 9, noise)
+    ad = begin("parts")
+    train(ad, data(), saved + 1, noise)
+    ad._automatic._saves.wait()
+    ad = begin("parts")
+    assert ad.steps_done == saved
+    with caplog.at_level(logging.WARNING, "autodist"):
+        np.testing.assert_array_equal(train(ad, data(), 9, noise), expected)
+    assert "data set" not in caplog.text and "generator" not in caplog.text
+
+
+def test_a_loop_that_draws_its_batches_itself_goes_on_to_the_bit(tmp_path, caplog):
+    """What is drawn for the step before which is saved is drawn once more; what another run begins with is not."""
+
+    def train(folder: str, steps: int) -> np.ndarray:
+        np.random.seed(2)
+        ad = autodist(tmp_path / folder, every_steps=2)
+        np.random.seed(ad.steps_done + 5)  # the script's own affair: it is not the head of the loop
+        weight, step = make(ad)
+        for _ in range(ad.steps_done, steps):
+            step(np.random.normal(size=(4, 3)))
+        ad._automatic._saves.wait()
+        return weight.numpy()
+
+    expected = train("whole", 7)
+    train("parts", 5)
+    with caplog.at_level(logging.WARNING, "autodist"):
+        np.testing.assert_array_equal(train("parts", 7), expected)
+    assert "generator" not in caplog.text
+
+
+def test_a_loop_whose_head_is_not_seen_is_told(tmp_path, caplog):
+    def train(steps: int) -> None:
+        ad = autodist(tmp_path, every_steps=2)
+        begin = ad.steps_done
+        _, step = make(ad)
+        for _ in range(begin, steps):
+            step(np.random.normal(size=(4, 3)))
+        ad._automatic._saves.wait()
+
+    with caplog.at_level(logging.WARNING, "autodist"):
+        train(5)
+        assert "generator was drawn from" not in caplog.text
+        train(6)
+    assert "NumPy's or Python's generator was drawn from between steps" in caplog.text
+
+
+def test_a_data_set_that_passes_over_by_itself_is_told_and_left_alone(tmp_path, caplog):
+    def train(steps: int) -> np.ndarray:
+        ad = autodist(tmp_path, every_steps=2)
+        weight, step = make(ad)
+        for batch in ad.distribute_dataset(by_tensorflow_in_order().skip(ad.steps_done).take(steps - ad.steps_done)):
+            step(batch)
+        ad._automatic._saves.wait()
+        return weight.numpy()
+
+    def by_tensorflow_in_order() -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(ROWS).batch(4)
+
+    train(3)
+    ad = AutoDist()
+    weight, step = make(ad)
+    for batch in by_tensorflow_in_order():
+        step(batch)
+    with caplog.at_level(logging.WARNING, "autodist"):
+        np.testing.assert_allclose(train(5), weight.numpy(), rtol=1e-13)
+    assert "begins with another batch than in the run that is gone on from, which had taken 2 of it" in caplog.text
+
+
+def test_a_data_set_that_is_made_between_two_steps_is_told(tmp_path, caplog):
+    ad = autodist(tmp_path, every_steps=3)
+    _, step = make(ad)
+    for _ in range(2):
+        for batch in ad.distribute_dataset([ROWS[:4], ROWS[4:8]]):
+            step(batch)
+    ad._automatic._saves.wait()
+    assert "is made by ad.distribute_dataset after the first training step has no place in checkpoints" in caplog.text
+
+
+def test_a_checkpoint_of_the_script_s_own_has_what_it_draws(tmp_path):
+    ad = AutoDist()
+    checkpoint = ad.checkpoint(tmp_path, model=tf.Module())
+    checkpoint.save(step=1)
+    expected = np.random.normal(size=3), random.gauss(0, 1)
+    random.seed(1), np.random.seed(2)
+    checkpoint.restore()
+    found = np.random.normal(size=3), random.gauss(0, 1)
+    np.testing.assert_array_equal(found[0], expected[0])
+    assert found[1] == expected[1]
+
+
+def test_train_on_batch_in_a_loop_goes_on_to_the_bit(tmp_path):
+    """Values, slots, dropout and the running metrics that it returns."""
+
+    def train(folder: str, steps: int) -> tuple[list[Any], list[np.ndarray]]:
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(3)
+        ad = autodist(tmp_path / folder, every_steps=2)
+        with ad.scope():
+            layers = [keras.layers.Dense(6, "relu"), keras.layers.Dropout(0.3), keras.layers.Dense(1)]
+            model = keras.Sequential([keras.Input((3,)), *layers])
+            model.compile(keras.optimizers.Adam(0.05), "mse", metrics=["mae"])
+        told = []
+        for _ in range(ad.steps_done, steps):
+            x = np.random.normal(size=(8, 3))
+            told.append(model.train_on_batch(x, x[:, :1]))
+        ad._automatic._saves.wait()
+        return told, [np.asarray(v) for v in (*model.variables, *model.optimizer.variables)]
+
+    expected, values = train("whole", 7)
+    train("parts", 5)
+    found, again = train("parts", 7)
+    assert found == expected[4:]
+    for one, other in zip(again, values, strict=True):
+        np.testing.assert_array_equal(one, other)
