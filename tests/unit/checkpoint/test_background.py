@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.checkpoint import checksums
 from autodist.checkpoint.background import Background
 from autodist.checkpoint.folder import Folder
 from autodist.errors import CheckpointError
@@ -47,6 +49,30 @@ def test_training_goes_on_and_what_is_saved_is_what_was_there(tmp_path, held):
     tf.train.Checkpoint(model=plain).read(path).assert_existing_objects_matched()
     for name, value in plain.values().items():
         np.testing.assert_array_equal(value, before[name], err_msg=name)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priority of their own")
+def test_a_step_has_the_cores_before_what_is_done_beside_it(tmp_path, monkeypatch):
+    """Where training waits for it, files are read by several threads; beside it by one, of the lowest priority."""
+    seen: list[tuple[int, int]] = []
+    compute = checksums.checksum
+
+    def note(path: str) -> str:
+        thread = threading.get_native_id()
+        seen.append((thread, os.getpriority(os.PRIO_PROCESS, thread)))
+        return compute(path)
+
+    monkeypatch.setattr(checksums, "checksum", note)
+    monkeypatch.setattr("autodist.runtime.pieces.GROUP_BYTES", 1)  # a file for each
+    now = os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+    checkpoint = autodist().checkpoint(tmp_path, values=[tf.Variable(float(k)) for k in range(5)])
+    checkpoint.save()
+    assert {priority for _, priority in seen} == {now} and len(seen) > 5
+    seen.clear()
+    checkpoint.save(background=True)
+    checkpoint.wait()
+    assert {thread for thread, _ in seen} == {seen[0][0]} and len(seen) > 5
+    assert {priority for _, priority in seen} == {max(now, 15)}
 
 
 def test_a_save_and_a_restore_wait_for_the_one_before(tmp_path, held):
