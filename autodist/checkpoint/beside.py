@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras.src.backend.common import global_state  # where Keras keeps the generator of draws that name none
 from tensorflow.python.ops import stateful_random_ops  # likewise TensorFlow
 
-from autodist.checkpoint.content import Value
+from autodist.checkpoint.content import OURS, Value
 from autodist.checkpoint.script import files_of, saved_script
 from autodist.graph.placement import Placement, listed
 from autodist.messages import ALIKE_EVERYWHERE
@@ -24,9 +24,6 @@ from autodist.runtime.variables import Kept
 from autodist.synchronizers import all_synchronizers
 
 log = logging.getLogger("autodist")
-
-OURS = "_AUTODIST/"
-"""What the keys of these values begin with, of which no object of the script has any."""
 
 _GENERATORS, _MEMORIES = f"{OURS}generators/", f"{OURS}memories/"
 

@@ -10,6 +10,12 @@ import tensorflow as tf
 
 from autodist.runtime.variables import Kept
 
+OURS = "_AUTODIST/"
+"""What the keys of values begin with that are beside those of the script's objects, of which none has any."""
+
+SIDE_FILE = f"{OURS}side_file"
+"""What a checkpoint has that belongs to a side file, by which one that has lost it is known."""
+
 
 @dataclass(frozen=True)
 class Value:

@@ -10,8 +10,8 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.core.protobuf import trackable_object_graph_pb2 as graph_pb2
 
-from autodist.checkpoint.beside import OURS
 from autodist.checkpoint.checksums import checksums, unsealed
+from autodist.checkpoint.content import OURS, SIDE_FILE
 from autodist.checkpoint.folder import FORMAT, digest
 from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, Value, match
 from autodist.errors import CheckpointError, CheckpointMismatchError
@@ -58,6 +58,8 @@ def require_whole(prefix: str, about: Mapping[str, Any]) -> None:
     _require_written(prefix, about.get("files", {}))
     try:
         reader = tf.train.load_checkpoint(prefix)
+        if not about and reader.has_tensor(SIDE_FILE):
+            raise _damaged(prefix, f"{prefix}.json is missing, which has the step and whatever else is no variable")
         for key in () if about else reader.get_variable_to_shape_map():
             reader.get_tensor(key)
     except _UNREADABLE as error:

@@ -13,13 +13,15 @@ import tensorflow as tf
 from autodist.checkpoint.background import Background
 from autodist.checkpoint.beside import Beside, digest_of_strategy
 from autodist.checkpoint.checksums import READERS
-from autodist.checkpoint.content import Content, Value
+from autodist.checkpoint.content import SIDE_FILE, Content, Value
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.write import PartWriter, merge, write_here
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
 from autodist.run import Run
 from autodist.runtime.variables import Kept
+
+_MARK = Value(SIDE_FILE, lambda: tf.constant(True))
 
 
 class Saves:
@@ -63,7 +65,7 @@ class Saves:
             number = max([above, *self._folder.numbers()]) + 1
             told = content(number)
             prefix = os.path.join(made, "merged")
-            merge(self._write_parts([*told.values, *self._beside.values()], made), prefix)
+            merge(self._write_parts([*told.values, *self._beside.values(), _MARK], made), prefix)
             for suffix, write in {**told.files, **self._beside.files()}.items():
                 write(prefix + suffix)
             about = {"number": number, **self._about(), **self._beside.about(), **told.about}

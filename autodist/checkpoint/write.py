@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from autodist.graph.placement import Shard
 from autodist.runtime.host import Host
@@ -147,17 +148,18 @@ def place_of(kept: Kept, shard: Shard) -> str:
 def write_here(values: Iterable[tuple[str, Callable[[], tf.Tensor]]], folder: str) -> list[str]:
     """Writes what this process has, read as it comes to it, into part files; returns their prefixes."""
     prefixes: list[str] = []
-    for group in in_groups(_Read(key, read()) for key, read in values):
-        prefix = os.path.join(folder, f"here-{len(prefixes)}")
-        with tf.device("/cpu:0"):
-            tf.raw_ops.SaveV2(
-                prefix=prefix,
-                tensor_names=[one.key for one in group],
-                shape_and_slices=[""] * len(group),
-                tensors=[one.value for one in group],
-            )
-        prefixes.append(prefix)
-        del group  # its values go before the next are read
+    with context.eager_mode():  # in a script of sessions what is read would be a tensor of its graph
+        for group in in_groups(_Read(key, read()) for key, read in values):
+            prefix = os.path.join(folder, f"here-{len(prefixes)}")
+            with tf.device("/cpu:0"):
+                tf.raw_ops.SaveV2(
+                    prefix=prefix,
+                    tensor_names=[one.key for one in group],
+                    shape_and_slices=[""] * len(group),
+                    tensors=[one.value for one in group],
+                )
+            prefixes.append(prefix)
+            del group  # its values go before the next are read
     return prefixes
 
 

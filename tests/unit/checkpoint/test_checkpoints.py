@@ -283,6 +283,18 @@ def test_a_side_file_that_is_damaged_or_of_a_later_version_is_refused(tmp_path):
         checkpoint.restore()
 
 
+def test_a_checkpoint_without_the_side_file_that_it_had_is_refused(tmp_path):
+    """It would be taken for one of TensorFlow's, and the run would go on from step 0."""
+    checkpoint = autodist().checkpoint(tmp_path, model=Model())
+    side = Path(f"{checkpoint.save(step=12)}.json")
+    content = side.read_text()
+    side.unlink()
+    with pytest.raises(CheckpointError, match=r"ckpt-1\.json is missing"):
+        checkpoint.restore()
+    side.write_text(content)
+    assert checkpoint.restore() == 12
+
+
 def test_a_side_file_in_which_one_number_is_another_is_refused(tmp_path):
     """It would be read without a complaint, and the run would go on from another step."""
     model = Model()

@@ -103,3 +103,11 @@ def test_values_of_this_process_are_read_a_group_at_a_time(tmp_path, monkeypatch
     assert len(parts) == 3
     merge(parts, str(tmp_path / "merged"))
     assert {name: value[0] for name, value in read(str(tmp_path / "merged")).items()} == {f"v{k}": k for k in range(5)}
+
+
+def test_values_of_this_process_are_read_in_a_script_of_sessions_too(tmp_path):
+    """As the state of a generator, which belongs to no graph."""
+    state = tf.Variable([3.0])
+    with tf.Graph().as_default():
+        (part,) = write_here([("v", state.read_value), ("c", lambda: tf.constant([4.0]))], str(tmp_path))
+    assert {name: value[0] for name, value in read(part).items()} == {"v": 3.0, "c": 4.0}
