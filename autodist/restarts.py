@@ -208,12 +208,27 @@ def why_not(earlier: Before, lost: Lost, limit: int) -> str | None:
         return "the workers could not be started, which is no loss"
     if isinstance(error, WorkerFailedError) and would_repeat(error):
         return "the script would fail so again."
-    is_alike = (_without_numbers(lost.fault), lost.step) == (_without_numbers(earlier.fault), earlier.step)
-    if earlier.count and is_alike and isinstance(error, WorkerFailedError) and not is_of_machines(error):
+    if (
+        earlier.count
+        and _is_alike(earlier, lost)
+        and isinstance(error, WorkerFailedError)
+        and not is_of_machines(error)
+    ):
         return f"it has failed so {lost.place} twice in a row, and would a third time."
     if earlier.count >= limit:
         return f"{limit} restart{'s' if limit > 1 else ''} were made, and `max_restarts` allows no more."
     return None
+
+
+def _is_alike(earlier: Before, lost: Lost) -> bool:
+    """Whether the start before was lost by the same, in the same step.
+
+    What a script raises in the step that follows a checkpoint comes, in the next start, before all have joined.
+    """
+    if _without_numbers(lost.fault) != _without_numbers(earlier.fault):
+        return False
+    is_after_checkpoint = lost.step is None and lost.saved is not None and earlier.step == lost.saved + 1
+    return lost.step == earlier.step or (is_after_checkpoint and " ended with exit status " in lost.fault)
 
 
 def _without_numbers(fault: str) -> str:

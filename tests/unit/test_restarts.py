@@ -110,6 +110,15 @@ def test_the_same_failure_twice_at_the_same_step_ends_the_run() -> None:
     assert why_not(Before(1, "localhost:2 was ended by SIGKILL", 5), Lost(KILLED, 5, 4), 3) is None
 
 
+def test_what_a_script_raises_right_after_a_checkpoint_is_the_same_though_nobody_has_joined_then() -> None:
+    raised = WorkerFailedError("b", "ended with exit status 1", ("ValueError: no",))
+    earlier = Before(1, "b ended with exit status 1", 5)
+    assert "twice in a row" in str(why_not(earlier, Lost(raised, None, 4), 3))
+    assert why_not(earlier, Lost(raised, None, 2), 3) is None
+    killed = WorkerFailedError("b", "was ended by SIGKILL")
+    assert why_not(Before(1, "b was ended by SIGKILL", 5), Lost(killed, None, 4), 3) is None
+
+
 def test_a_machine_that_stays_away_may_come_back_later() -> None:
     cut = WorkerFailedError("b", "was lost: it was not heard of for 25 s")
     assert why_not(Before(1, "b was lost: it was not heard of for 25 s", None), Lost(cut, None, 4), 3) is None
