@@ -64,7 +64,10 @@ class Fragment:
 
     def inputs(self, names: Iterable[str]) -> list[tf.Tensor]:
         """Tensors of the edited graph, as they are known."""
-        return [self.input(name) for name in names]
+        asked = [tensor(name) for name in names]
+        new = [name for name in dict.fromkeys(asked) if name not in self._inputs]
+        self._inputs.update(zip(new, self.inputs_like(new, [self._spec_of(name) for name in new]), strict=True))
+        return [self._inputs[name] for name in asked]
 
     def inputs_like(self, names: Sequence[str], like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
         """Tensors of the edited graph with dtypes and shapes as those of `like`.

@@ -66,8 +66,10 @@ class Bucket:
         dtype = dtype or self.dtype
         flat: list[tf.Tensor] = []
         vector = tf.constant([-1])
-        for join, length in zip(self.joins, self.lengths, strict=True):
-            value = tf.raw_ops.Reshape(tensor=f.input(join.local[0], join.dtype, join.shape), shape=vector)
+        like = [tf.TensorSpec(join.shape, join.dtype) for join in self.joins]
+        local = f.inputs_like([join.local[0] for join in self.joins], like)
+        for join, length, given in zip(self.joins, self.lengths, local, strict=True):
+            value = tf.raw_ops.Reshape(tensor=given, shape=vector)
             value = tf.cast(value, dtype)
             value.set_shape([_elements(join)])
             flat.append(value)

@@ -209,11 +209,16 @@ class _Servers:
                 self.editor.add_control(name, ready)
 
     def _hand_out_tokens(self) -> None:
+        instead: dict[str, tuple[str, ...]] = {}
         for group in group_writes(self.item, self.effects, self.owner, self.stages):
-            self._token(group)
+            token = self._token(group)
+            if group.owner != self.context.worker:
+                instead.update(dict.fromkeys(group.writes, token))
+        self.editor.run_all_instead(instead)
+        self.editor.remove(instead)
 
-    def _token(self, group: Group) -> None:
-        """Elsewhere than at the owner, its token stands for its writes."""
+    def _token(self, group: Group) -> tuple[str, ...]:
+        """Hands a token out, or takes it: elsewhere than at the owner it stands for its writes, which are to go."""
         with fragment(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Exchange(f, self.context, group.key)
             done = tf.constant(True)
@@ -227,5 +232,4 @@ class _Servers:
         if group.owner != self.context.worker:
             for write in group.writes:
                 self.editor.replace_control(write, exchange.effects, self.editor.consumers(write))
-            self.editor.run_all_instead(dict.fromkeys(group.writes, tuple(exchange.effects)))
-            self.editor.remove(group.writes)
+        return tuple(exchange.effects)
