@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import rich.console
 import rich.table
+from bench.calls import compare_calls
 from bench.checkpoints import compare_checkpoints
 from bench.comparisons import GOAL, Result, compare, comparisons
 from bench.first_step import compare_first_step
@@ -38,6 +39,7 @@ GROUPS = {
     "ps": "ParameterServerStrategy, 2 workers",
     "evaluate": "one device with a worker's cores, 2 workers",
     "alone": "the script alone, 1 replica",
+    "calls": "the script alone, processor time a call",
     "first-step": "one device, from the start of the script",
     "rewrite": "rewriting",
     "memory": "the script alone, peak memory",
@@ -96,6 +98,8 @@ def _measurements(told: argparse.Namespace) -> Iterator[Measurement]:
         yield Measurement("resnet50: first step", lambda: [compare_first_step(told.repeat)])
     if _is_asked(told, "rewrite", "resnet50"):
         yield Measurement("resnet50: rewriting", lambda: compare_rewriting(told.repeat))
+    if _is_asked(told, "calls", "tiny"):
+        yield Measurement("tiny: calls", compare_calls)
     if _is_asked(told, "checkpoint", "tables"):
         yield Measurement("tables: checkpoints of 2 GB", compare_checkpoints)
     if _is_asked(told, "growth", "planning"):
