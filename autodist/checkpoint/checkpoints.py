@@ -88,7 +88,7 @@ class Checkpoints:
             is_certain: whether all workers are known to come to it.
             tell: what each worker saves of its script.
         """
-        above = int(self._root.save_counter)
+        above = self._count()
         return self._run.chief.do(
             "checkpoint",
             lambda: self._saves.save(lambda n: self._content(n, step, beside()), background, above),
@@ -152,6 +152,10 @@ class Checkpoints:
         """
         if self._run.index == 0:
             self._folder.claim()
+
+    def _count(self) -> int:
+        """The number of the last checkpoint that the objects know of."""
+        return int(self._root.save_counter)
 
     def _content(self, number: int, step: int | None, beside: Content) -> Content:
         self._root.save_counter.assign(number)

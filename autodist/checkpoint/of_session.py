@@ -72,6 +72,9 @@ class SessionCheckpoints(Checkpoints):
 
     # --------------------------------------------------------------------------------------------------------------
 
+    def _count(self) -> int:
+        return 0  # the folder alone tells; where a graph is built a counter could not be read
+
     def _content(self, number: int, step: int | None, beside: Content) -> Content:
         values = [Value.in_session(name, kept) for name, kept in self._session.saved_variables().items()]
         return Content(values, {"step": step or 0, **beside.about}, beside.files)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.cluster.trainings import Training
 
@@ -89,3 +92,64 @@ def test_what_three_workers_have_saved_in_shards_two_go_on_with(tmp_path: Path):
             np.testing.assert_allclose(kept["found"], kept["expected"], rtol=1e-9, atol=1e-12)
         assert "on every worker at the same place" in str(run.kept(0)["told"])
         run.assert_gone()
+
+
+GRAPH = """
+draw = np.random.default_rng(0)
+batches = draw.normal(size=(8, 8, 6))
+x = tf.compat.v1.placeholder(tf.float64, [None, 6])
+table = tf.compat.v1.get_variable("table", initializer=draw.normal(size=(6, 4)), use_resource=True)
+loss = tf.reduce_mean(tf.tanh(x @ table) ** 2)
+train = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+"""
+
+SESSION = """
+with tf.Graph().as_default(), ad.scope():
+    exec(GRAPH)
+    saver = tf.compat.v1.train.Saver(max_to_keep=2)
+    session = ad.create_distributed_session()
+    session.run(tf.compat.v1.global_variables_initializer())
+    checkpoint = ad.checkpoint(FOLDER, session=session)
+    done = checkpoint.restore() or 0
+    for number in range(done, 8):
+        if number == STOP:
+            note(f"stopped{me}")
+            wait_for("never")
+        session.run(train, {x: batches[number][me::2]})
+        if number == 3:
+            checkpoint.save(step=4)
+    paths = [saver.save(session, SAVERS, global_step=step) for step in range(4)]  # one writes
+    assert saver.last_checkpoints == paths[2:]
+    values = session.run(tf.compat.v1.global_variables())
+    for path in paths[2:]:
+        assert (tf.train.load_checkpoint(path).get_tensor("table") == values[0]).all()
+    keep(done=done, values=values)
+"""
+
+
+def test_a_session_s_shards_are_saved_and_another_strategy_goes_on_with_them(tmp_path: Path):
+    """The first run is killed; the second ends with what a Saver writes that all workers call."""
+    script = SESSION.replace("FOLDER", repr(str(tmp_path / "saved"))).replace("SAVERS", repr(str(tmp_path / "all")))
+    script = f"GRAPH = {GRAPH!r}\n{script}"
+    nodes = [{"address": "localhost", "cpus": [0, 1], "workers": 2}]
+    sharded = {"builder": "PartitionedPS", "max_shards": 2, "min_partition_bytes": 1}
+    with Training(tmp_path / "first", script.replace("STOP", "6"), {"nodes": nodes, "strategy": sharded}) as run:
+        for worker in range(2):
+            run.wait_for_note(f"stopped{worker}", 120)
+        os.kill(run.chief.pid, signal.SIGKILL)
+        run.wait(60)
+    with Training(
+        tmp_path / "second", script.replace("STOP", "-1"), {"nodes": nodes, "strategy": {"builder": "AllReduce"}}
+    ) as run:
+        assert run.wait(120) == 0, run.stderr
+        kept = [run.kept(worker) for worker in range(2)]
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        plain: dict = {"np": np, "tf": tf}
+        exec(GRAPH, plain)  # noqa: S102
+        session.run(tf.compat.v1.global_variables_initializer())
+        for batch in plain["batches"]:
+            session.run(plain["train"], {plain["x"]: batch})
+        expected = session.run(tf.compat.v1.global_variables())
+    for found in kept:
+        assert found["done"] == 4
+        np.testing.assert_allclose(found["values"], expected, rtol=1e-9, atol=1e-12)
