@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the README's table of what scripts use: each feature by front end, as the tests' marks have it.
+"""Writes docs/features.md's table of what scripts use: each feature by front end, as the tests' marks have it.
 
     python scripts/features.py            # writes the table
     python scripts/features.py --check    # says whether it is there, and ends with status 1 where it is not
@@ -22,7 +22,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-README = ROOT / "README.md"
+PAGE = ROOT / "docs" / "features.md"
 BEGIN, END = "<!-- features: made by scripts/features.py -->\n", "<!-- end of features -->\n"
 
 FRONTS = {"fit": "`fit`", "function": "`@ad.function`", "session": "session"}
@@ -109,11 +109,11 @@ def _order(feature: tuple[str, str]) -> tuple[int, str]:
 
 
 def with_table(text: str, table: str) -> str:
-    """The README with the table between its two comments."""
+    """The page with the table between its two comments."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise ValueError(f"the README has no lines {BEGIN.strip()} and {END.strip()}, between which the table stands.")
+        raise ValueError(f"{PAGE.name} has no lines {BEGIN.strip()} and {END.strip()}, between which the table stands.")
     return f"{before}{begin}\n{table}\n{end}{after}"
 
 
@@ -123,13 +123,13 @@ def main() -> int:
         "--check", action="store_true", help="write nothing; end with status 1 where the table is another"
     )
     check = parser.parse_args().check
-    text = README.read_text()
+    text = PAGE.read_text()
     made = with_table(text, table_of(mark for mark, _ in all_marks()))
     if check and made != text:
-        print("README.md's table of features is not that of the tests' marks; python scripts/features.py writes it.")
+        print("docs/features.md's table is not that of the tests' marks; python scripts/features.py writes it.")
         return 1
     if not check:
-        README.write_text(made)
+        PAGE.write_text(made)
     return 0
 
 

@@ -62,7 +62,7 @@ def _require_training(name: str) -> None:
     if api is None or not api.made():
         _refuse(
             f"{name} made no AutoDist and ran on one device, as without `autodist run`. Wrap its training in `ad = "
-            "AutoDist()` and `with ad.scope():`, as the README shows."
+            "AutoDist()` and `with ad.scope():`, as README.md shows."
         )
     elif not any(one.has_worked for one in api.made()):
         _refuse(

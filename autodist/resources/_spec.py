@@ -43,9 +43,10 @@ class ResourceSpec(Timeouts):
 
     Made by `from_file`, `from_dict`, `local` or `from_payload`, whose errors name the place and what is allowed.
 
-    >>> spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": 2}]})
-    >>> [(worker.name, worker.devices) for worker in spec.workers]
-    [('localhost:0', ('cpu:0', 'cpu:1')), ('localhost:1', ('cpu:0', 'cpu:1'))]
+    Examples:
+        >>> spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2, 3], "workers": 2}]})
+        >>> [(worker.name, worker.devices) for worker in spec.workers]
+        [('localhost:0', ('cpu:0', 'cpu:1')), ('localhost:1', ('cpu:0', 'cpu:1'))]
 
     Attributes:
         nodes: in the order of the file; exactly one is the chief's (a single node always is).

@@ -176,7 +176,7 @@ FEATURES: dict[str, tuple[pytest.MarkDecorator, ...]] = {
     "step_two_functions": (pytest.mark.feature("function", "step: several steps that share variables"),),
     "step_two_optimizers": (pytest.mark.feature("function", "optimizer: several optimizers"),),
 }
-"""What programs show, for the README's table."""
+"""What programs show, for the table of features."""
 
 GLOBAL = Cluster("ps_load_balancing", workers=2, replicas=1, batch="global")
 

@@ -1,4 +1,4 @@
-"""scripts/features.py: the README's table of features is that of the tests' marks, and what it refuses."""
+"""scripts/features.py: the page's table of features is that of the tests' marks, and what it refuses."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ features = load_script("features")
 MARKS = features.all_marks()
 
 
-def test_the_readme_has_the_table_of_the_marks() -> None:
-    text = features.README.read_text()
+def test_the_page_has_the_table_of_the_marks() -> None:
+    text = features.PAGE.read_text()
     assert features.with_table(text, features.table_of(mark for mark, _ in MARKS)) == text, (
         "python scripts/features.py writes it"
     )

@@ -1,0 +1,39 @@
+"""MkDocs runs this: files of the repository that pages link to become part of the site, so that no link is dead.
+
+A page links to such a file by its path, `../examples/cluster.yml`, which leads there on a code host too.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = "repository"
+"""Of the site, for what is none of its pages."""
+
+_LINK = re.compile(r"\]\(\.\./(?P<path>[\w./-]+)\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds what any page links to; text that a browser would save or run is shown as text."""
+    pages = [Path(config.docs_dir, file.src_uri).read_text() for file in files.documentation_pages()]
+    for path in sorted({link["path"] for page in pages for link in _LINK.finditer(page)}):
+        if not (ROOT / path).is_file():
+            raise FileNotFoundError(f"a page of docs/ links to {path}, which is no file of the repository")
+        files.append(File.generated(config, _place(path), content=(ROOT / path).read_bytes()))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Lets links of a page lead to what was added."""
+    return _LINK.sub(lambda link: f"]({_place(link['path'])})", markdown)
+
+
+def _place(path: str) -> str:
+    return posixpath.join(FOLDER, f"{path}.txt")

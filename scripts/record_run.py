@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""Records what a command shows in a terminal, as a picture.
+
+    python scripts/record_run.py docs/pictures/run.svg autodist run --workers 2 examples/digits_keras.py --epochs 2
+
+The command runs in a terminal of its own, 110 columns wide; the picture has what stands there at its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import os
+import pty
+import re
+import shlex
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+COLUMNS, ROWS = 110, 50
+
+# What moves the cursor or clears, without colours: only the last state of a line is to be seen.
+_UP = re.compile(r"\x1b\[(\d*)A")
+_CLEARS = re.compile(r"\x1b\[[\d;?]*[JKhlG]|\x1b\][^\x07]*\x07")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("picture", type=Path, help="an SVG file")
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    told = parser.parse_args()
+    shown, status = record(told.command)
+    if status:
+        sys.exit(f"{shown}\n{shlex.join(told.command)} ended with status {status}; no picture was made")
+    draw(told.picture, told.command, lines_at_the_end(shown))
+
+
+def record(command: list[str]) -> tuple[str, int]:
+    """What a command writes to a terminal, and its exit status."""
+    ours, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    environment = os.environ | {"TERM": "xterm-256color", "COLUMNS": str(COLUMNS), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    process = subprocess.Popen(command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        parts = []
+        try:
+            while part := screen.read(65536):
+                parts.append(part)
+        except OSError:
+            pass  # so a terminal tells that nobody writes any more
+    return b"".join(parts).decode(errors="replace"), process.wait()
+
+
+def lines_at_the_end(shown: str) -> list[str]:
+    """What stands on the lines once all is written: of what was written over, the last."""
+    lines, row = [""], 0
+    for part in re.split(r"(\r?\n|\r|\x1b\[\d*A)", _CLEARS.sub("", shown)):
+        if up := _UP.fullmatch(part):
+            row = max(0, row - int(up[1] or 1))
+        elif part.endswith("\n"):
+            row += 1
+        elif part and part != "\r":
+            lines.extend([""] * (row + 1 - len(lines)))
+            *_, lines[row] = part.rsplit("\b", 1)
+    return lines
+
+
+def draw(picture: Path, command: list[str], lines: list[str]) -> None:
+    """Writes the picture of a terminal in which the command was typed."""
+    with open(os.devnull, "w") as nowhere:
+        console = Console(width=COLUMNS, record=True, file=nowhere, force_terminal=True)
+        console.print(Text(f"$ {shlex.join(command)}", style="bold"))
+        for line in lines:
+            console.print(Text.from_ansi(line), no_wrap=True, crop=True)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    drawn = console.export_svg(title="AutoDist", unique_id="run")
+    picture.write_text(re.sub(r"@font-face {.*?}\s*", "", drawn, flags=re.DOTALL))  # it would be fetched from elsewhere
+
+
+if __name__ == "__main__":
+    main()
