@@ -19,6 +19,7 @@ import tensorflow as tf
 from tensorflow.python.data.util import structure  # by which data sets hand elements to functions
 from tensorflow.python.framework import op_def_registry
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import propagate
 from autodist.graph.propagation.kinds import PerExample
 from autodist.messages import ALIKE_EVERYWHERE
@@ -36,9 +37,7 @@ _CUTS: dict[str, Callable[[Any, Any], Any]] = {
 }
 """What goes by the numbers of elements alone: before a map of one to one it gives the same as behind it."""
 
-_CALLS = ("If", "While", "Case", "StatefulPartitionedCall")
-_READS = ("ReadVariableOp", "LookupTableFindV2", "LookupTableSizeV2", "Assert")
-_SAME_AGAIN = frozenset((*_CALLS, *_READS))
+_SAME_AGAIN = having(Trait.CALL | Trait.BRANCH | Trait.LOOP | Trait.READ | Trait.TABLE_READ | Trait.TELLS)
 """Operations that TensorFlow takes for stateful, and that give the same for an element whatever came before it."""
 
 _LEAVES = (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ import keras
 import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format  # as in keras_files
 from keras.src.saving import saving_lib
+from tensorflow.python.saved_model import save as saved_model
 
 from autodist.capture.keras_files import SAVES
 from autodist.capture.shared_savers import write_by_one
@@ -26,21 +28,26 @@ Write = Callable[[str, Callable[[], Any]], Any]
 
 _own = threading.local()
 
-WRITERS: tuple[tuple[Any, str, str], ...] = (
-    (tf.train.Checkpoint, "_write", "file_prefix"),  # by which `save` and `write` do
-    *((keras.Model, name, "filepath") for name in SAVES),
-    (saving_lib, "save_model", "filepath"),  # by which keras.saving.save_model does, and so on
-    (saving_lib, "save_weights_only", "filepath"),
-    (legacy_h5_format, "save_model_to_hdf5", "filepath"),
-    (tf.saved_model, "save", "export_dir"),  # likewise keras.export.ExportArchive
-)
-"""What writes files, by its owner and name, and what it calls their path."""
+
+def writers() -> Iterator[tuple[Any, str, str]]:
+    """What writes files, by its owner and name, and what it calls their path."""
+    yield tf.train.Checkpoint, "_write", "file_prefix"  # by which `save` and `write` do
+    yield from ((keras.Model, name, "filepath") for name in SAVES)
+    yield saving_lib, "save_model", "filepath"  # by which keras.saving.save_model does, and so on
+    yield saving_lib, "save_weights_only", "filepath"
+    yield legacy_h5_format, "save_model_to_hdf5", "filepath"
+    # It stands in a module for each name of TensorFlow's API; one that is imported later takes it from the first.
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("tensorflow.") and vars(module).get("save") is saved_model.save:
+            yield module, "save", "export_dir"
 
 
 def share_files(write: Write) -> None:
     """Lets what TensorFlow and Keras save be saved by `write`, for as long as the process lives."""
-    for owner, name, parameter in WRITERS:
-        setattr(owner, name, _shared(vars(owner)[name], parameter, write))
+    shared: dict[Callable[..., Any], Callable[..., Any]] = {}
+    for owner, name, parameter in [*writers()]:
+        plain = vars(owner)[name]
+        setattr(owner, name, shared.setdefault(plain, _shared(plain, parameter, write)))
     saver: Any = tf.compat.v1.train.Saver
     saver.save = write_by_one(saver.save, write)
 

@@ -92,6 +92,7 @@ class Trait(enum.Flag):
     """A variable of TensorFlow 1 that is no resource."""
     TABLE = enum.auto()
     """A lookup table."""
+    TABLE_READ = enum.auto()
     TABLE_WRITE = enum.auto()
     ITERATOR = enum.auto()
     ITERATOR_GET = enum.auto()

@@ -23,6 +23,7 @@ ROWS = (
     Row("VariableV2 Variable TemporaryVariable", Trait.REFERENCE),
     # Tables and data.
     Row("HashTableV2 MutableHashTableV2 MutableHashTableOfTensorsV2 MutableDenseHashTableV2", Trait.TABLE),
+    Row("LookupTableFindV2 LookupTableSizeV2", Trait.TABLE_READ),
     Row("LookupTableInsertV2 LookupTableRemoveV2 LookupTableImportV2 InitializeTableV2", Trait.TABLE_WRITE),
     Row("InitializeTableFromTextFileV2 InitializeTableFromDataset", Trait.TABLE_WRITE),
     Row("Iterator IteratorV2 OneShotIterator", Trait.ITERATOR),

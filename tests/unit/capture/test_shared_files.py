@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from autodist.capture import shared_files
-from autodist.capture.shared_files import WRITERS, saving_models_alone, share_files
+from autodist.capture.shared_files import saving_models_alone, share_files, writers
+
+# A module of its own that takes the place of tf.saved_model; imported later, it would keep what a test leaves.
+AGAIN = importlib.import_module("tensorflow.saved_model")
 
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was to be written; on another worker than the chief where it begins with "other"."""
-    for owner, name, _ in [*WRITERS, (tf.compat.v1.train.Saver, "save", "")]:
+    for owner, name, _ in [*writers(), (tf.compat.v1.train.Saver, "save", "")]:
         monkeypatch.setattr(owner, name, vars(owner)[name])
     found: list[str] = []
 
@@ -81,3 +86,17 @@ def test_a_saver_writes_once_and_every_worker_knows_what_there_is(asked, tmp_pat
         saver.last_checkpoints[-1],
     ]
     assert sorted(path.stem for path in tmp_path.glob("*.index")) == ["mine-2"]
+
+
+def test_whatever_name_it_was_imported_by_one_writes(asked, tmp_path):
+    AGAIN.save(tf.Module(), str(tmp_path / "other"))
+    tf.compat.v2.saved_model.save(tf.Module(), str(tmp_path / "other2"))
+    assert len(asked) == 2 and not list(tmp_path.iterdir())
+
+
+def test_the_last_who_shares_is_asked_whatever_its_name(asked, tmp_path):
+    of_another_run = []
+    share_files(lambda what, act: of_another_run.append(what) or act())
+    for number, module in enumerate((AGAIN, tf.compat.v2.saved_model)):
+        module.save(tf.Module(), str(tmp_path / f"mine{number}"))
+    assert len(of_another_run) == 2 and not asked
