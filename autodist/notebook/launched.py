@@ -32,7 +32,7 @@ def main() -> None:
     ordered, outcome = map(int, os.environ.pop(FILES).split(","))
     order = os.pread(ordered, os.fstat(ordered).st_size, 0)
     # Whole lines: other workers' go between them. Without a terminal, Python would keep many.
-    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it is Python's own
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]  # it is Python's own
     bring_along(order)
     _call_as_chief(order, _Report(outcome))
 

@@ -26,6 +26,7 @@ LIMIT = 290.0
 
 SETUP = """
 import os
+import sys
 import time
 import autodist
 import numpy as np
@@ -57,6 +58,7 @@ def train(ad, steps):
     data = np.random.default_rng(5)
     for _ in range(steps):
         step(data.normal(size=(8, 3)))
+    assert not (ad.is_chief and sys.stdout.write_through)  # its lines are whole, other workers' come between them
     print("made by", ad.worker_index)
     wait_for("seen")
     return weight.numpy(), ad.num_workers
@@ -70,7 +72,12 @@ class Kernel:
         self.notes = directory / "notes"
         self.notes.mkdir()
         self.mark = secrets.token_hex(8)
-        own = {MARK: self.mark, "IPYTHONDIR": str(directory / "ipython"), "TF_CPP_MIN_LOG_LEVEL": "2"}
+        own = {
+            MARK: self.mark,
+            "IPYTHONDIR": str(directory / "ipython"),
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "PYTHONUNBUFFERED": "1",
+        }
         self._manager = KernelManager(kernel_name="python3", connection_file=str(directory / "kernel.json"))
         self._manager.start_kernel(env=os.environ | own, cwd=str(directory))
         self._client = self._manager.blocking_client()
