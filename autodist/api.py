@@ -281,9 +281,12 @@ class AutoDist:
         """
         self._run.check_others()
         self._alone.divides_data = True
-        replicas = [r.worker.index for r in self._run.spec.replicas]
         made = DistributedDataset(
-            dataset, replicas, self._run.index, self._run.first_batches.tell_of_data_set, self._reading()
+            dataset,
+            self._run.spec.replica_workers,
+            self._run.index,
+            self._run.first_batches.tell_of_data_set,
+            self._reading(),
         )
         if self._automatic is not None:
             self._automatic.loop.add(made)
@@ -308,8 +311,7 @@ class AutoDist:
         """
         self._run.check_others()
         self._alone.divides_data = True
-        replicas = [r.worker.index for r in self._run.spec.replicas]
-        return Sampler(records, batch, seed, drop_remainder, replicas, self._run.index)
+        return Sampler(records, batch, seed, drop_remainder, self._run.spec.replica_workers, self._run.index)
 
     def batch_slice(self, start: int, stop: int) -> slice:
         """Of a global batch, the examples from `start` to `stop`, those that this worker reads.
@@ -413,14 +415,13 @@ class AutoDist:
         """How this worker reads global batches; None: whole, since it trains on all of them."""
         if self._run.workers == 1:
             return None
-        replicas = [r.worker.index for r in self._run.spec.replicas]
-        rows = (
-            rows_to_read(replicas, self._run.index) if self._run.recorder is None else None
-        )  # which is given whole ones
+        rows = None  # where it is recorded, which is given whole batches
+        if self._run.recorder is None:
+            rows = rows_to_read(self._run.spec.replica_workers, self._run.index)
         return Reading(rows, self._run.workers, self._slices)
 
     def _own_share(self, examples: int) -> tuple[int, int]:
-        share = share_of(examples, [r.worker.index for r in self._run.spec.replicas], self._run.index)
+        share = share_of(examples, self._run.spec.replica_workers, self._run.index)
         return share.start, share.start + share.size
 
     def _saving_callback(self) -> CheckpointCallback | None:

@@ -358,7 +358,7 @@ class DistributedFunction:
             require_examples(examples > 0)
         if not self._is_global:
             return OwnPart([_with_a_row(x) if examples == 0 else np.asarray for x in leaves], examples, examples)
-        workers = [r.worker.index for r in self._run.spec.replicas]
+        workers = self._run.spec.replica_workers
         if self.whole is not None:
             return OwnPart([np.asarray] * len(leaves), share_of(examples, workers, self._run.index).size, examples)
         shares = {n: share_of(n, workers, self._run.index) for n in {examples, *(x.rows for x in leaves)}}

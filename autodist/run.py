@@ -117,7 +117,7 @@ class Run:
         self.first_batches = FirstBatches(
             self.index,
             [w.name for w in self.spec.workers],
-            frozenset(r.worker.index for r in self.spec.replicas),
+            frozenset(self.spec.replica_workers),
             lambda: self._messages if self._hosts is not None else None,
             self.guard,
         )

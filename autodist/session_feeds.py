@@ -111,7 +111,7 @@ class SessionFeeds:
         cut = {t: axis for t, axis in split.items() if axis is not None and self.is_shared_out(t)}
         examples = count_examples([(t.name, arrays[t], axis) for t, axis in cut.items()])
         require_examples(examples > 0 or not cut)
-        share = share_of(examples, [r.worker.index for r in self.spec.replicas], self.worker)
+        share = share_of(examples, self.spec.replica_workers, self.worker)
         return [rows_of(a, cut[t], share) if t in cut else a for t, a in arrays.items()]
 
     def meanings(self, arrays: Arrays, axes: Sequence[int | None]) -> list[Meant]:

@@ -88,6 +88,7 @@ class Checkpoints:
             is_certain: whether all workers are known to come to it.
             tell: what each worker saves of its script.
         """
+        self._prepare()
         above = self._count()
         return self._run.chief.do(
             "checkpoint",
@@ -152,6 +153,9 @@ class Checkpoints:
         """
         if self._run.index == 0:
             self._folder.claim()
+
+    def _prepare(self) -> None:
+        """Called on every worker before it comes to a save."""
 
     def _count(self) -> int:
         """The number of the last checkpoint that the objects know of."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from typing import Protocol
 
 import tensorflow as tf
 
 from autodist.checkpoint.checkpoints import Checkpoints
 from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.read import described, require_alike, saved_graph, saved_values
-from autodist.checkpoint.script import draws_now
 from autodist.errors import CheckpointError
 from autodist.run import Run
 from autodist.runtime.variables import Kept
@@ -58,19 +57,10 @@ class SessionCheckpoints(Checkpoints):
                 "partitioner has cut. Save the session by a tf.compat.v1.train.Saver, or let the strategy cut it."
             )
 
-    def save_with(
-        self,
-        beside: Callable[[], Content],
-        step: int | None,
-        background: bool,
-        is_certain: bool = False,
-        tell: Callable[[], Any] = draws_now,
-    ) -> str | None:
-        """As `Checkpoints.save_with`; between two runs."""
-        self._session.give_initial_values()
-        return super().save_with(beside, step, background, is_certain, tell)
-
     # --------------------------------------------------------------------------------------------------------------
+
+    def _prepare(self) -> None:
+        self._session.give_initial_values()
 
     def _count(self) -> int:
         return 0  # the folder alone tells; where a graph is built a counter could not be read

@@ -259,12 +259,11 @@ def _of_the_chief(
     """
     if not item.is_global:
         return {name: tuple(shape) for name, shape in shapes.items()}
-    workers = [replica.worker.index for replica in spec.replicas]
     found = {}
     for name, shape in shapes.items():
         axis, lengths = item.inputs.get(name), list(shape)
         if axis is not None and lengths:
-            share = share_of(lengths[axis], workers, 0)
+            share = share_of(lengths[axis], spec.replica_workers, 0)
             lengths[axis] = share.size
         found[name] = tuple(lengths)
     return found

@@ -182,6 +182,11 @@ class ResourceSpec(Timeouts):
         """All replicas, in the order of the workers and of their devices."""
         return tuple(list_replicas(self.workers))
 
+    @functools.cached_property
+    def replica_workers(self) -> tuple[int, ...]:
+        """For each replica, the index of its worker, in rising order."""
+        return tuple(replica.worker.index for replica in self.replicas)
+
     def ssh_group(self, node: Node) -> SSHGroup | None:
         """How `node` is reached: its SSH group; None where SSH is not used (`Node.is_local`).
 

@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import keras
@@ -79,11 +80,8 @@ def _session(ad: AutoDist | None) -> Callable[[], Any]:
 def _fit(ad: AutoDist | None) -> Callable[[], Any]:
     model, (x, y) = _model(), _data(EXAMPLES * STEPS)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    if ad is None:
+    with nullcontext() if ad is None else ad.scope():
         model.compile(keras.optimizers.SGD(RATE), loss, steps_per_execution=STEPS_PER_EXECUTION)
-    else:
-        with ad.scope():
-            model.compile(keras.optimizers.SGD(RATE), loss, steps_per_execution=STEPS_PER_EXECUTION)
     return lambda: model.fit(x, y, EXAMPLES, verbose=0, shuffle=False)
 
 
