@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import functools
 import logging
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -55,31 +58,53 @@ def _filtered() -> Iterator[None]:
     except OSError:  # this process has no standard error
         yield
         return
+    child = _start_filter()
+    if child is None:
+        os.close(plain)
+        yield
+        return
+    end = functools.partial(_end, plain, child, os.getpid())
+    # Ctrl-C may come between any two lines of this, and its traceback then goes through the filter, too. All of it is
+    # to be told by the time this process ends.
+    atexit.register(end)
     try:
-        child = _start_filter()
-        if child is None:
-            yield
-            return
         assert child.stdin is not None, "it was asked for"
         os.dup2(child.stdin.fileno(), _STDERR)
         child.stdin.close()
-        try:
-            yield
-        finally:
-            _flush_python()
-            os.dup2(plain, _STDERR)
-            _wait_for(child)
+        yield
     finally:
+        end()
+        atexit.unregister(end)
         os.close(plain)
+        if child.returncode is None:
+            threading.Thread(target=child.wait, name="autodist-quiet", daemon=True).start()
 
 
 def _start_filter() -> subprocess.Popen[bytes] | None:
     command = [sys.executable, "-I", "-S", tensorflow_log.__file__]
+    # Ctrl-C goes to all processes of the terminal, and this one may come to it before it has a session of its own. It
+    # ends with what it reads, and is born deaf to what ends others.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     try:
+        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     except OSError as error:
         log.debug("what TensorFlow says at its start is shown: %s cannot be started (%s)", sys.executable, error)
         return None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _end(plain: int, child: subprocess.Popen[bytes], process: int) -> None:
+    """Gives a process its standard error back, and returns when the filter has passed on all; may be called again."""
+    if os.getpid() != process:
+        return  # forked from it meanwhile: it ends by itself
+    _flush_python()
+    os.dup2(plain, _STDERR)
+    if child.stdin is not None:
+        child.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        child.wait(_END_LIMIT)
 
 
 def _flush_python() -> None:
@@ -87,10 +112,3 @@ def _flush_python() -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads it, its disk is full, it is closed
             sys.stderr.flush()
-
-
-def _wait_for(child: subprocess.Popen[bytes]) -> None:
-    try:
-        child.wait(_END_LIMIT)
-    except subprocess.TimeoutExpired:
-        threading.Thread(target=child.wait, name="autodist-quiet", daemon=True).start()

@@ -74,6 +74,69 @@ except ChildProcessError:
     assert _stderr(script) == ("no child is left", 0)
 
 
+def test_the_filter_outlives_the_signals_that_end_others() -> None:
+    script = f"""
+import signal, threading
+with quiet_tensorflow():
+    (child,) = open(f"/proc/self/task/{{threading.get_native_id()}}/children").read().split()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        os.kill(int(child), number)
+    say("{STARTS}\\nseen")
+"""
+    assert _stderr(script) == ("seen", 0)
+
+
+# The n-th process is interrupted at the n-th line of the file that it comes to. What it has told is looked for as soon
+# as it has ended.
+INTERRUPTED = """
+import itertools, signal, sys
+from autodist import quiet
+
+def interrupt_at(count):
+    def trace(frame, event, argument):
+        nonlocal count
+        if frame.f_code.co_filename == quiet.__file__:
+            count -= event == "line"
+            if count == 0:
+                sys.settrace(None)
+                frame.f_trace = None
+                signal.raise_signal(signal.SIGINT)
+        return trace
+    sys.settrace(trace)
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+for count in itertools.count(1):
+    reader, writer = os.pipe()
+    process = os.fork()
+    if process == 0:
+        os.dup2(writer, 2)
+        interrupt_at(count)
+        with quiet_tensorflow():
+            pass
+        sys.exit()
+    status = os.waitpid(process, 0)[1]
+    os.set_blocking(reader, False)
+    told = b""
+    try:
+        while more := os.read(reader, 1 << 16):
+            told += more
+    except BlockingIOError:
+        pass
+    os.close(reader), os.close(writer)
+    if status == 0:
+        break
+    assert status == signal.SIGINT, (count, status)
+    assert told.endswith(b"KeyboardInterrupt\\n") and told.count(b"Traceback") == 1, (count, told)
+os.write(2, str(count).encode())
+"""
+
+
+def test_ctrl_c_is_told_by_the_time_the_process_ends_wherever_it_came() -> None:
+    told, status = _stderr(INTERRUPTED)
+    assert status == 0, told
+    assert int(told) > 40, "it was interrupted at every line"
+
+
 def test_a_process_without_standard_error_goes_on() -> None:
     script = "os.close(2)\nwith quiet_tensorflow():\n    sys.exit(3)\n"
     assert _stderr(script) == ("", 3)
