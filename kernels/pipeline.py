@@ -127,7 +127,8 @@ class Watch:
         (folder / "step.txt").write_text(text_of_notes(item) + text_of_step(item, self._captured), encoding="utf-8")
         with tf.Graph().as_default():  # the writer refuses to be made in eager mode
             writer = tf.compat.v1.summary.FileWriter(str(folder))
-            writer.add_graph(None, graph_def=item.graph_def)
+            # `add_graph` takes a graph as a message too, and warns of it each time.
+            writer.add_event(tf.compat.v1.Event(graph_def=item.graph_def.SerializeToString()))
             writer.close()
 
 

@@ -8,7 +8,6 @@ import json
 import re
 import runpy
 import shlex
-import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import MappingProxyType
@@ -24,21 +23,18 @@ import yaml
 import autodist
 from autodist import AutoDist, ResourceSpec, errors
 from autodist.cli.app import app
+from tests.unit.docs.pages import PAGES, ROOT, blocks_of, is_patch
 
-ROOT = Path(__file__).resolve().parents[3]
-PAGES = {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
-
-BLOCK = re.compile(r"^(?P<indent> *)```(?P<kind>\w+)\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
 HERE = {"nodes": [{"address": "localhost", "cpus": [0, 1]}]}
 
 
 def blocks(kind: str) -> list[Any]:
     """The blocks of a kind of all pages, as parameters of a test."""
     return [
-        pytest.param(page, textwrap.dedent(block["text"]), id=f"{page}-{number}")
-        for page, text in PAGES.items()
-        for number, block in enumerate(BLOCK.finditer(text))
-        if block["kind"] == kind
+        pytest.param(page, text, id=f"{page}-{number}")
+        for page in PAGES
+        for number, (_, text) in enumerate(blocks_of(page, kind))
+        if not is_patch(text)
     ]
 
 

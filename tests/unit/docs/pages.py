@@ -1,0 +1,31 @@
+"""The pages of the documentation, and the blocks of code that they show."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+from types import MappingProxyType
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = MappingProxyType(
+    {path.name: path.read_text() for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]}
+)
+
+BLOCK = re.compile(r"^(?P<indent> *)```(?P<kind>\w+)(?P<more> [^\n]*)?\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks_of(page: str, kind: str) -> list[tuple[str, str]]:
+    """The blocks of a kind of a page: what stands behind the kind, and the text."""
+    found = BLOCK.finditer(PAGES[page])
+    return [((b["more"] or "").strip(), textwrap.dedent(b["text"])) for b in found if b["kind"] == kind]
+
+
+def is_patch(text: str) -> bool:
+    """Whether a diff is one of files, and not of a script that is shown."""
+    return text.startswith("--- ")
+
+
+def patches(page: str) -> list[str]:
+    """The diffs of files that a page shows."""
+    return [text for _, text in blocks_of(page, "diff") if is_patch(text)]
