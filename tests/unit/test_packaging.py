@@ -5,11 +5,9 @@ from __future__ import annotations
 import pathlib
 import re
 import runpy
-import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
 from typing import Any
 
 import google.protobuf
@@ -95,95 +93,3 @@ def test_the_mapped_package_for_tools_has_all_folders(tmp_path: pathlib.Path) ->
         make(tmp_path)
         for name in sources():
             assert (tmp_path / name).is_file(), name
-
-
-def run_backend(tree: pathlib.Path, backend: pathlib.Path, call: str, target: pathlib.Path) -> pathlib.Path:
-    """Calls a hook of the build backend in a source tree; returns what it built."""
-    code = f"import sys; sys.path.insert(0, sys.argv[1]); from setuptools import build_meta as b; b.{call}(sys.argv[2])"
-    command = [sys.executable, "-c", code, str(backend), str(target)]
-    target.mkdir()
-    environment = {"PYTHONPATH": str(backend), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False, timeout=200)
-    assert done.returncode == 0, done.stderr
-    (built,) = target.iterdir()
-    return built
-
-
-@pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """What pyproject.toml asks for to build with, as pip would bring it into an isolated environment."""
-    target = tmp_path_factory.mktemp("backend")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--target",
-        str(target),
-    ]
-    done = subprocess.run(
-        [*command, *PROJECT["build-system"]["requires"]], capture_output=True, text=True, check=False, timeout=300
-    )
-    assert done.returncode == 0, done.stderr
-    return target
-
-
-@pytest.fixture(scope="module")
-def sdist(backend: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A source distribution, unpacked. It is built from a copy, so that nothing in the checkout changes."""
-    directory = tmp_path_factory.mktemp("sdist")
-    ignore = shutil.ignore_patterns(".*", "build", "dist", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, directory / "tree", ignore=ignore)
-    (directory / "tree" / "proto" / "removed_pb2.py").write_text("# compiled from a proto that is gone")
-    built = run_backend(directory / "tree", backend, "build_sdist", directory / "built")
-    (directory / "unpacked").mkdir()
-    # Not tarfile: of Python 3.11 to 3.13 some have no extraction filter, and some warn where none is given.
-    subprocess.run(["tar", "xf", built, "-C", directory / "unpacked"], check=True, timeout=60)
-    (unpacked,) = (directory / "unpacked").iterdir()
-    return unpacked
-
-
-@pytest.fixture(scope="module")
-def wheel(sdist: pathlib.Path, backend: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A wheel built from the source distribution, unpacked."""
-    directory = tmp_path_factory.mktemp("wheel")
-    with zipfile.ZipFile(run_backend(sdist, backend, "build_wheel", directory / "built")) as archive:
-        archive.extractall(directory / "unpacked")
-    return directory / "unpacked"
-
-
-@pytest.mark.slow
-def test_the_source_distribution_holds_sources_and_nothing_generated(sdist: pathlib.Path) -> None:
-    assert list(sdist.rglob("*_pb2.py*")) == []
-    assert {path.stem for path in (sdist / "proto").glob("*.proto")} == set(PROTOS)
-    for name in ("LICENSE", "README.md", "CHANGELOG.md", "scripts/demo", "scripts/test", "examples/cluster.yml"):
-        assert (sdist / name).is_file(), name
-
-
-@pytest.mark.slow
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: pathlib.Path) -> None:
-    presets = {installed_name(path) for path in (ROOT / "strategies" / "presets").glob("*.yml")}
-    made = {f"autodist/proto/{proto}{end}" for proto in PROTOS for end in (".proto", "_pb2.py", "_pb2.pyi")}
-    files = {str(path.relative_to(wheel)) for path in wheel.rglob("*") if path.is_file()}
-    assert {name for name in files if ".dist-info/" not in name} == sources() | presets | made | {"autodist/py.typed"}
-    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in files)
-
-
-@pytest.mark.slow
-def test_the_wheel_has_the_protos_compiled_by_the_compiler_of_the_lowest_protobuf(wheel: pathlib.Path) -> None:
-    for proto in PROTOS:
-        assert LINE_OF_COMPILER in (wheel / "autodist" / "proto" / f"{proto}_pb2.py").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_what_the_wheel_holds_can_be_imported(wheel: pathlib.Path) -> None:
-    names = [f"autodist.{folder}" for folder in FOLDERS] + [f"autodist.proto.{proto}_pb2" for proto in PROTOS]
-    code = f"import importlib\nfor name in {names}: print(importlib.import_module(name).__file__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=wheel, capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert all(line.startswith(str(wheel)) for line in done.stdout.splitlines()), done.stdout
-    assert len(done.stdout.splitlines()) == len(names)

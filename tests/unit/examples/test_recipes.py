@@ -12,7 +12,9 @@ import yaml
 from autodist.cli.run import find_given
 from autodist.cluster.given.find import find
 from autodist.cluster.given.form import OF_ONE_PROCESS
+from autodist.versions import LOWEST_PYTHON
 
+FOLDERS = ("strategies", "kernels", "proto")
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
 
 
@@ -53,6 +55,20 @@ def test_compose_starts_each_by_hand(
     assert "chief" in compose["services"], "the name by which the others find it"
     assert (EXAMPLES.parent / words[-1]).is_file()
     assert all("ports" not in one for one in compose["services"].values())
+
+
+def test_the_image_is_made_of_files_that_it_is_given() -> None:
+    (compose,) = documents("compose.yaml")
+    root = EXAMPLES.parent
+    assert {(EXAMPLES / one["build"]["context"]).resolve() for one in compose["services"].values()} == {root}
+    sent = {line[1:] for line in (root / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert all((root / name).exists() for name in sent)
+    assert sent >= {"autodist", *FOLDERS, "pyproject.toml", "setup.py", "README.md", "LICENSE", "examples"}
+    lines = (root / "Dockerfile").read_text().splitlines()
+    copied = {shlex.split(line)[-2] for line in lines if line.startswith("COPY")}
+    assert copied - {"."} <= sent
+    python = {line.split()[1] for line in lines if line.startswith("FROM")}
+    assert python == {f"python:{'.'.join(map(str, LOWEST_PYTHON))}-slim"}
 
 
 def test_the_batch_script_starts_a_script_that_is_there() -> None:
