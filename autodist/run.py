@@ -42,6 +42,7 @@ from autodist.runtime.memories import Saved
 from autodist.runtime.messages import Messages
 from autodist.runtime.pieces import Pieces
 from autodist.runtime.program import Program
+from autodist.runtime.spread import Spread
 from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Kept, Tracked, VariableTracker
@@ -314,9 +315,8 @@ class Run:
         self._messages = Messages(beside, self.index, self.workers)
         self._pieces = Pieces(beside, self.index, self.workers, self._home)
         self._mailbox = Mailbox(beside, self.index, self.workers) if self.workers > 1 else None
-        self.written_values = WrittenValues(
-            self._pieces, self.tracker, self._mailbox, self.index, self.workers, self.guard, self.pull
-        )
+        spread = Spread(beside, self.index, self.workers, self._home)
+        self.written_values = WrittenValues(self._pieces, spread, self.tracker, self._mailbox, self.guard, self.pull)
         if self._mailbox is not None:
             send = self._mailbox.open_box(lambda message: calls.receive(Note.decode(message)))
             self._calls = calls = CommonCalls(self.index, self.workers, lambda to, note: send(to, note.encode()))

@@ -6,11 +6,16 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from autodist.graph.keeper import Pace
 from autodist.proto import strategy_pb2
-from autodist.runtime.accord import Accord, Letter, Turn
+from autodist.runtime.accord import Accord, Turn
+from autodist.runtime.letters import Letter
 from autodist.runtime.mailbox import Mailbox
+from autodist.runtime.parcels import Listing
 from autodist.runtime.pieces import Pieces
+from autodist.runtime.spread import Spread
 from autodist.runtime.variables import Tracked, VariableTracker
 from autodist.synchronizers import all_synchronizers
 
@@ -25,10 +30,9 @@ class WrittenValues:
 
     Args:
         pieces: where the values are.
+        spread: brings the chief's to the other workers.
         tracker: of the script's variables.
         mailbox: brings what the workers tell one another; None where there is one.
-        worker: index of this worker.
-        workers: how many there are.
         guard: calls what may wait for other workers.
         catch_up: brings the script's objects up to date.
     """
@@ -36,20 +40,24 @@ class WrittenValues:
     def __init__(
         self,
         pieces: Pieces,
+        spread: Spread,
         tracker: VariableTracker,
         mailbox: Mailbox | None,
-        worker: int,
-        workers: int,
         guard: Callable[..., Any],
         catch_up: Callable[[], None],
     ) -> None:
-        self._pieces, self._tracker, self._is_chief = pieces, tracker, worker == 0
+        self._pieces, self._spread, self._tracker, self._is_chief = pieces, spread, tracker, spread.worker == 0
         self._guard, self._catch_up = guard, catch_up
         self._accord: Accord | None = None
         self._told: set[str] = set()
         if mailbox is not None:
             send = mailbox.open_box(lambda message: accord.receive(Letter.decode(message)))
-            self._accord = accord = Accord(worker, workers, lambda to, letter: send(to, letter.encode()))
+            self._accord = accord = Accord(
+                spread.worker,
+                spread.workers,
+                lambda to, letter: send(to, letter.encode()),
+                lambda told: spread.take(Listing.decode(told)),
+            )
 
     def before_step(self, variables: Iterable[Tracked], land: Callable[[], None], keeps_pace: bool) -> Turn:
         """Gives all workers what was written; says whether the step counts.
@@ -64,7 +72,7 @@ class WrittenValues:
         if self._accord is None:
             if ahead:
                 land()
-                self._guard(self._pieces.push, ahead)
+                self._guard(self._pieces.set, ahead, _is_given)
             return Turn.STEP
         if self._accord.begins(bool(ahead)):
             if self._accord.owes_answers:
@@ -75,14 +83,13 @@ class WrittenValues:
 
     def _meet(self, accord: Accord, ahead: Sequence[Tracked], keeps_pace: bool) -> Turn:
         if self._is_chief:
-            self._pieces.prepare_push(ahead)  # while others may still be on their way
+            self._pieces.prepare(ahead, [0])  # while others may still be on their way
         else:  # now, so that the chief's values may lie where this worker's own ones did
             for tracked in ahead:
                 tracked.hand_over(is_same=False)
         turn, names = self._guard(accord.agree, keeps_pace)
         if turn is Turn.PUSH:
-            self._guard(self._pieces.push, ahead)
-            self._guard(accord.pushed, [t.shared_name for t in ahead])
+            self._guard(self._give, accord, ahead)
             return Turn.STEP
         if self._is_chief:
             self._catch_up()  # with what the variables are before the step
@@ -93,6 +100,15 @@ class WrittenValues:
         if turn is Turn.STEP:
             self._tell([t for t in ahead if t.shared_name not in names])
         return turn
+
+    def _give(self, accord: Accord, ahead: Sequence[Tracked]) -> None:
+        """On the chief, gives all workers its values; those that make no more steps may own some, and take no part."""
+        listing = Listing.of([t.kept for t in ahead], [0, *accord.present])
+        accord.give(listing.encode())
+        self._spread.give(listing, lambda k: np.asarray(ahead[k].read()))
+        absent = [worker for worker in range(1, self._spread.workers) if worker not in accord.present]
+        self._pieces.set(ahead, _is_given, [0, *absent])
+        accord.pushed([t.shared_name for t in ahead])
 
     def after_step(self, turn: Turn, written: Iterable[Tracked]) -> bool:
         """Whether the step is to be made again, with the chief's values.
@@ -124,6 +140,10 @@ class WrittenValues:
                 "the chief's values, so what was written here is dropped. Write on every worker, or on the chief.",
                 ", ".join(new[:NAMED]), rest,
             )  # fmt: skip
+
+
+def _is_given(tracked: Tracked) -> None:
+    tracked.hand_over(is_same=True)
 
 
 def keeps_pace(strategy: strategy_pb2.Strategy) -> bool:

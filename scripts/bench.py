@@ -27,7 +27,7 @@ from bench.calls import compare_calls
 from bench.checkpoints import compare_checkpoints
 from bench.comparisons import GOAL, Result, compare, comparisons
 from bench.first_step import compare_first_step
-from bench.growth import compare_planning, compare_reading, compare_rewriting_growth
+from bench.growth import compare_giving, compare_planning, compare_reading, compare_rewriting_growth
 from bench.jobs import JobError, Length
 from bench.memory import MODELS as MEMORY_MODELS
 from bench.memory import compare_memory
@@ -108,6 +108,8 @@ def _measurements(told: argparse.Namespace) -> Iterator[Measurement]:
         yield Measurement("resnet50: rewriting for one of many workers", lambda: compare_rewriting_growth(REPEATED))
     if _is_asked(told, "growth", "data"):
         yield Measurement("data for one of many workers", compare_reading)
+    if _is_asked(told, "growth", "values"):
+        yield Measurement("values for many workers", compare_giving)
     for model in MEMORY_MODELS:
         if _is_asked(told, "memory", model):
             yield Measurement(f"{model}: memory", lambda model=model: [compare_memory(model, length)])

@@ -10,61 +10,14 @@ it, with what its script wrote, and all make it again.
 from __future__ import annotations
 
 import enum
-import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 
 from autodist.errors import ClusterError
+from autodist.runtime.letters import Letter, Subject
 
 PATIENCE = 1.0
 """Seconds to wait for the others, which mostly write what this worker wrote, before they are asked."""
-
-
-class Subject(enum.StrEnum):
-    """What a letter says."""
-
-    READY = "ready"  # to the chief: I stand still before the step
-    ASKED = "asked"  # from the chief: I have values for the step; do you come?
-    COMING = "coming"  # to the chief: I shall be ready, since I have not begun the step
-    WITHIN = "within"  # to the chief: I am in the step
-    BEYOND = "beyond"  # to the chief: I have made the step
-    VOID = "void"  # from the chief: make the step, and then again
-    VOIDED = "voided"  # to the chief: I know
-    PUSHED = "pushed"  # from the chief: all have my values
-    WAITING = "waiting"  # to the chief: I have waited for long; have you begun the step?
-    BEGUN = "begun"  # from the chief: I have, and had no values
-    LEFT = "left"  # to the chief: I make no more steps
-
-
-@dataclass(frozen=True)
-class Letter:
-    """What one worker tells another.
-
-    Attributes:
-        subject: what it says.
-        step: of which step: how many steps a worker has begun, with that one.
-        worker: who says it.
-        names: of variables.
-        again: whether the step has been made for nothing before.
-    """
-
-    subject: Subject
-    step: int
-    worker: int
-    names: tuple[str, ...] = ()
-    again: bool = False
-
-    def encode(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, message: bytes) -> Letter:
-        content = json.loads(message)
-        return cls(
-            Subject(content["subject"]), content["step"], content["worker"], tuple(content["names"]), content["again"]
-        )
-
 
 _NEVER = 1 << 62
 """The step that no worker reaches."""
@@ -85,10 +38,23 @@ class Accord:
         worker: its index.
         workers: how many there are.
         send: brings a letter to some workers.
+        take: on another worker than the chief, takes values that come as listed.
+
+    Attributes:
+        present: on the chief, those that stand still before the step when it is to give its values.
     """
 
-    def __init__(self, worker: int, workers: int, send: Callable[[Sequence[int], Letter], None]) -> None:
+    def __init__(
+        self,
+        worker: int,
+        workers: int,
+        send: Callable[[Sequence[int], Letter], None],
+        take: Callable[[str], None],
+    ) -> None:
         self._worker, self._others, self._send = worker, [w for w in range(workers) if w != worker], send
+        self._take = take
+        self.present: list[int] = []
+        self._given: list[Letter] = []
         self._changed = threading.Condition()
         self._step = 0
         self._is_within = False
@@ -133,9 +99,17 @@ class Accord:
         """
         return (self._gather(keeps_pace), frozenset()) if self._worker == 0 else self._follow()
 
+    def give(self, listing: str) -> None:
+        """On the chief: tells those that are present that values come, which they take from now on."""
+        if self.present:
+            self._send(self.present, Letter(Subject.GIVEN, self._step + 1, 0, listing=listing))
+
     def pushed(self, names: Sequence[str]) -> None:
-        """On the chief: all have the values of these variables; the step begins."""
+        """On the chief: the step begins, once those that were given values of these variables have them."""
         with self._changed:
+            step = self._step + 1
+            self._changed.wait_for(lambda: set(self.present) <= set(self._that_said(step, Subject.TAKEN)))
+            self._heard.clear()
             self._begin()
             letter = Letter(Subject.PUSHED, self._step, 0, tuple(names))
         self._send(self._others, letter)
@@ -168,6 +142,8 @@ class Accord:
                     self._void, answer = letter.step, Subject.VOIDED
                 case Subject.VOID:
                     answer = Subject.BEYOND
+                case Subject.GIVEN:
+                    self._given.append(letter)
                 case Subject.PUSHED:
                     self._pushed.append(letter)
                 case Subject.BEGUN:
@@ -224,6 +200,7 @@ class Accord:
             self._changed.wait_for(lambda: not self._yet_to_say(step, Subject.READY, Subject.COMING, *ahead))
             if not self._that_said(step, *ahead):
                 self._changed.wait_for(lambda: not self._yet_to_say(step, Subject.READY))
+                self.present = [other for other in self._others if other not in self._left]
                 self._heard.clear()
                 self._again = False
                 return Turn.PUSH
@@ -261,16 +238,25 @@ class Accord:
             self._stands_still = True
         self._send([0], Letter(Subject.READY, step, self._worker, again=self._again))
         with self._changed:
-            is_clear = self._changed.wait_for(lambda: self._is_clear(step), PATIENCE)
+            is_clear = self._changed.wait_for(lambda: self._given or self._is_clear(step), PATIENCE)
         if not is_clear:
             self._send([0], Letter(Subject.WAITING, step, self._worker))
+        while self._has_to_take(step):
+            given = self._given.pop(0)
+            self._take(given.listing)
+            self._send([0], Letter(Subject.TAKEN, given.step, self._worker))
         with self._changed:
-            self._changed.wait_for(lambda: self._is_clear(step))
             self._stands_still, self._wanted, self._again = False, None, False
             names = frozenset(name for letter in self._pushed for name in letter.names)
             self._pushed.clear()
             self._begin()
             return (Turn.STEP if self._void is None else Turn.VOID), names
+
+    def _has_to_take(self, step: int) -> bool:
+        """Whether values come first, once it is clear what comes."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._given or self._is_clear(step))
+            return bool(self._given)
 
     def _is_clear(self, step: int) -> bool:
         return self._void is not None or self._begun >= step or any(p.step >= step for p in self._pushed)

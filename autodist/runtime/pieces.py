@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -15,6 +15,8 @@ from autodist.runtime.variables import Kept, Tracked
 
 _Key = tuple[str, Placement]
 """A variable's name in the session and where it lies there."""
+_Writes = tuple[tf.Tensor, list[tf.Operation]]
+"""What is fed with a value, and what writes it."""
 
 
 GROUP_BYTES = 16 << 20
@@ -31,11 +33,15 @@ class HasSize(Protocol):
 T = TypeVar("T", bound=HasSize)
 
 
-class HasValue(HasSize, Protocol):
-    """A value for a variable of the session."""
+class HasKept(HasSize, Protocol):
+    """A variable of the session."""
 
     @property
     def kept(self) -> Kept: ...
+
+
+class HasValue(HasKept, Protocol):
+    """A value for a variable of the session."""
 
     def read(self) -> Any: ...
 
@@ -72,28 +78,29 @@ class Pieces:
         self._host = host
         self._worker, self._workers, self._home = worker, workers, home
         self._reads: dict[_Key, tf.Tensor] = {}
-        self._writes: dict[_Key, tuple[tf.Tensor, list[tf.Operation]]] = {}
+        self._writes: dict[tuple[_Key, tuple[int, ...]], _Writes] = {}
 
-    def prepare_push(self, variables: Iterable[Tracked]) -> None:
-        """What `push` of these variables needs, all at once: where a run finds the graph grown it is taken in anew."""
-        for tracked in variables:
-            self._write(tracked.kept)
+    def prepare(self, values: Iterable[HasKept], workers: Collection[int] | None = None) -> None:
+        """What `set` of these values needs, all at once: where a run finds the graph grown it is taken in anew."""
+        for value in values:
+            self._write(value.kept, self._all(workers))
 
-    def push(self, variables: Sequence[Tracked]) -> None:
-        """On the chief, gives every piece of the variables the value that its script has; nobody is in a step."""
-        self.prepare_push(variables)
-        self.set(variables, lambda tracked: tracked.hand_over(is_same=True))
-
-    def set(self, values: Sequence[V], then: Callable[[V], None] = lambda value: None) -> None:
+    def set(
+        self,
+        values: Sequence[V],
+        then: Callable[[V], None] = lambda value: None,
+        workers: Collection[int] | None = None,
+    ) -> None:
         """On the chief, gives every piece of some variables values; nobody is in a step.
 
         Args:
             values: as they are kept; each is read when its turn comes.
             then: called with each once it is there.
+            workers: that have the pieces; None: all.
         """
         for some in in_groups(values):
-            made = [self._write(value.kept) for value in some]
-            arrays = {given: np.asarray(v.read()) for v, (given, _) in zip(some, made, strict=True)}
+            made = [self._write(value.kept, self._all(workers)) for value in some]
+            arrays = {given: np.asarray(v.read()) for v, (given, ops) in zip(some, made, strict=True) if ops}
             self._host.session.run([op for _, ops in made for op in ops], arrays)
             for value in some:
                 then(value)
@@ -147,8 +154,11 @@ class Pieces:
                 self._reads[key] = _together(parts, tracked.placement)
         return self._reads[key]
 
-    def _write(self, kept: Kept) -> tuple[tf.Tensor, list[tf.Operation]]:
-        key = (kept.shared_name, kept.placement)
+    def _all(self, workers: Collection[int] | None) -> tuple[int, ...]:
+        return tuple(range(self._workers) if workers is None else sorted(workers))
+
+    def _write(self, kept: Kept, workers: tuple[int, ...]) -> _Writes:
+        key = ((kept.shared_name, kept.placement), workers)
         if key not in self._writes:
             made = []
             with self._host.graph.as_default():
@@ -161,6 +171,8 @@ class Pieces:
                     with self.on(kept, self._worker):
                         part = tf.slice(whole, shard.begin, shard.shape) if shard.name else whole
                     for worker, name in self.named_holders(shard):
+                        if worker not in workers:
+                            continue
                         with self.on(kept, worker):
                             handle = self._handle(kept, shard, name)
                             made.append(tf.raw_ops.AssignVariableOp(resource=handle, value=part))

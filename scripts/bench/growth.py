@@ -13,6 +13,9 @@ WORKERS, VARIABLES = 1024, 10_000
 MOST_PLANNING, MOST_TABLE, MOST_BYTES = 5.0, 1.0, 1e9
 REWRITTEN = {64: 1.5, 256: 2.5}
 """For one of so many workers, at most so many times the time for one of two."""
+GIVING, MOST_TIMES = {4: 1.5, 8: 2.0}, 2.0
+"""For so many workers, at most so many times the processor time that the chief takes for two, and on no link more than
+two times the values."""
 READING = {2: 1.5, 8: 1.5}
 """For one of so many workers, at most so many times the time that an example of its own takes on one device."""
 
@@ -66,6 +69,25 @@ def compare_reading() -> list[Result]:
             note = "processor time for each example of a worker's own; the other: of one device"
             what = f"{name}: worker of {workers}"
             results.append(Result("growth", what, f"{ours:.0f} us", f"{alone:.0f} us", ours / alone, most, note))
+    return results
+
+
+def compare_giving() -> list[Result]:
+    """What the chief's values cost it, and the busiest link, before the first step of many workers.
+
+    Raises:
+        JobError: they were not given.
+    """
+    told = _run("bench.push_values", "2", *map(str, GIVING))
+    base, _ = told["2"]
+    results = []
+    for workers, most in GIVING.items():
+        seconds, times = told[str(workers)]
+        what, note = f"values for {workers} workers", "processor time of the chief's script"
+        results += [
+            Result("growth", what, f"{seconds:.2f} s", f"{base:.2f} s", seconds / base, most, note),
+            _at_most(f"{what}: busiest link", times, MOST_TIMES, "times the values"),
+        ]
     return results
 
 

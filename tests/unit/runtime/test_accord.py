@@ -13,7 +13,8 @@ import pytest
 
 from autodist.errors import ClusterError
 from autodist.runtime import accord
-from autodist.runtime.accord import Accord, Letter, Subject, Turn
+from autodist.runtime.accord import Accord, Turn
+from autodist.runtime.letters import Letter, Subject
 from tests.cluster.runs import within
 
 LIMIT = 20.0
@@ -42,10 +43,16 @@ class Workers:
     def __post_init__(self) -> None:
         self._mail: list[queue.SimpleQueue[bytes | None]] = [queue.SimpleQueue() for _ in range(WORKERS)]
         self._together = threading.Barrier(WORKERS)
-        self.accords = [Accord(w, WORKERS, self._send) for w in range(WORKERS)]
+        self.accords = [Accord(w, WORKERS, self._send, self._taken_by(w)) for w in range(WORKERS)]
         self._readers = [threading.Thread(target=self._read, args=(w,), daemon=True) for w in range(WORKERS)]
         for reader in self._readers:
             reader.start()
+
+    def _taken_by(self, worker: int) -> Callable[[str], None]:
+        def take(told: str) -> None:
+            self.values[worker] = int(told)
+
+        return take
 
     def _send(self, workers: Sequence[int], letter: Letter) -> None:
         self.letters.append(letter)
@@ -87,7 +94,7 @@ class Workers:
             return Turn.STEP
         turn, names = mine.agree(self.waits)
         if turn is Turn.PUSH:
-            self.values[1:] = [self.values[0]] * (WORKERS - 1)  # nobody is in a step
+            mine.give(str(self.values[0]))
             mine.pushed(["v"])
             return Turn.STEP
         if worker and turn is Turn.STEP and not names:
@@ -132,6 +139,14 @@ def test_what_all_write_alike_is_the_chiefs(workers: Workers):
     assert workers.values == [102, 102, 102]
     kinds = {letter.subject for letter in workers.letters}
     assert Subject.VOID not in kinds and Subject.PUSHED in kinds
+
+
+def test_the_chief_begins_when_all_have_its_values(workers: Workers):
+    workers.run(4, lambda worker, number: 100 if worker == 0 and number else None, nobody)
+    subjects = [letter.subject for letter in workers.letters]
+    for end in (k for k, subject in enumerate(subjects) if subject == Subject.PUSHED):
+        before = subjects[:end]
+        assert before.count(Subject.TAKEN) == (WORKERS - 1) * before.count(Subject.GIVEN) > 0
 
 
 def test_what_the_chief_alone_writes_reaches_all_though_they_wait_in_the_step(workers: Workers):

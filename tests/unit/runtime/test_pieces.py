@@ -53,10 +53,10 @@ def tracked(placement: Placement) -> Tracked:
 
 
 @pytest.mark.parametrize("name", PLACEMENTS)
-def test_what_was_pushed_is_pulled(chief: Chief, name: str):
-    one = tracked(PLACEMENTS[name])
-    chief.pieces.push([one])
-    assert not one.is_ahead
+def test_what_was_set_is_pulled(chief: Chief, name: str):
+    one, given = tracked(PLACEMENTS[name]), []
+    chief.pieces.set([one], given.append)
+    assert given == [one]
     one.write(np.zeros_like(VALUE))
     one.is_behind = True
     chief.pieces.pull([one])
@@ -65,18 +65,18 @@ def test_what_was_pushed_is_pulled(chief: Chief, name: str):
 
 
 def test_each_shard_gets_its_part_and_so_do_copies_of_it(chief: Chief):
-    chief.pieces.push([tracked(PLACEMENTS["rows with copies"])])
+    chief.pieces.set([tracked(PLACEMENTS["rows with copies"])])
     for name in ("v/shard_0", "v/shard_0/proxy"):
         np.testing.assert_array_equal(chief.value(name, (2, 6)), VALUE[:2])
     np.testing.assert_array_equal(chief.value("v/shard_1", (2, 6)), VALUE[2:])
 
 
-def test_a_variable_that_is_moved_is_pushed_to_where_it_is_now(chief: Chief):
+def test_a_variable_that_is_moved_is_set_where_it_is_now(chief: Chief):
     one = tracked(Placement())
-    chief.pieces.push([one])
+    chief.pieces.set([one])
     one.source.assign(2.0 * VALUE)
     one.placement = PLACEMENTS["columns, mixed"]
-    chief.pieces.push([one])
+    chief.pieces.set([one])
     np.testing.assert_array_equal(chief.value("v/shard_1", (4, 1)), 2.0 * VALUE[:, 2:3])
     np.testing.assert_array_equal(chief.value("v", (4, 6)), VALUE)
     one.placement = replace(one.placement, owners=(1, 1, 1))
@@ -89,7 +89,7 @@ def test_what_the_session_writes_does_not_reach_what_the_script_has_read(chief: 
     large = Tracked(tf.Variable(tf.ones([LARGE // 8], tf.float64)), "large")
     small = Tracked(tf.Variable(tf.ones([1024], tf.float64)), "small")
     earlier = [one.read() for one in (large, small)]
-    chief.pieces.push([large, small])
+    chief.pieces.set([large, small])
     with chief.host.graph.as_default():
         for one in (large, small):
             shape = one.source.shape

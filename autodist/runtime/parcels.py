@@ -1,0 +1,167 @@
+"""Parcels: in which messages the values of variables go to all workers, and who hands each on to whom."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import tensorflow as tf
+
+from autodist.graph.placement import EVERY_WORKER
+from autodist.runtime.variables import Kept
+
+PARCEL_BYTES = 16 << 20
+"""A message has about so many: what is under way lies in memory twice, and is handed on when it has come whole."""
+
+_PENDING = 4
+"""Parcels' worth of bytes that wait to be sent together; more owners than that get smaller messages."""
+
+_HANDED_ON = 2
+"""To how many workers each hands on what all get: the first link carries it so many times, however many there are."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A variable or a shard of one, which goes to all its holders as it is.
+
+    Attributes:
+        value: the variable, by its place among those that are given.
+        name: under which the session has the part.
+        dtype: the name of its type.
+        begin: where it begins in the variable, on each axis.
+        shape: its length on each axis.
+        owner: the worker that holds it, or `EVERY_WORKER`.
+        copies: what is appended to its name for copies that every worker has besides.
+        on_cpu: whether its holders keep it on their CPUs, whatever its type.
+    """
+
+    value: int
+    name: str
+    dtype: str
+    begin: tuple[int, ...]
+    shape: tuple[int, ...]
+    owner: int
+    copies: tuple[str, ...]
+    on_cpu: bool
+
+    @property
+    def to(self) -> int:
+        """The worker that is to have it, or `EVERY_WORKER`."""
+        return EVERY_WORKER if self.copies else self.owner
+
+    @property
+    def byte_size(self) -> int:
+        return prod(self.shape) * tf.as_dtype(self.dtype).size
+
+    def names_on(self, worker: int) -> list[str]:
+        """What a worker calls it, and copies of it."""
+        own = [self.name] if self.owner in (EVERY_WORKER, worker) else []
+        return own + [self.name + copy for copy in self.copies]
+
+
+@dataclass(frozen=True)
+class Slice:
+    """Some bytes of a part.
+
+    Attributes:
+        part: by its place in the listing.
+        start: the first of them.
+        stop: behind the last of them; -1: the part is whole.
+    """
+
+    part: int
+    start: int = 0
+    stop: int = -1
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """A message.
+
+    Attributes:
+        to: the worker that gets it, or `EVERY_WORKER`.
+        slices: what is in it.
+    """
+
+    to: int
+    slices: tuple[Slice, ...]
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What the chief gives, in the order in which it does.
+
+    Attributes:
+        present: those that take part, the chief first; each hands on what all get.
+        parts: of the variables.
+        parcels: in which they go.
+    """
+
+    present: tuple[int, ...]
+    parts: tuple[Part, ...]
+    parcels: tuple[Parcel, ...]
+
+    @classmethod
+    def of(cls, values: Sequence[Kept], present: Sequence[int]) -> Listing:
+        """In which messages the values of variables reach those that are present, the chief left out."""
+        parts = tuple(_parts(values))
+        return cls(tuple(present), parts, tuple(_parcels(parts, {*present[1:], EVERY_WORKER})))
+
+    def after(self, worker: int) -> list[int]:
+        """To whom a worker hands on what all get."""
+        first = _HANDED_ON * self.present.index(worker) + 1
+        return list(self.present[first : first + _HANDED_ON])
+
+    def to(self, worker: int) -> list[Parcel]:
+        """What a worker gets."""
+        return [parcel for parcel in self.parcels if parcel.to in (EVERY_WORKER, worker)]
+
+    def encode(self) -> str:
+        parts = [[p.value, p.name, p.dtype, p.begin, p.shape, p.owner, p.copies, p.on_cpu] for p in self.parts]
+        parcels = [[parcel.to, [[s.part, s.start, s.stop] for s in parcel.slices]] for parcel in self.parcels]
+        return json.dumps([self.present, parts, parcels])
+
+    @classmethod
+    def decode(cls, told: str) -> Listing:
+        present, parts, parcels = json.loads(told)
+        return cls(
+            tuple(present),
+            tuple(Part(v, n, t, tuple(b), tuple(s), o, tuple(c), cpu) for v, n, t, b, s, o, c, cpu in parts),
+            tuple(Parcel(to, tuple(Slice(*one) for one in slices)) for to, slices in parcels),
+        )
+
+
+def _parts(values: Sequence[Kept]) -> Iterator[Part]:
+    for k, kept in enumerate(values):
+        for shard in kept.shards:
+            name = kept.shared_name + shard.name
+            yield Part(
+                k, name, kept.dtype.name, shard.begin, shard.shape, shard.owner, tuple(shard.copies), kept.on_cpu
+            )
+
+
+def _parcels(parts: Sequence[Part], to: set[int]) -> Iterator[Parcel]:
+    pending: dict[int, list[int]] = {}
+    size: dict[int, int] = {}
+
+    def flush(worker: int) -> Parcel:
+        del size[worker]
+        return Parcel(worker, tuple(Slice(k) for k in pending.pop(worker)))
+
+    for k, part in enumerate(parts):
+        if part.to not in to:
+            continue
+        if part.byte_size > PARCEL_BYTES and tf.as_dtype(part.dtype) != tf.string:
+            for start in range(0, part.byte_size, PARCEL_BYTES):
+                yield Parcel(part.to, (Slice(k, start, min(start + PARCEL_BYTES, part.byte_size)),))
+            continue
+        pending.setdefault(part.to, []).append(k)
+        size[part.to] = size.get(part.to, 0) + part.byte_size
+        if size[part.to] >= PARCEL_BYTES:
+            yield flush(part.to)
+        elif sum(size.values()) >= _PENDING * PARCEL_BYTES:
+            yield flush(max(size, key=lambda worker: size[worker]))
+    for worker in list(pending):
+        yield flush(worker)

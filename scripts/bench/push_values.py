@@ -1,0 +1,90 @@
+"""What it takes the chief to give its values to so many workers, before the first step or after `set_weights`.
+
+    python -m bench.push_values 2 16
+
+All workers are in this process, each with a server of its own. Prints, as JSON, for each number of workers the seconds
+of processor time of the chief's script, and how many times the values go out by the busiest worker's link.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import socket
+import threading
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.graph.devices import cpu_of
+from autodist.graph.placement import EVERY_WORKER, Placement
+from autodist.runtime.host import Host
+from autodist.runtime.parcels import Listing
+from autodist.runtime.pieces import Pieces
+from autodist.runtime.spread import Spread
+from autodist.runtime.variables import Kept, Tracked
+
+VARIABLES, SIZE = 200, 4096
+"""As many as ResNet50 has with Adam, and smaller: what grows with their bytes is told by the links."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("workers", type=int, nargs="+")
+    told = {workers: (_seconds(workers), _times(workers)) for workers in parser.parse_args().workers}
+    print(json.dumps(told))
+
+
+def _seconds(workers: int) -> float:
+    """Processor time of the thread that gives values; the others have threads of their own."""
+    addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
+    cluster = tf.train.ClusterSpec({"worker": addresses})
+    servers = [tf.distribute.Server(cluster, "worker", k) for k in range(workers)]
+    hosts = [Host(server.target, tf.compat.v1.ConfigProto()) for server in servers]
+
+    def home(worker: int, dtype: tf.DType) -> str:
+        return cpu_of(worker, workers)
+
+    values = [Tracked(tf.Variable(np.full([SIZE], k, np.float32)), f"v{k}") for k in range(VARIABLES)]
+    others = [Spread(host, k, workers, home) for k, host in enumerate(hosts) if k]
+    chief, pieces = Spread(hosts[0], 0, workers, home), Pieces(hosts[0], 0, workers, home)
+    began = time.thread_time()
+    listing = Listing.of([value.kept for value in values], range(workers))
+    heard = listing.encode()
+    taking = [threading.Thread(target=lambda one=one: one.take(Listing.decode(heard))) for one in others]
+    spent = time.thread_time() - began
+    for one in taking:
+        one.start()
+    began = time.thread_time()
+    chief.give(listing, lambda k: np.asarray(values[k].read()))
+    pieces.set(values, workers=[0])
+    spent += time.thread_time() - began
+    for one in taking:
+        one.join()
+    return spent
+
+
+def _free_ports(count: int) -> Sequence[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+def _times(workers: int) -> float:
+    """How many times the values go out by the busiest worker's link."""
+    listing = Listing.of([Kept(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(1000)], range(workers))
+    sizes = [sum(listing.parts[one.part].byte_size for one in parcel.slices) for parcel in listing.parcels]
+    sent: collections.Counter[int] = collections.Counter()
+    for parcel, size in zip(listing.parcels, sizes, strict=True):
+        by = listing.present if parcel.to == EVERY_WORKER else (0,)
+        sent.update({w: size * (len(listing.after(w)) if parcel.to == EVERY_WORKER else 1) for w in by})
+    return max(sent.values()) / sum(part.byte_size for part in listing.parts)
+
+
+if __name__ == "__main__":
+    main()
