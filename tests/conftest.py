@@ -33,15 +33,23 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
     """Tests that run side by side are dealt out in groups: a file's stay in one process, which keeps what it has made.
 
-    Of those that look at what was trained on the same machines all do, whichever their file.
+    Of those that look at what was trained on the same machines all do, whichever their file. Those that start processes
+    and share nothing go one by one, since some take longer than other files: they come last, when all else is dealt.
     """
     for item in items:
-        machines = [str(mark.args[0].machines) for mark in item.iter_markers("trains") if mark.args[0] is not None]
-        item.add_marker(pytest.mark.xdist_group(machines[0] if machines else str(item.path)))
+        clusters = [mark.args[0] for mark in item.iter_markers("trains")]
+        machines = [str(cluster.machines) for cluster in clusters if cluster is not None]
+        if clusters or item.get_closest_marker("processes") is None or _shares_what_its_file_has_made(item):
+            item.add_marker(pytest.mark.xdist_group(machines[0] if machines else str(item.path)))
     yield
     kept = _with_one_case(items, [Path(folder).resolve() for folder in config.getoption("one_case")])
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
     items[:] = kept.values()
+
+
+def _shares_what_its_file_has_made(item: pytest.Item) -> bool:
+    known = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    return any(fixtures[-1].scope in {"class", "module", "package"} for fixtures in known.values())
 
 
 def _with_one_case(items: list[pytest.Item], folders: list[Path]) -> dict[str, pytest.Item]:

@@ -12,9 +12,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Protocol
 
 from autodist.cluster.patience import Stopwatch
+from tests.forked_python.start import forked_python
 
 MARK = "AUTODIST_TEST_RUN"
 """Environment variable that every process of a run has, with the run's own value."""
@@ -64,6 +65,18 @@ else:
 """
 
 
+class Chief(Protocol):
+    """The chief's process."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self) -> int: ...
+
+    def kill(self) -> None: ...
+
+
 class Run:
     """One run, from `__enter__` to `__exit__`, which ends whatever is left.
 
@@ -74,7 +87,15 @@ class Run:
         spec: the cluster; by default three workers on this machine.
         via: makes the command that starts the chief of the command that would start it here.
         mark: value of `MARK`, if it is already in use.
+
+    Attributes:
+        environment: of the chief.
+        forked_workers: where the chief is forked from a process that has imported TensorFlow, how many workers that it
+            starts on this machine are, too; None: it is started as usual.
     """
+
+    environment: dict[str, str]
+    forked_workers: int | None = None
 
     def __init__(
         self,
@@ -97,16 +118,25 @@ class Run:
 
     def __enter__(self) -> Run:
         with open(self.directory / "stdout", "wb") as out, open(self.directory / "stderr", "wb") as err:
-            self.chief = subprocess.Popen(
+            self.chief = self._start(out, err)
+        return self
+
+    def _start(self, out: IO[bytes], err: IO[bytes]) -> Chief:
+        with open(os.devnull, "rb") as nothing:
+            if self.forked_workers is not None:
+                about = (self.environment, self.directory, self.forked_workers)
+                forked = forked_python.start(self._command[1:], (nothing, out, err), *about)
+                if forked is not None:
+                    return forked
+            return subprocess.Popen(
                 self._command,
-                stdin=subprocess.DEVNULL,
+                stdin=nothing,
                 stdout=out,
                 stderr=err,
                 env=self.environment,
                 cwd=self.directory,
                 start_new_session=True,
             )
-        return self
 
     def __exit__(self, *about: object) -> None:
         with contextlib.suppress(ProcessLookupError):

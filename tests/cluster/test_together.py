@@ -28,7 +28,7 @@ keep(losses=losses)
 
 
 def test_scripts_run_beside_the_chiefs_before_the_first_step(tmp_path: Path) -> None:
-    with Training(tmp_path, BESIDE, TWO) as run:
+    with Training(tmp_path, BESIDE, TWO, is_forked=False) as run:
         assert run.wait(120) == 0, run.stderr
         run.assert_gone()
     assert list(run.kept(0)["losses"]) == list(run.kept(1)["losses"])

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tests.cluster.runs import MARK, NOTE, Run
+from tests.forked_python.start import ON_CPU
 
 # What every script begins with; `me` is the worker's index.
 _SCRIPT = '''
@@ -69,6 +70,8 @@ class Training(Run):
         before: what it does before it imports AutoDist; it may `note` and `wait_for` notes.
         command: what starts it with Python: options of that, before the script.
         mark: value of `MARK`, if it is already in use.
+        is_forked: whether the processes on this machine are forked from one that has imported TensorFlow, where the
+            script runs as `python train.py` and in the environment of the tests.
     """
 
     def __init__(
@@ -79,6 +82,7 @@ class Training(Run):
         before: str = "",
         command: Sequence[str] = (),
         mark: str | None = None,
+        is_forked: bool = True,
     ) -> None:
         self.directory, self.mark = directory, mark or secrets.token_hex(8)
         self._notes = directory / "notes"
@@ -88,8 +92,9 @@ class Training(Run):
         file, notes = directory / "train.py", str(self._notes)
         parts = {"note": NOTE.format(notes=notes), "notes": notes, "cluster": str(cluster), "before": before}
         file.write_text(_SCRIPT.format(**parts) + script)
+        self.forked_workers = _workers_here(spec) - 1 if is_forked else None
         self._command = [sys.executable, *command, str(file)]
-        self.environment = os.environ | {MARK: self.mark, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        self.environment = os.environ | ON_CPU | {MARK: self.mark}
 
     def note(self, what: str) -> None:
         """Lets workers that wait for it go on."""
@@ -99,3 +104,12 @@ class Training(Run):
         """What a worker has kept."""
         with np.load(self._notes / f"kept{worker}.npz") as arrays:
             return dict(arrays)
+
+
+def _workers_here(spec: dict[str, Any]) -> int:
+    """Workers that are started as processes of this machine, the chief among them."""
+    nodes = spec["nodes"]
+    if isinstance(nodes, str):
+        return 1  # they are given by a scheduler, which starts them
+    mine = [node for node in nodes if "ssh" not in spec or node.get("chief")]
+    return sum(int(node.get("workers", 1)) for node in mine)

@@ -11,6 +11,7 @@ import secrets
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch
 from autodist.differences import relative_difference
-from tests.cluster.runs import MARK, survivors, within
+from tests.cluster.runs import MARK, Chief, survivors, within
+from tests.forked_python.start import ON_CPU, forked_python
 
 ROOT = Path(__file__).parents[2]
 
@@ -232,7 +233,7 @@ class Trainings:
             where = ["--cluster", str(file), *machines.options]
         words = [task.word for task in tasks]
         command = [sys.executable, "-m", "tests.equivalence.train", "--out", str(self._place(machines)), *where, *words]
-        ended = run_to_its_end(command, ROOT, START_LIMIT + PROGRAM_LIMIT * len(tasks))
+        ended = run_to_its_end(command, ROOT, START_LIMIT + PROGRAM_LIMIT * len(tasks), is_forked=True)
         missing = [str(task) for task in tasks if self._load(task) is None]
         if ended.problem is None and missing:
             return f"it ended well and did not train {', '.join(missing)}\n{ended.output}"
@@ -272,6 +273,7 @@ def run_to_its_end(
     limit: float,
     via: Callable[[list[str]], list[str]] = list,
     mark: str | None = None,
+    is_forked: bool = False,
 ) -> Ended:
     """Runs a command in a session of its own; nothing of it is left afterwards.
 
@@ -281,43 +283,36 @@ def run_to_its_end(
         limit: seconds of a `Stopwatch` after which it is ended.
         via: makes the command that starts it elsewhere.
         mark: value of `MARK`, if its processes on other hosts already have one.
+        is_forked: whether the process, but none that it starts, is forked from one that has imported TensorFlow.
     """
     mark = mark or secrets.token_hex(8)
-    environment = os.environ | {MARK: mark, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    process = subprocess.Popen(
-        via(list(command)),
-        cwd=directory,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    problem = None
-    try:
-        output = _all_output(process, limit)
-        if process.returncode:
-            problem = f"exit status {process.returncode}"
-        if not within(10, lambda: not survivors(mark)):
-            problem = f"{problem or 'it ended'}; processes are left: {survivors(mark)}"
-    except subprocess.TimeoutExpired:
-        problem = f"it still runs after {limit:.0f} s"
-        _end(mark)
-        output, _ = process.communicate()
-    finally:
-        _end(mark)
-    return Ended(output, problem)
-
-
-def _all_output(process: subprocess.Popen[str], limit: float) -> str:
-    stopwatch = Stopwatch()
-    while True:
+    environment = os.environ | ON_CPU | {MARK: mark}
+    with tempfile.TemporaryFile() as told, open(os.devnull, "rb") as nothing:
+        process: Chief | None = None
+        if is_forked:
+            process = forked_python.start(command[1:], (nothing, told, told), environment, directory, 0)
+        if process is None:
+            words = via(list(command))
+            streams: dict[str, Any] = {"stdin": nothing, "stdout": told, "stderr": subprocess.STDOUT}
+            process = subprocess.Popen(words, cwd=directory, env=environment, start_new_session=True, **streams)
         try:
-            return process.communicate(timeout=LOOK_INTERVAL)[0]
-        except subprocess.TimeoutExpired:
-            if stopwatch.read() >= limit:
-                raise
+            problem = _problem_of(process, limit, mark)
+        finally:
+            _end(mark)
+            process.kill()
+            process.wait()
+        told.seek(0)
+        return Ended(told.read().decode(errors="replace"), problem)
+
+
+def _problem_of(process: Chief, limit: float, mark: str) -> str | None:
+    if not within(limit, lambda: process.poll() is not None):
+        return f"it still runs after {limit:.0f} s"
+    status = process.wait()
+    problem = f"exit status {status}" if status else None
+    if not within(10, lambda: not survivors(mark)):
+        return f"{problem or 'it ended'}; processes are left: {survivors(mark)}"
+    return problem
 
 
 def _end(mark: str) -> None:

@@ -44,7 +44,7 @@ class Example:
         """Runs it; nothing may be left of it. Returns the number that it ends with, which the chief alone prints."""
         command = [sys.executable, str(script or ROOT / "examples" / f"{self.script}.py"), *self.arguments, *arguments]
         if hosts is None:
-            ended = run_to_its_end(command, ROOT, LIMIT)
+            ended = run_to_its_end(command, ROOT, LIMIT, is_forked=script is not None)
         else:
             mark = hosts.ssh["host1"]["shared_envs"][MARK]
             ended = run_to_its_end(command, ROOT, LIMIT, hosts.chief_command, mark)

@@ -1,0 +1,134 @@
+"""What is forked from a process that has imported TensorFlow finds all as a process finds it that was started."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.runs import MARK, Run, parent, survivors
+from tests.forked_python.start import ON_CPU, forked_python
+
+pytestmark = pytest.mark.processes
+
+# Not of the environment: what tells of the run itself, numbers of descriptors, and what a shell sets.
+FACTS = """
+def tell_facts(name):
+    import gc, resource, stat
+    SHELL_S = {"_", "PWD", "OLDPWD", "SHLVL"}
+    main = sys.modules["__main__"]
+    signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    streams = [sys.stdin, sys.stdout, sys.stderr]
+    environment = {name: value for name, value in os.environ.items() if "AUTODIST" not in name and name not in SHELL_S}
+    facts = {
+        "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "directory": os.getcwd(),
+        "main": {name: str(vars(main).get(name)) for name in ("__file__", "__spec__", "__package__", "__doc__")},
+        "names": sorted(name for name in vars(main) if name.startswith("__")),
+        "environment": environment, "ours": sorted(set(os.environ) - set(environment)),
+        "signals": {number: getattr(handler, "__qualname__", str(handler)) for number, handler in signals.items()},
+        "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        "leads": [os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid()],
+        "descriptors": [stat.S_IFMT(os.fstat(number).st_mode) for number in range(3)],
+        "more descriptors": len(os.listdir("/proc/self/fd")),
+        "streams": [[s.encoding, s.errors, s.isatty(), s.line_buffering, s.fileno()] for s in streams],
+        "written through": [[s.write_through, type(s.buffer).__name__] for s in streams[1:]],
+        "limits": [resource.getrlimit(number) for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
+        "umask": os.umask(0o22), "priority": os.nice(0), "gc": gc.isenabled(), "traced": sys.gettrace() is None,
+        "hooks": [sys.excepthook is sys.__excepthook__, threading.excepthook is threading.__excepthook__],
+    }
+    import numpy as np, random
+    facts |= {"random": [random.random(), float(np.random.uniform())], "tensorflow": "tensorflow" in sys.modules}
+    with open(os.path.join(directory, name + "~"), "w") as file:
+        json.dump(facts, file)
+    os.rename(os.path.join(directory, name + "~"), os.path.join(directory, name))
+"""
+
+
+def facts_of(directory: Path, forked_workers: int | None) -> list[dict[str, Any]]:
+    """What the chief and each worker find."""
+    run = Run(directory, FACTS + "tell_facts('facts0')\ncoordinator.finish()", WORKER)
+    run.environment |= ON_CPU
+    run.forked_workers = forked_workers
+    with run:
+        assert run.wait(60) == 0, run.stderr
+        run.assert_gone(0)
+    found = [(directory / f"facts{index}").read_text().replace(str(directory), "HERE") for index in range(3)]
+    return [json.loads(text) for text in found]
+
+
+WORKER = FACTS + "tell_facts(f'facts{index}')\nmember.wait_for_end()"
+
+
+def test_a_chief_and_its_workers_find_all_as_if_they_had_been_started(tmp_path: Path) -> None:
+    started, forked = facts_of(tmp_path / "started", None), facts_of(tmp_path / "forked", 2)
+    assert [facts.pop("tensorflow") for facts in started] == [False] * 3
+    assert [facts.pop("tensorflow") for facts in forked] == [True] * 3
+    drawn = [number for facts in started + forked for number in facts.pop("random")]
+    assert len(set(drawn)) == len(drawn)
+    for facts in (started[0], forked[0]):  # links are being closed
+        del facts["more descriptors"]
+    assert forked == started
+
+
+ENDS = {
+    "well": "print('said')",
+    "raises": "print('said'); raise ValueError('why')",
+    "exits": "import atexit, sys; atexit.register(print, 'left'); sys.exit(3)",
+    "exits with words": "import sys; sys.exit('why')",
+    "at once": "import os; print('never'); os._exit(4)",
+    "aborts": "import os; print('never'); os.abort()",
+    "is killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "is terminated": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
+    "is interrupted": "import os, signal; signal.signal(2, signal.default_int_handler); os.kill(os.getpid(), 2)",
+    "in a thread": "import threading; threading.Thread(target=lambda: 1 / 0).start(); print('said')",
+    "starts Python": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import sys; print(sys.path[0])'])",
+}
+
+
+@pytest.mark.parametrize("code", ENDS.values(), ids=ENDS)
+def test_it_ends_as_if_it_had_been_started(tmp_path: Path, code: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"import os\nopen('pids', 'a').write(f'{{os.getpid()}} ')\n{code}\n")
+    environment = os.environ | ON_CPU | {MARK: "of an ending    "}
+    ended = []
+    for is_forked in (False, True):
+        with open(tmp_path / "out", "w+b") as out, open(tmp_path / "err", "w+b") as err, open(os.devnull) as nothing:
+            streams = (nothing.fileno(), out, err)
+            process: Any = None
+            if is_forked:
+                process = forked_python.start([str(script)], streams, environment, tmp_path, 0)
+            else:
+                line = [sys.executable, str(script)]
+                process = subprocess.Popen(
+                    line, stdin=nothing, stdout=out, stderr=err, cwd=tmp_path, env=environment, start_new_session=True
+                )
+            status = process.wait()
+            err.seek(0), out.seek(0)
+            told = [
+                line for line in err.read().decode().splitlines() if line != '  File "<string>", line 1, in <module>'
+            ]
+            ended.append((status, out.read(), told))
+        assert (tmp_path / "pids").read_text().split()[-1] == str(process.pid)
+    assert ended[0] == ended[1]
+
+
+def test_all_ends_with_its_chief_also_who_still_waits_to_be_a_worker(tmp_path: Path) -> None:
+    run = Run(tmp_path, "time.sleep(60)", "time.sleep(60)")
+    run.environment |= ON_CPU
+    run.forked_workers = 3
+    with run:
+        workers = [run.wait_for_note(f"worker{index}", 60) for index in (1, 2)]
+        guards = [parent(worker) for worker in workers]
+        agents = [parent(guard) for guard in guards]
+        assert [parent(agent) for agent in agents] == [run.chief.pid] * 2
+        assert {run.chief.pid, *workers, *guards, *agents} < set(survivors(run.mark))
+        assert len(survivors(run.mark)) == 1 + 3 * 3
+        os.kill(run.chief.pid, signal.SIGKILL)
+        assert run.wait() == -signal.SIGKILL
+        run.assert_gone()

@@ -1,0 +1,1 @@
+"""Python with TensorFlow imported already, forked for each script that a test starts."""

@@ -1,0 +1,281 @@
+"""How a forked process becomes what `python …` would have made of a new one.
+
+Its number, parent, session, streams, inherited descriptors, signals, environment, directory, arguments and `__main__`
+are those of a process that was started. What differs: modules that were imported before, the seed of `hash`, where
+things lie in memory, `sys.flags`, and the command that the system shows.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import fcntl
+import importlib.machinery
+import io
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from types import CodeType
+from typing import Any
+
+MARK = "AUTODIST_TEST_RUN"
+"""As in `tests.cluster.runs`, which imports more than belongs here."""
+
+_ABOVE_ALL = 1000
+"""Descriptors from here on are nobody's."""
+
+_MOST = 1 << 18
+_SEEN_BY_NO_START = {signal.SIGPIPE, signal.SIGXFSZ}
+"""Ignored by Python itself; `subprocess` gives whom it starts their defaults back."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """How a process is to be started.
+
+    Attributes:
+        line: what follows the interpreter.
+        environment: all of it.
+        directory: None: the one of who starts it.
+        numbers: of the descriptors that it gets, in the order in which they are sent.
+        new_session: whether it begins one.
+        ignored: signals that who starts it ignores.
+        blocked: signals that who starts it has blocked.
+        mark: of its run.
+        chains: how many workers it may start of its own.
+    """
+
+    line: tuple[str, ...]
+    environment: dict[bytes, bytes]
+    directory: bytes | str | None
+    numbers: tuple[int, ...]
+    new_session: bool
+    ignored: frozenset[int]
+    blocked: frozenset[int]
+    mark: str = ""
+    chains: int = 0
+
+
+def of_this_process(**others: Any) -> Start:
+    """A start by this process, as it is now."""
+    ignored = {number for number in signal.valid_signals() if signal.getsignal(number) is signal.SIG_IGN}
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    return Start(ignored=frozenset(ignored - _SEEN_BY_NO_START), blocked=frozenset(blocked), **others)
+
+
+def send(channel: socket.socket, start: Start, descriptors: Sequence[int]) -> None:
+    told = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
+    channel.sendmsg([pickle.dumps(asdict(start))], told)
+
+
+def receive(channel: socket.socket) -> tuple[Start, list[int]] | None:
+    """A start with its descriptors; None: nobody is left to send any."""
+    said, about, _, _ = channel.recvmsg(_MOST, socket.CMSG_SPACE(64 * 4))
+    descriptors = array.array("i")
+    for level, kind, content in about:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            descriptors.frombytes(content)
+    return (Start(**pickle.loads(said)), list(descriptors)) if said else None
+
+
+_environment = ctypes.CDLL(None)
+_environment.getenv.restype = ctypes.c_void_p
+_marked_at = _environment.getenv(MARK.encode())
+"""Where the system looks for the environment with which the process was started."""
+
+
+def write_mark(mark: str) -> None:
+    """Has the system show a run's mark for this process and those forked from it."""
+    assert _marked_at is not None and len(mark) == len(ctypes.string_at(_marked_at)), mark
+    ctypes.memmove(_marked_at, mark.encode(), len(mark))
+
+
+def become(start: Start, descriptors: Sequence[int], waiting: Sequence[Waiting] = ()) -> CodeType:
+    """What to run as `__main__`, in the process which from now on is the one that was to be started.
+
+    Args:
+        start: how.
+        descriptors: which it gets, under the numbers that `start` says.
+        waiting: who is there for it to start.
+    """
+    _take_descriptors(start.numbers, descriptors, [one.channel.fileno() for one in waiting])
+    if start.new_session:
+        os.setsid()
+    if start.directory is not None:
+        os.chdir(start.directory)
+    os.environ.clear()
+    os.environb.update(start.environment)
+    _make_streams(is_unbuffered=bool(start.environment.get(b"PYTHONUNBUFFERED")))
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # Python's own is seeded anew by a fork
+    code = _prepare_main(start.line)
+    _take_signals(start)
+    return code
+
+
+def _take_descriptors(numbers: Sequence[int], descriptors: Sequence[int], kept: Sequence[int]) -> None:
+    moved = [fcntl.fcntl(given, fcntl.F_DUPFD, _ABOVE_ALL) for given in descriptors]
+    _close_all_but([*moved, *kept])
+    for descriptor, number in zip(moved, numbers, strict=True):
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+
+
+def _close_all_but(kept: Sequence[int]) -> None:
+    """Leaves of this process's descriptors its streams and some more."""
+    for number in {int(name) for name in os.listdir("/proc/self/fd")} - {0, 1, 2, *kept}:
+        with contextlib.suppress(OSError):  # by which the folder was read
+            os.close(number)
+
+
+def _make_streams(is_unbuffered: bool) -> None:
+    if not is_unbuffered:
+        return
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        before = getattr(sys, name)
+        raw = io.FileIO(number, "wb", closefd=False)
+        made = io.TextIOWrapper(raw, before.encoding, before.errors, write_through=True)
+        setattr(sys, name, made)
+        setattr(sys, f"__{name}__", made)
+
+
+def _take_signals(start: Start) -> None:
+    for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
+        signal.signal(number, signal.SIG_IGN)  # forgets what has come before the process was started
+        if number in start.ignored or number in _SEEN_BY_NO_START:
+            handler: Any = signal.SIG_IGN
+        else:
+            handler = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, start.blocked)
+
+
+_paths: list[str] = []
+
+
+def _prepare_main(line: Sequence[str]) -> CodeType:
+    _paths[:] = _paths or sys.path
+    sys.path[:] = _paths
+    sys.orig_argv = [sys.executable, *line]
+    main = sys.modules["__main__"].__dict__
+    kept = {name: main[name] for name in ("__name__", "__doc__", "__package__", "__spec__", "__builtins__")}
+    main.clear()
+    main.update(kept | {"__doc__": None, "__loader__": None, "__annotations__": {}})
+    if line[:2] == ("-P", "-m") or line[:1] == ("-m",):
+        at = line.index("-m") + 1
+        sys.argv = ["-m", *line[at + 1 :]]
+        if line[0] != "-P":
+            sys.path.insert(0, os.getcwd())
+        return compile(f"import runpy\nrunpy._run_module_as_main({line[at]!r})", "<frozen runpy>", "exec")
+    file = line[0]
+    assert not file.startswith("-"), line
+    sys.argv = list(line)
+    sys.path.insert(0, os.path.dirname(os.path.realpath(file)))
+    loader = importlib.machinery.SourceFileLoader("__main__", file)
+    main.update(__file__=file, __cached__=None, __loader__=loader)
+    with open(file, "rb") as opened:
+        return compile(opened.read(), file, "exec", dont_inherit=True)
+
+
+# -- whom the forked process starts --------------------------------------------------------------------------------
+
+Fits = Callable[[Sequence[str]], bool]
+
+OF_A_WORKER: tuple[Fits, ...] = (
+    lambda line: line[:3] == ("-P", "-m", "autodist.cluster.agent"),
+    lambda line: line[:3] == ("-P", "-m", "autodist.cluster.guard"),
+    lambda line: line[:1] != () and not line[0].startswith("-"),
+)
+"""What a chief starts for a worker, what that starts, and what that starts, which is the script."""
+
+
+class Waiting:
+    """A child of this process that waits to become one which it starts, and has a child that does so in its turn."""
+
+    def __init__(self, pid: int, channel: socket.socket) -> None:
+        self.pid = pid
+        self.channel = socket.socket(fileno=fcntl.fcntl(channel, fcntl.F_DUPFD_CLOEXEC, _ABOVE_ALL))
+        channel.close()
+
+
+def forked_chain(levels: Sequence[Fits]) -> Waiting | CodeType:
+    """Forks a child that waits; returns it, and in the child, when it has become another process, what to run."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    before = signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals())  # what comes now is for others
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        theirs.close()
+        return Waiting(pid, ours)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in range(3):
+        os.dup2(nowhere, stream)
+    ours.detach()
+    _close_all_but([theirs.fileno()])
+    below = []
+    if levels[1:]:
+        child = forked_chain(levels[1:])
+        if isinstance(child, CodeType):
+            theirs.detach()  # it is closed, and its number another one's
+            return child
+        below.append(child)
+    told = receive(theirs)
+    theirs.detach()
+    if told is None:
+        os._exit(0)
+    _start_by(below, levels[1:])
+    return become(*told, below)
+
+
+def fork_workers(count: int) -> CodeType | None:
+    """Forks what this process is going to start for so many workers; in those, returns what to run."""
+    waiting = []
+    for _ in range(count):
+        child = forked_chain(OF_A_WORKER)
+        if isinstance(child, CodeType):
+            for other in waiting:
+                other.channel.detach()
+            return child
+        waiting.append(child)
+    _start_by(waiting, OF_A_WORKER)
+    return None
+
+
+_SHELL = ("/bin/sh", "-c", 'exec "$0" "$@"')
+
+
+def _start_by(waiting: list[Waiting], levels: Sequence[Fits]) -> None:
+    """Has what this process starts be done by those who wait, as long as there are any and it is what they wait for."""
+    if not waiting:
+        return
+    fork_exec = subprocess._fork_exec
+
+    def started(*given: Any) -> int:
+        command, _, _, kept, directory, environment = given[:6]
+        stdin, _, _, stdout, _, stderr, _, told_at = given[6:14]
+        words = tuple(os.fsdecode(word) for word in command)
+        words = words[len(_SHELL) :] if words[: len(_SHELL)] == _SHELL else words
+        if not waiting or words[0] != sys.executable or not levels[0](words[1:]):
+            return int(fork_exec(*given))
+        streams = {number: number if at == -1 else at for number, at in enumerate((stdin, stdout, stderr))}
+        inherited = streams | {number: number for number in kept if number != told_at}
+        pairs = dict(os.environb) if environment is None else dict(entry.split(b"=", 1) for entry in environment)
+        start = of_this_process(
+            line=words[1:],
+            environment=pairs,
+            directory=os.getcwd() if directory is None else directory,
+            numbers=tuple(inherited),
+            new_session=bool(given[15]),
+        )
+        process = waiting.pop()
+        send(process.channel, start, list(inherited.values()))
+        process.channel.close()
+        return process.pid
+
+    subprocess._fork_exec = started

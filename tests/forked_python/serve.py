@@ -1,0 +1,86 @@
+"""The process that has imported TensorFlow, and is forked: `exec(serve(…))` runs in it for ever, else what becomes."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from types import CodeType
+
+from becoming import become, fork_workers, receive, write_mark
+
+
+def serve(descriptor: int) -> CodeType:
+    """Returns in each process that is forked, with what it is to run; the one that serves ends with who asks it.
+
+    Args:
+        descriptor: of the socket on which starts come, the streams and a pipe beside each, on which the process's
+            number and its exit status are told.
+    """
+    asked = socket.socket(fileno=descriptor)
+    woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+    _import_what_scripts_import()
+    del sys.path[0]  # where this file is
+    tell: dict[int, int] = {}
+    while True:
+        _wait(asked, woken)
+        _tell_of_ended(tell)
+        try:
+            asked_for = receive(asked)
+        except BlockingIOError:
+            continue
+        if asked_for is None:
+            os._exit(0)
+        start, (*streams, told_at) = asked_for
+        pid = os.fork()
+        if not pid:
+            signal.set_wakeup_fd(-1)
+            asked.detach()
+            write_mark(start.mark)
+            code = become(start, streams)
+            worker_s = fork_workers(start.chains)
+            for name in ("serve", "becoming"):
+                del sys.modules[name]
+            return code if worker_s is None else worker_s
+        for stream in streams:
+            os.close(stream)
+        os.write(told_at, b"%d\n" % pid)
+        tell[pid] = told_at
+
+
+def _import_what_scripts_import() -> None:
+    gc.disable()
+    import annotated_types  # noqa: F401
+    import keras  # noqa: F401
+    import numpy as np  # noqa: F401
+    import pydantic  # noqa: F401
+    import tensorflow as tf  # noqa: F401
+    import yaml  # noqa: F401
+
+    gc.freeze()
+    gc.enable()
+
+
+def _wait(asked: socket.socket, woken: int) -> None:
+    asked.setblocking(False)
+    select.select([asked, woken], [], [])
+    try:
+        os.read(woken, 1 << 10)
+    except BlockingIOError:
+        return
+
+
+def _tell_of_ended(tell: dict[int, int]) -> None:
+    while tell:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if pid == 0:
+            return
+        with contextlib.suppress(OSError):  # nobody wants to know
+            os.write(tell[pid], b"%d\n" % os.waitstatus_to_exitcode(status))
+        os.close(tell.pop(pid))

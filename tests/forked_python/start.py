@@ -1,0 +1,139 @@
+"""Starts scripts in processes forked from one that has imported TensorFlow, which takes three seconds of a core."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from tests.forked_python import becoming
+from tests.forked_python.becoming import MARK
+
+ON_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+"""With what, beside the environment of the tests, TensorFlow is imported, and a script has to be started."""
+
+_NO_MARK = "0" * 16
+_OF_NO_PROCESS = {MARK, "PYTEST_CURRENT_TEST"}
+"""What may be another one in the environment than where TensorFlow was imported."""
+
+_BOOT = "import sys; sys.path[0] = {folder!r}; from serve import serve; exec(serve({descriptor}))"
+
+
+class ForkedProcess:
+    """A process, with as much of `subprocess.Popen` as tests need.
+
+    Args:
+        told_at: a pipe, on which its number and its exit status come.
+    """
+
+    def __init__(self, told_at: int) -> None:
+        self._told = os.fdopen(told_at, "rb", buffering=0)
+        self.returncode: int | None = None
+        self.pid = self._read()
+
+    def poll(self) -> int | None:
+        if self.returncode is None and select.select([self._told], [], [], 0)[0]:
+            self.returncode = self._read()
+            self._told.close()
+        return self.returncode
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            select.select([self._told], [], [])
+            self.poll()
+        assert self.returncode is not None
+        return self.returncode
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def _read(self) -> int:
+        line = self._told.readline()
+        assert line, "the process that imports TensorFlow has ended"
+        return int(line)
+
+
+class ForkedPython:
+    """A process that has imported TensorFlow, started when the first script is."""
+
+    def __init__(self) -> None:
+        self._channel: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._environment: dict[str, str] = {}
+
+    def start(
+        self,
+        line: Sequence[str],
+        streams: Sequence[int | IO[bytes]],
+        environment: Mapping[str, str],
+        directory: Path,
+        workers: int,
+    ) -> ForkedProcess | None:
+        """Starts `python line`, in a session of its own; None if it has to be done by others.
+
+        Args:
+            line: a script, or `-m` and a module, with its arguments.
+            streams: standard input, output and error.
+            environment: of the process.
+            directory: where it starts.
+            workers: how many workers on this machine its chief starts: these are forked, too.
+        """
+        if (line[0].startswith("-") and line[0] != "-m") or len(environment[MARK]) != len(_NO_MARK):
+            return None
+        channel = self._running()
+        if _of_all(environment) != self._environment:
+            return None
+        start = becoming.of_this_process(
+            line=tuple(line),
+            environment={os.fsencode(name): os.fsencode(value) for name, value in environment.items()},
+            directory=str(directory),
+            numbers=(0, 1, 2),
+            new_session=True,
+            mark=environment[MARK],
+            chains=workers,
+        )
+        told_at, tells = os.pipe()
+        try:
+            numbers = [stream if isinstance(stream, int) else stream.fileno() for stream in streams]
+            becoming.send(channel, start, [*numbers, tells])
+        finally:
+            os.close(tells)
+        return ForkedProcess(told_at)
+
+    def _running(self) -> socket.socket:
+        if self._channel is None:
+            self._environment = _of_all(os.environ | ON_CPU)
+            self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            boot = _BOOT.format(folder=str(Path(__file__).parent), descriptor=theirs.fileno())
+            with theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", boot],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                    env=self._environment | {MARK: _NO_MARK},
+                    start_new_session=True,
+                )
+            atexit.register(self._end)
+        return self._channel
+
+    def _end(self) -> None:
+        assert self._channel is not None and self._process is not None
+        self._channel.close()
+        self._process.wait()
+
+
+def _of_all(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name not in _OF_NO_PROCESS}
+
+
+forked_python = ForkedPython()
+"""Of this process."""
