@@ -505,6 +505,8 @@ def _choose(
     if recorder() is None:
         require_can_restart(spec)
         spec = spec.without(before().left_out)
+    else:
+        spec = spec.without_checkpoints()  # steps are compared: none is saved, and none is gone on from
     log_to_the_terminal(is_chief=True)
     if spec.is_given:
         spec = meet(spec, asked.replicas, _count_gpus)

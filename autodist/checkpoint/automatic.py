@@ -23,7 +23,6 @@ from autodist.errors import CheckpointError
 from autodist.graph.item import GraphItem
 from autodist.look import look
 from autodist.messages import ALIKE_EVERYWHERE
-from autodist.recording import recorder
 from autodist.resources import CheckpointSection, ResourceSpec
 from autodist.run import Run
 from autodist.runtime.variables import Kept, Tracked
@@ -35,8 +34,8 @@ STEPS = "steps"
 
 
 def section_of(spec: ResourceSpec) -> CheckpointSection | None:
-    """What the YAML says; None also where a command only looks at the script, or compares its steps."""
-    return spec.checkpoint if look() is None and recorder() is None else None
+    """What the YAML says; None also where a command only looks at the script."""
+    return spec.checkpoint if look() is None else None
 
 
 def find_resumed(spec: ResourceSpec) -> Mapping[str, Any]:

@@ -139,6 +139,10 @@ class ResourceSpec(Timeouts):
         made = self.from_dict({**self.to_dict(), "nodes": [node.model_dump(mode="json") for node in kept]})
         return made.model_copy(update={"source": self.source, "strategy": self.strategy})
 
+    def without_checkpoints(self) -> ResourceSpec:
+        """The same machines, where nothing is saved and SIGTERM ends a worker as ever."""
+        return self.model_copy(update={"checkpoint": None})
+
     def for_workers(self) -> ResourceSpec:
         """The spec as other workers are told it: how machines are reached, secrets included, is the chief's affair."""
         return self.model_copy(update={"ssh": {name: SSHGroup() for name in self.ssh}})

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+from pathlib import Path
 
 import pytest
 
-from autodist import AutoDist, ResourceSpec
+from autodist import AutoDist, ResourceSpec, api
 from autodist.cluster.member import Member
 from autodist.errors import ClusterError
 
@@ -45,3 +47,15 @@ def test_several_workers_are_refused_in_a_notebook_and_one_is_not(monkeypatch: p
     ):
         AutoDist(resource_spec=spec_of(2))
     assert AutoDist(resource_spec=spec_of(1)).num_replicas == 2
+
+
+def test_a_script_whose_steps_are_compared_neither_saves_nor_waits_for_sigterm(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Workers passed over the first SIGTERM where nobody would have saved."""
+    saved = {"checkpoint": {"folder": str(tmp_path), "on_preempt": True}}
+    spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0]}]} | saved)
+    monkeypatch.setattr(api, "recorder", object)
+    ad = AutoDist(resource_spec=spec)
+    assert ad._run.spec.checkpoint is None  # of which the coordinator tells the workers
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
