@@ -311,7 +311,10 @@ class AutoDist:
         """
         self._run.check_others()
         self._alone.divides_data = True
-        return Sampler(records, batch, seed, drop_remainder, self._run.spec.replica_workers, self._run.index)
+        made = Sampler(records, batch, seed, drop_remainder, self._run.spec.replica_workers, self._run.index)
+        if self._automatic is not None:
+            self._automatic.loop.add(made)
+        return made
 
     def batch_slice(self, start: int, stop: int) -> slice:
         """Of a global batch, the examples from `start` to `stop`, those that this worker reads.

@@ -131,7 +131,7 @@ class Run:
         self.chief = ChiefActs(self)
         self._awaited_memories: Saved | None = None
         self.on_tracked: Callable[[GraphItem, Mapping[str, Tracked]], None] = lambda item, variables: None
-        self.on_session: Callable[[Mapping[str, Kept]], Mapping[str, Callable[[], Any]]] = lambda variables: {}
+        self.on_session: Callable[[Mapping[str, Kept]], Mapping[str, Kept]] = lambda variables: {}
         self.before_step: Callable[[object], None] = lambda step: None
         self.after_step: Callable[[], None] = lambda: None
         self.before_end: list[Callable[[], None]] = []

@@ -332,6 +332,8 @@ class DistributedSession(SessionInterface):
         if not self._is_resumed:
             self._is_resumed = True
             resume(self._run, {v.name: self._kept(v) for v in self._captured.variables})
+            if self._run.resumed:
+                self._batches.tell_begun_anew(self._captured.whole(), self._run.step)
         self._run.before_step(fetched)
 
     def _kept(self, variable: Variable) -> Kept:

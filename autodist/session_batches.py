@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.iterators import elements_read, fed_to_iterators, require_alike
+from autodist.capture.iterators import elements_read, fed_to_iterators, require_alike, tell_begun_anew
 from autodist.graph.item import GraphItem
 from autodist.resources import ResourceSpec
 from autodist.runtime.program import Program
@@ -67,10 +67,16 @@ class SessionBatches:
         """
         if len(self._spec.replicas) == 1:
             return
-        graph = self._captured.graph
-        read = elements_read([graph.get_tensor_by_name(t) for g in whole.gradients for t in g.tensors], ())
+        read = elements_read(self._trained(whole), ())
         if read and len(self._spec.workers) > 1 and self._spec.batch != "per_worker":
             require_alike(whole.graph_def)
+
+    def tell_begun_anew(self, whole: GraphItem, steps: int) -> None:
+        """Tells where a run that goes on after some steps reads once more what they were made of."""
+        tell_begun_anew(self._trained(whole), whole.graph_def, steps)
+
+    def _trained(self, whole: GraphItem) -> list[tf.Tensor]:
+        return [self._captured.graph.get_tensor_by_name(t) for g in whole.gradients for t in g.tensors]
 
     def next_for(self, fetches: Fetches, arrays: Arrays) -> dict[tf.Tensor, np.ndarray]:
         """The whole of what a run reads of iterators; nothing with one replica, whose run reads them itself.

@@ -2,35 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
-import tensorflow as tf
-
+from autodist.checkpoint.slices import read_into_session
+from autodist.graph.devices import cpu_of
 from autodist.run import Run
 from autodist.runtime.variables import Kept
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """A value of a checkpoint, on its way to a session's variable."""
-
-    kept: Kept
-    give: Callable[[], Any]
-
-    @property
-    def byte_size(self) -> int:
-        return int(tf.TensorShape(self.kept.shape).num_elements()) * self.kept.dtype.size
-
-    def read(self) -> Any:
-        return self.give()
 
 
 def resume(run: Run, variables: Mapping[str, Kept]) -> None:
     """Before a session's first run that trains: its variables get the values that the run goes on from.
 
-    All workers call it, since all come to such a run; the chief alone reads, and sets them everywhere.
+    All workers call it, since all come to such a run; each reads, slice by slice, what it has of them.
 
     Args:
         run: in which the session is.
@@ -41,5 +24,9 @@ def resume(run: Run, variables: Mapping[str, Kept]) -> None:
         return
     run.meet()
     if run.index == 0:
-        run.guard(run.pieces.set, [_Saved(variables[name], give) for name, give in found.items()])
+        workers = run.workers
+        run.guard(
+            read_into_session, run.hosts.beside, run.pieces, lambda worker: cpu_of(worker, workers),
+            run.resumed["prefix"], found.items(),
+        )  # fmt: skip
     run.wait_for_chief()

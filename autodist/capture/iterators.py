@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -14,6 +15,9 @@ from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
+from autodist.messages import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
 
 GETS = having(Trait.ITERATOR_GET)
 MAKES = "MakeIterator"
@@ -110,6 +114,34 @@ def _make_before(editor: GraphEditor, iterator: NodeDef) -> str:
     del iterator.attr["dataset_factory"]
     editor.add(dataset)
     return editor.add(made)
+
+
+def tell_begun_anew(training: Iterable[tf.Tensor], graph_def: GraphDef, steps: int) -> None:
+    """Tells that a run which goes on reads once more what was trained on, unless a dataset passes over it.
+
+    Args:
+        training: what the training computes.
+        graph_def: of the graph.
+        steps: that were made.
+    """
+    read = sorted({t.op.name for t in _tensors_read(training, ()) if t.op.type in GETS})
+    if read and not any(count and count % steps == 0 for count in _passed_over(graph_def)):
+        log.warning(
+            "the iterators of a session's graph begin anew (%s), where the %d steps that are gone on from had read of "
+            "them: those batches are trained on once more. Let a dataset pass over them where it is built, "
+            "dataset.skip(ad.steps_done) behind its batch(…), or feed the batches.", ", ".join(read), steps,
+            extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+
+
+def _passed_over(graph_def: GraphDef) -> Iterator[int]:
+    """The number of elements that each `skip` of a graph, or of what makes its one-shot iterators, leaves out."""
+    for nodes in (graph_def.node, *(function.node_def for function in graph_def.library.function)):
+        constants = {node.name: node for node in nodes if node.op == "Const"}
+        for node in nodes:
+            count = constants.get(node_of(node.input[1])) if node.op == "SkipDataset" else None
+            if count is not None:
+                yield int(tf.make_ndarray(count.attr["value"].tensor))
 
 
 def require_alike(graph_def: GraphDef) -> None:

@@ -19,12 +19,14 @@ from autodist.checkpoint.loop import Loop
 from autodist.checkpoint.read import described, read_about, require_alike, require_seen, require_whole, saved_values
 from autodist.checkpoint.save import Saves
 from autodist.checkpoint.schedule import Schedule
+from autodist.checkpoint.slices import Here, read_here
 from autodist.errors import CheckpointError
 from autodist.graph.item import GraphItem
 from autodist.look import look
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.resources import CheckpointSection, ResourceSpec
 from autodist.run import Run
+from autodist.runtime.eager_watch import unwatched
 from autodist.runtime.variables import Kept, Tracked
 
 log = logging.getLogger("autodist")
@@ -135,20 +137,22 @@ class Automatic:
         names, new = self._take_in(found)
         if names is None:
             return
-        for name, saved in self._saved(names, new).items():
-            variables[new[name]].write(saved())
+        if saved := self._saved(names, new):
+            with unwatched():
+                read_here(self._run.resumed["prefix"], [Here(name, variables[new[name]].source) for name in saved])
         if self._run.resumed:  # with the next step all take the chief's values
             for name in new.values():
                 variables[name].is_ahead, variables[name].is_behind = True, False
 
-    def on_session(self, variables: Mapping[str, Kept]) -> Mapping[str, Callable[[], Any]]:
+    def on_session(self, variables: Mapping[str, Kept]) -> Mapping[str, Kept]:
         """Called before a session's first run that trains, when all variables have values; they are taken in.
 
         Args:
             variables: all of the session's, by name.
 
         Returns:
-            On the chief, by name, what gives the value that a variable is to have; the others get it from there.
+            On the chief, those that are to have the value which the checkpoint that the run goes on from has under a
+            name.
         """
         if self.is_left_out:
             return {}
@@ -160,7 +164,7 @@ class Automatic:
             for name, kept in variables.items()
         }
         names, new = self._take_in(found)
-        return {} if names is None else {new[name]: saved for name, saved in self._saved(names, new).items()}
+        return {} if names is None else {name: variables[new[name]] for name in self._saved(names, new)}
 
     def before_step(self, step: object) -> None:
         """Called before each training step, by all workers alike: saves where it is time.
@@ -256,15 +260,15 @@ class Automatic:
         values = [replace(one.value(), key=name) for name, one in self._named.items()]
         return Content(values, {"made_by": STEPS, "step": self._run.step, "steps": self._steps})
 
-    def _saved(self, names: Sequence[str], new: Iterable[str]) -> dict[str, Callable[[], Any]]:
-        """On the chief, by name, what gives the saved value of each new variable of a step.
+    def _saved(self, names: Sequence[str], new: Iterable[str]) -> list[str]:
+        """On the chief, the new variables of a step of which the checkpoint has values.
 
         Raises:
             CheckpointError: the checkpoint is not of this script.
         """
         resumed = self._run.resumed
         if not resumed or self._run.index > 0:
-            return {}
+            return []
         prefix = resumed["prefix"]
         if resumed["made_by"] != STEPS:
             raise CheckpointError(
@@ -273,7 +277,7 @@ class Automatic:
             )
         reader = tf.train.load_checkpoint(prefix)
         there = _require_same(prefix, reader, {name: self._named[name].kept() for name in names})
-        return {name: functools.partial(reader.get_tensor, name) for name in new if name in there}
+        return [name for name in new if name in there]
 
 
 def _itself(kept: Kept) -> Kept:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state  # where Keras keeps the generator of draws that name none
+from tensorflow.python.eager import context
 from tensorflow.python.ops import stateful_random_ops  # likewise TensorFlow
 
 from autodist.checkpoint.content import OURS, Value
@@ -97,10 +98,11 @@ class Beside:
 
     def _resume_generators(self, keys: Mapping[str, str], reader: Any) -> None:
         states = {name: np.asarray(reader.get_tensor(key)) for name, key in keys.items()}
-        for name, variable in _global_generators(make=frozenset(states)).items():
-            if name in states:
-                variable.assign(states.pop(name))
-        self._run.tracker.resume(states)
+        with context.eager_mode():  # where a script builds a graph, an assignment would be a node that nobody runs
+            for name, variable in _global_generators(make=frozenset(states)).items():
+                if name in states:
+                    variable.assign(states.pop(name))
+            self._run.tracker.resume(states)
 
     def _resume_memories(self, prefix: str, about: Mapping[str, Any], keys: list[str]) -> None:
         own = f"{_MEMORIES}{self._run.index}/"

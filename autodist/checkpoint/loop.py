@@ -7,16 +7,36 @@ import functools
 import logging
 from collections.abc import Callable, Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from autodist.checkpoint.script import DRAWS, resume_draws
 from autodist.messages import ALIKE_EVERYWHERE
-from autodist.runtime.dataset import DistributedDataset, Place
+from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.draws import Draws
+from autodist.runtime.sampler import Sampler
 
 log = logging.getLogger("autodist")
 
-_DATA, _HAS_DRAWN = "data", "has_drawn"
+_KINDS: dict[type, str] = {DistributedDataset: "data", Sampler: "samplers"}
+"""What has a place in a loop, and how a checkpoint calls such places."""
+
+_HAS_DRAWN = "has_drawn"
+
+
+class Placed(Protocol):
+    """What a loop's batches come from.
+
+    Attributes:
+        on_request: called before it is asked for a batch; None: nobody wants to know.
+    """
+
+    on_request: Callable[[], None] | None
+
+    def place_in_loop(self) -> Callable[[], Any]:
+        """Gives its place of now, as JSON has it; None: it has none."""
+
+    def go_on_in_loop(self, place: Any) -> None:
+        """Goes on, with the next iteration, at such a place."""
 
 
 class Loop:
@@ -31,24 +51,25 @@ class Loop:
 
     def __init__(self, saved: Callable[[], Mapping[str, Any]]) -> None:
         self._saved = functools.cache(saved)
-        self._data: list[DistributedDataset] = []
+        self._data: dict[str, list[Placed]] = {kind: [] for kind in _KINDS.values()}
         self._has_begun = self._has_asked = self._has_resumed = self._has_told = self._has_late_data = False
         self._first: Draws | None = None
-        self._noted: tuple[Draws, list[Place]] | None = None
+        self._noted: tuple[Draws, dict[str, list[Callable[[], Any]]]] | None = None
 
-    def add(self, dataset: DistributedDataset) -> None:
-        """A data set is made, whose batches may be what steps are made of; one of an earlier run goes on where it was.
+    def add(self, data: Placed) -> None:
+        """A data set or sampler is made, of which steps' batches may be; one of an earlier run goes on where it was.
 
         They are known by their order. One that is made between two steps is another in each epoch, maybe.
         """
         if self._has_begun:
-            dataset.on_request = self._on_late_request
+            data.on_request = self._on_late_request
             return
-        dataset.on_request = self._on_request
-        places = self._saved().get(_DATA, [])
-        if len(self._data) < len(places):
-            dataset.resume(Place.of(places[len(self._data)]), is_loop_over=True)
-        self._data.append(dataset)
+        data.on_request = self._on_request
+        kind = _KINDS[type(data)]
+        places, before = self._saved().get(kind, []), self._data[kind]
+        if len(before) < len(places):
+            data.go_on_in_loop(places[len(before)])
+        before.append(data)
 
     def asked_where_to_begin(self, frame: FrameType) -> None:
         """The script asks how many steps are done; in the head of its loop, all that it draws next belongs to that."""
@@ -76,7 +97,7 @@ class Loop:
         if self._has_late_data and not self._has_told:
             self._has_told = True
             log.warning(
-                "a data set that is made by ad.distribute_dataset after the first training step has no place in "
+                "what is made by ad.distribute_dataset or ad.sampler after the first training step has no place in "
                 "checkpoints: a run that goes on begins it with its first batch. Make it before the loop, or let it "
                 "pass over what was trained on by itself: dataset.skip(…).", extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
@@ -85,12 +106,13 @@ class Loop:
         assert self._noted is not None and self._first is not None, "it was noted"
         draws, places = self._noted
         has_drawn = self._saved().get(_HAS_DRAWN, False) or len(self._first.unmoved()) < len(self._first.states)
-        return {DRAWS: draws.told(), _HAS_DRAWN: has_drawn, _DATA: [place.told() for place in places]}
+        told = {kind: [place() for place in given] for kind, given in places.items()}
+        return {DRAWS: draws.told(), _HAS_DRAWN: has_drawn, **told}
 
     # --------------------------------------------------------------------------------------------------------------
 
     def _on_request(self) -> None:
-        """A data set is asked for a batch: with the first one since a step, the loop begins again."""
+        """A data set or sampler is asked for a batch: with the first one since a step, the loop begins again."""
         if self._has_asked:
             return
         self._has_asked = True
@@ -108,7 +130,8 @@ class Loop:
         resume_draws(self._saved())
 
     def _note(self) -> None:
-        self._noted = Draws.now(), [dataset.place for dataset in self._data]
+        places = {kind: [one.place_in_loop() for one in made] for kind, made in self._data.items()}
+        self._noted = Draws.now(), places
         self._first = self._first or self._noted[0]
 
 

@@ -136,6 +136,14 @@ class DistributedDataset(tf.train.experimental.PythonState):
         """Goes on, with the next iteration, where another was."""
         self.resume(Place.of(json.loads(string_value)))
 
+    def place_in_loop(self) -> Callable[[], Any]:
+        """Gives its place of now, as JSON has it."""
+        return self.place.told
+
+    def go_on_in_loop(self, place: Any) -> None:
+        """Goes on where another was; an iteration of which all batches were taken is over, and the next one begins."""
+        self.resume(Place.of(place), is_loop_over=True)
+
     def resume(self, place: Place, is_loop_over: bool = False) -> None:
         """Goes on, with the next iteration, at a place.
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -32,6 +34,9 @@ class Sampler(tf.train.experimental.PythonState):
         replicas: for each replica, the index of its worker.
         worker: index of this worker.
 
+    Attributes:
+        on_request: called before it is asked for a batch; None: nobody wants to know.
+
     Raises:
         ValueError: there are no records, or batches would have none.
     """
@@ -54,6 +59,9 @@ class Sampler(tf.train.experimental.PythonState):
         self._ended = 0  # epochs
         self._taken = 0  # batches of the one under way
         self._is_placed = False
+        self.on_request: Callable[[], None] | None = None
+        self._thread = threading.current_thread()
+        self._is_read_ahead = self._is_skipped = False
 
     def __len__(self) -> int:
         """How many batches an epoch has."""
@@ -65,7 +73,7 @@ class Sampler(tf.train.experimental.PythonState):
             self._taken = 0
         self._is_placed = False
         try:
-            while self._taken < len(self):
+            while self._has_more():
                 self._taken += 1
                 yield self._own_numbers(self._ended, self._taken - 1)
         finally:
@@ -74,16 +82,50 @@ class Sampler(tf.train.experimental.PythonState):
     def skip(self, batches: int) -> Sampler:
         """Lets the next iteration begin so many batches after the first of all, those of whole epochs included."""
         self._ended, self._taken = divmod(batches, len(self))
-        self._is_placed = True
+        self._is_placed = self._is_skipped = True
         return self
 
     def serialize(self) -> str:
         """Its place, for a checkpoint."""
-        return json.dumps({"ended": self._ended, "taken": self._taken, "order": self._order})
+        return json.dumps(self._place())
 
     def deserialize(self, string_value: str | bytes) -> None:
         """Goes on, with the next iteration, where another was."""
-        place = json.loads(string_value)
+        self._go_on(json.loads(string_value))
+
+    def place_in_loop(self) -> Callable[[], Any]:
+        """Gives its place of now, as JSON has it; None where another thread reads ahead of the loop."""
+        place = self._place()
+        return self._no_place if self._is_read_ahead else lambda: place
+
+    def _no_place(self) -> None:
+        if not self._is_skipped:
+            log.warning(
+                "a sampler is read in another thread than the one that has made it, ahead of the steps that are made, "
+                "and has no place in checkpoints: a run that goes on begins it with its first batch. Let it begin "
+                "where the steps do: sampler.skip(ad.steps_done).", extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+            self._is_skipped = True  # it is told once
+
+    def go_on_in_loop(self, place: Any) -> None:
+        """Goes on where another was; an iteration of which all batches were taken is over, and the next one begins."""
+        if place is None:
+            return
+        self._go_on(place)
+        if self._taken >= len(self):
+            self._ended, self._taken = self._ended + 1, 0
+
+    def _has_more(self) -> bool:
+        if threading.current_thread() is not self._thread:
+            self._is_read_ahead = True
+        elif self.on_request is not None:
+            self.on_request()
+        return self._taken < len(self)
+
+    def _place(self) -> dict[str, Any]:
+        return {"ended": self._ended, "taken": self._taken, "order": self._order}
+
+    def _go_on(self, place: Mapping[str, Any]) -> None:
         self._ended, self._taken, self._is_placed = place["ended"], place["taken"], True
         if place["order"] != self._order:
             log.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import random
 from collections.abc import Iterator
@@ -163,7 +164,10 @@ def test_a_data_set_that_is_made_between_two_steps_is_told(tmp_path, caplog):
         for batch in ad.distribute_dataset([ROWS[:4], ROWS[4:8]]):
             step(batch)
     ad._automatic._saves.wait()
-    assert "is made by ad.distribute_dataset after the first training step has no place in checkpoints" in caplog.text
+    assert (
+        "is made by ad.distribute_dataset or ad.sampler after the first training step has no place in checkpoints"
+        in caplog.text
+    )
 
 
 def test_a_checkpoint_of_the_script_s_own_has_what_it_draws(tmp_path):
@@ -202,3 +206,42 @@ def test_train_on_batch_in_a_loop_goes_on_to_the_bit(tmp_path):
     assert found == expected[4:]
     for one, other in zip(again, values, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def by_numbers(ad: AutoDist, steps: int, reads_ahead: bool = False, skips: bool = False) -> np.ndarray:
+    """Of epochs of five batches; the last has half as many records."""
+    weight, step = make(ad)
+    sampler, done = ad.sampler(18, 4, seed=1), ad.steps_done
+    if skips:
+        sampler.skip(done)
+    while done < steps:
+        numbers = iter(sampler)
+        if reads_ahead:
+            spec = tf.TensorSpec([None], tf.int64)
+            numbers = iter(tf.data.Dataset.from_generator(lambda: sampler, output_signature=spec).prefetch(2))
+        for some in itertools.islice(numbers, steps - done):
+            step(ROWS[some])
+            done += 1
+    ad._automatic._saves.wait()
+    return weight.numpy()
+
+
+@pytest.mark.parametrize("saved", [3, 5, 7])
+def test_a_loop_over_a_sampler_goes_on_in_the_middle_and_at_the_end_of_an_epoch(tmp_path, saved):
+    expected = by_numbers(autodist(tmp_path / "whole"), 9)
+    by_numbers(autodist(tmp_path / "parts", every_steps=saved), saved + 1)
+    for skips in (True, False):
+        ad = autodist(tmp_path / "parts", every_steps=100)
+        assert ad.steps_done == saved
+        np.testing.assert_array_equal(by_numbers(ad, 9, skips=skips), expected)
+
+
+def test_a_sampler_that_another_thread_reads_has_no_place_and_that_is_told(tmp_path, caplog):
+    expected = by_numbers(autodist(tmp_path / "whole"), 6)
+    with caplog.at_level(logging.WARNING, "autodist"):
+        by_numbers(autodist(tmp_path / "parts"), 5, reads_ahead=True)
+    assert caplog.text.count("a sampler is read in another thread") == 1
+    caplog.clear()
+    found = by_numbers(autodist(tmp_path / "parts"), 6, reads_ahead=True, skips=True)
+    np.testing.assert_array_equal(found, expected)
+    assert "another thread" not in caplog.text

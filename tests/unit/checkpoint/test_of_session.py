@@ -113,3 +113,16 @@ def test_a_session_is_saved_without_objects(tmp_path):
     script = Script(AllReduce())
     with pytest.raises(ValueError, match="model"):
         script.ad.checkpoint(tmp_path, session=script.session, model=tf.Module())
+
+
+def test_generators_beside_a_graph_go_on_though_it_is_being_built(tmp_path):
+    """Their states were given to nodes of the graph, which nobody ran."""
+    tf.random.set_global_generator(tf.random.Generator.from_seed(5))
+    first = Script(AllReduce())
+    path = first.ad.checkpoint(tmp_path, session=first.session).save()
+    expected = tf.random.get_global_generator().normal([3]).numpy()
+    tf.random.set_global_generator(tf.random.Generator.from_seed(6))
+    second = Script(AllReduce())
+    with second.graph.as_default():
+        second.ad.checkpoint(tmp_path / "other", session=second.session).restore(path)
+    np.testing.assert_array_equal(tf.random.get_global_generator().normal([3]), expected)

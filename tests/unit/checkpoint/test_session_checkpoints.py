@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -65,3 +67,33 @@ def test_another_graph_is_refused(tmp_path):
     script(autodist(tmp_path), 2)
     with pytest.raises(CheckpointMismatchError, match="weight"):
         script(autodist(tmp_path), 4, width=2)
+
+
+def of_iterators(ad, steps: int, skips: bool) -> np.ndarray:
+    """A script whose graph has its data, as one-shot iterators and as initialised ones."""
+    with tf.Graph().as_default(), ad.scope():
+        rows = tf.data.Dataset.from_tensor_slices(np.random.default_rng(0).normal(size=(48, 4))).batch(6)
+        rows = rows.skip(ad.steps_done) if skips else rows
+        targets = v1.data.make_initializable_iterator(rows.map(tf.math.cos))
+        weight = v1.get_variable("weight", [4], tf.float64, v1.ones_initializer())
+        x, y = v1.data.make_one_shot_iterator(rows).get_next(), targets.get_next()
+        loss = tf.reduce_mean(tf.square(tf.reduce_sum(x * weight, 1) - tf.reduce_sum(y, 1)))
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with ad.create_distributed_session() as session:
+            session.run([v1.global_variables_initializer(), targets.initializer])
+            for _ in range(ad.steps_done, steps):
+                session.run(train)
+            value = session.run(weight)
+    ad._run.finish()
+    return value
+
+
+def test_iterators_of_a_graph_begin_anew_which_is_told_unless_they_pass_over_what_was_read(tmp_path, caplog):
+    expected = of_iterators(autodist(tmp_path / "whole"), 6, skips=False)
+    of_iterators(autodist(tmp_path / "parts"), 4, skips=False)
+    with caplog.at_level(logging.WARNING, "autodist"):
+        np.testing.assert_array_equal(of_iterators(autodist(tmp_path / "parts"), 6, skips=True), expected)
+    assert "begin anew" not in caplog.text
+    with caplog.at_level(logging.WARNING, "autodist"):
+        of_iterators(autodist(tmp_path / "parts"), 7, skips=False)
+    assert "where the 6 steps that are gone on from had read of them" in caplog.text
