@@ -102,8 +102,7 @@ class AutoDist:
         self._run.check_devices()
         self._run.start_others()
         share_cores(self._run.spec.workers, self._run.index)
-        if self._run.workers > 1:
-            share_files(self._run.chief.write)
+        self._share_files()
         self._slices = Slices(self._own_share)
         keras_steps_are_global = self._run.spec.batch != "per_worker"
         fits = Fits(self._run.index == 0, self._run.share) if self._run.workers > 1 else None
@@ -206,6 +205,7 @@ class AutoDist:
                 yield self
         finally:
             put_back()
+            self._share_files()  # tf_keras is imported where it is used first, maybe
 
     def create_distributed_session(self, batch_axis: Mapping[Any, int | None] | None = None) -> DistributedSession:
         """A session that runs the default graph on all replicas, in place of `tf.compat.v1.Session()`.
@@ -448,6 +448,10 @@ class AutoDist:
             preemption.watch(automatic.schedule)
             self._run.on_schedule = preemption.watch
         return automatic
+
+    def _share_files(self) -> None:
+        if self._run.workers > 1:
+            share_files(self._run.chief.write)
 
     # -- end -------------------------------------------------------------------------------------------------------
 

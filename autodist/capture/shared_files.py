@@ -26,6 +26,9 @@ from autodist.capture.shared_savers import write_by_one
 Write = Callable[[str, Callable[[], Any]], Any]
 """Lets one worker write, told what and how; gives what it gives, or None on the others."""
 
+_BY = "_autodist_writes_by"
+"""What is shared says so by an attribute."""
+
 _own = threading.local()
 
 
@@ -36,20 +39,40 @@ def writers() -> Iterator[tuple[Any, str, str]]:
     yield saving_lib, "save_model", "filepath"  # by which keras.saving.save_model does, and so on
     yield saving_lib, "save_weights_only", "filepath"
     yield legacy_h5_format, "save_model_to_hdf5", "filepath"
+    yield from _writers_of_tf_keras()
     # It stands in a module for each name of TensorFlow's API; one that is imported later takes it from the first.
     for name, module in [*sys.modules.items()]:
         if name.startswith("tensorflow.") and vars(module).get("save") is saved_model.save:
             yield module, "save", "export_dir"
 
 
+def _writers_of_tf_keras() -> Iterator[tuple[Any, str, str]]:
+    """Of Keras 2 beside Keras 3, where the script has imported it."""
+    models = sys.modules.get("tf_keras")
+    if models is None:
+        return
+    yield from ((models.Model, name, "filepath") for name in SAVES)
+    for name in ("saving.saving_lib", "saving.legacy.save"):  # by which tf_keras.models.save_model does, and so on
+        module = sys.modules.get(f"tf_keras.src.{name}")
+        for act in ("save_model", "save_weights_only", "save_weights"):
+            if hasattr(module, act):
+                yield module, act, "filepath"
+
+
 def share_files(write: Write) -> None:
-    """Lets what TensorFlow and Keras save be saved by `write`, for as long as the process lives."""
+    """Lets what TensorFlow and Keras save be saved by `write`, for as long as the process lives.
+
+    Called again, it takes in what the script has imported since.
+    """
     shared: dict[Callable[..., Any], Callable[..., Any]] = {}
     for owner, name, parameter in [*writers()]:
         plain = vars(owner)[name]
-        setattr(owner, name, shared.setdefault(plain, _shared(plain, parameter, write)))
+        if getattr(plain, _BY, None) != write:
+            setattr(owner, name, shared.setdefault(plain, _shared(plain, parameter, write)))
     saver: Any = tf.compat.v1.train.Saver
-    saver.save = write_by_one(saver.save, write)
+    if getattr(saver.save, _BY, None) != write:
+        saver.save = write_by_one(saver.save, write)
+        setattr(saver.save, _BY, write)
 
 
 @contextmanager
@@ -91,4 +114,5 @@ def _shared(plain: Callable[..., Any], parameter: str, write: Write) -> Callable
         found = write(f"{plain.__qualname__} {os.path.abspath(path)}", act)
         return os.fspath(path) if found is None and parameter == "file_prefix" else found
 
+    setattr(save, _BY, write)
     return save

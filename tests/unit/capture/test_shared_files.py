@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 
 import keras
@@ -14,6 +15,8 @@ from autodist.capture.shared_files import saving_models_alone, share_files, writ
 
 # A module of its own that takes the place of tf.saved_model; imported later, it would keep what a test leaves.
 AGAIN = importlib.import_module("tensorflow.saved_model")
+with contextlib.suppress(ImportError):
+    importlib.import_module("tf_keras")  # what it saves by is shared where it has been imported
 
 
 @pytest.fixture
@@ -100,3 +103,36 @@ def test_the_last_who_shares_is_asked_whatever_its_name(asked, tmp_path):
     for number, module in enumerate((AGAIN, tf.compat.v2.saved_model)):
         module.save(tf.Module(), str(tmp_path / f"mine{number}"))
     assert len(of_another_run) == 2 and not asked
+
+
+@pytest.mark.parametrize(
+    ("save", "name"),
+    [
+        (lambda model, path: model.save(path), "{}.keras"),
+        (lambda model, path: model.save(path, save_format="h5"), "{}.h5"),
+        (lambda model, path: model.save(path), "{}"),
+        (lambda model, path: model.save_weights(path), "{}.weights.h5"),
+        (lambda model, path: model.save_weights(path), "{}.h5"),
+        (lambda model, path: model.export(path), "{}"),
+        ("save_model", "{}.keras"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_what_writes_a_model_of_keras_2_is_asked_for_once(asked, tmp_path, save, name):
+    tf_keras = pytest.importorskip("tf_keras")
+    model = tf_keras.Sequential([tf_keras.Input((2,)), tf_keras.layers.Dense(1)])
+    for whose in ("mine", "other"):
+        act = save if callable(save) else getattr(tf_keras.models, save)
+        act(model, str(tmp_path / name.format(whose)))
+    assert [what.partition(" ")[2] for what in asked] == [str(tmp_path / name.format(w)) for w in ("mine", "other")]
+    assert (tmp_path / name.format("mine")).exists() and not (tmp_path / name.format("other")).exists()
+
+
+def test_what_is_imported_later_is_taken_in_and_nothing_twice(asked, monkeypatch):
+    write = vars(tf.train.Checkpoint)["_write"]._autodist_writes_by
+    before = [vars(owner)[name] for owner, name, _ in writers()]
+    share_files(write)
+    assert [vars(owner)[name] for owner, name, _ in writers()] == before
+    monkeypatch.setattr(tf.train.Checkpoint, "_write", write_of_its_own := lambda self, file_prefix: None)
+    share_files(write)
+    assert vars(tf.train.Checkpoint)["_write"].__wrapped__ is write_of_its_own
