@@ -287,6 +287,7 @@ class AutoDist:
             self._run.index,
             self._run.first_batches.tell_of_data_set,
             self._reading(),
+            self._run.missed_step.note,
         )
         if self._automatic is not None:
             self._automatic.loop.add(made)

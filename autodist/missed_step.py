@@ -59,6 +59,10 @@ class MissedStep:
                 raise
             self._made_at = time.monotonic()
 
+    def note(self, error: BaseException) -> None:
+        """Notes what has kept this worker alone from coming to the next step."""
+        self._error = self._error or error
+
     def _require_none(self) -> None:
         if isinstance(self._error, WorkerFailedError):
             raise self._error

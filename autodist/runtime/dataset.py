@@ -70,6 +70,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         worker: index of this worker.
         on_first: called with the first global batch, or with what tells it from others.
         reading: how this worker reads its share alone, where it can; None: it reads all.
+        on_own_failure: called with what was raised where it reads its share alone, which no other worker sees.
 
     Attributes:
         place: where it is.
@@ -83,7 +84,9 @@ class DistributedDataset(tf.train.experimental.PythonState):
         worker: int,
         on_first: Callable[[Any], None] = lambda batch: None,
         reading: Reading | None = None,
+        on_own_failure: Callable[[Exception], None] = lambda error: None,
     ) -> None:
+        self._on_own_failure = on_own_failure
         self._dataset, self._replicas, self._worker = dataset, replicas, worker
         self._on_first: Callable[[Any], None] | None = on_first
         self._own = None if reading is None else reading_own(dataset, reading)
@@ -205,7 +208,15 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return self._read()
 
     def _read(self) -> Iterator[_Given]:
-        return _with_wholes(iter(self._source))
+        batches = _with_wholes(iter(self._source))
+        return batches if self._own is None else self._telling(batches)
+
+    def _telling(self, batches: Iterator[_Given]) -> Iterator[_Given]:
+        try:
+            yield from batches
+        except Exception as error:
+            self._on_own_failure(error)
+            raise
 
     @property
     def _source(self) -> Iterable[Any]:

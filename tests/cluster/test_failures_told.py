@@ -74,3 +74,39 @@ def test_message_is_the_last_that_is_read(tmp_path: Path, script: str, fail: str
     assert "errors_impl" not in said, said  # neither on the chief nor on the third worker
     assert "The above exception" not in said
     assert "During handling" not in said
+
+
+READS = """
+records = [str(number) for number in range(600)]
+records[14] = "torn"  # of the third batch, and worker 1's
+
+def read(record):
+    return tf.fill([3], tf.strings.to_number(record))
+
+with ad.scope():
+    variable = tf.Variable([1.0, 2.0, 3.0])
+step = training(variable)
+batches = iter(ad.distribute_dataset(tf.data.Dataset.from_tensor_slices(records).map(read).batch(6)))
+for number in range(100):
+    try:
+        x = next(batches)
+    except tf.errors.InvalidArgumentError:
+        if not SURVIVES:
+            raise
+        x = np.ones((2, 3), np.float32)
+    step(x)
+"""
+
+
+@pytest.mark.parametrize("survives", [False, True])
+def test_a_record_that_one_worker_alone_cannot_read_ends_the_run(tmp_path: Path, survives: bool) -> None:
+    """Also where its script puts something else in its place, while the others train on their parts of the batch."""
+    with Training(tmp_path, READS.replace("SURVIVES", str(survives)), SPEC) as run:
+        assert run.wait(120) == 1
+        run.assert_gone(0)
+    said = run.stderr
+    assert "autodist: localhost:1 ended with exit status 1; the other workers were stopped.\n" in said, said
+    assert "could not correctly convert string: torn" in said[said.rindex("localhost:1 ended with exit status 1") :], (
+        said
+    )
+    assert ("this worker failed in an earlier step (InvalidArgumentError" in said) is survives, said
