@@ -28,12 +28,14 @@ class ChiefActs:
     Attributes:
         memories: by worker, what kernels keep there from step to step; known to the chief in what it does.
         scripts: by worker, what it has said of its script; likewise.
+        all_wait: whether no worker makes steps while it acts.
     """
 
     def __init__(self, run: Run) -> None:
         self._run = run
         self.memories: Mapping[int, Mapping[str, tf.TensorSpec]] = {}
         self.scripts: Mapping[int, Any] = {}
+        self.all_wait = run.workers == 1
 
     def do(
         self, what: str, act: Callable[[], str], is_certain: bool = False, tell: Callable[[], Any] = lambda: None
@@ -92,11 +94,14 @@ class ChiefActs:
                 if fault:
                     raise CheckpointError(fault)
                 return None
+            self.all_wait = True
             try:
                 found = act()
             except Exception as error:
                 self._run.exchange((str(error) or type(error).__name__).encode())
                 raise
+            finally:
+                self.all_wait = self._run.workers == 1
             self._run.exchange()
             return found
 

@@ -15,6 +15,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -103,7 +104,14 @@ class Folder:
         finally:
             shutil.rmtree(made, ignore_errors=True)
 
-    def publish(self, made: str, number: int, about: Mapping[str, Any], readers: int = READERS) -> str:
+    def publish(
+        self,
+        made: str,
+        number: int,
+        about: Mapping[str, Any],
+        readers: int = READERS,
+        finished: Mapping[int, str] = MappingProxyType({}),
+    ) -> str:
         """Gives a checkpoint its name once it is on the disk; returns its prefix.
 
         Args:
@@ -111,20 +119,23 @@ class Folder:
             number: that no other checkpoint of the folder has.
             about: goes into the side file, beside the files' checksums.
             readers: how many files are read at the same time for these.
+            finished: checksums of files that are on the disk already, as `Trail` gives them.
         """
         prefix = self.prefix(number)
         files = {path.removeprefix(made): path for path in sorted(glob.glob(glob.escape(made) + ".*"))}
-        for path in files.values():
-            _sync(path)
-        found = checksums(files.values(), readers)
+        known = {path: finished[number_of(path)] for path in files.values() if number_of(path) in finished}
+        rest = [path for path in files.values() if path not in known]
+        for path in rest:
+            sync(path)
+        found = {**known, **checksums(rest, readers)}
         told = {suffix: {"bytes": os.path.getsize(path), "crc32": found[path]} for suffix, path in files.items()}
         _write(f"{prefix}.json", sealed({"format": FORMAT, **about, "files": told}))
         index = files.pop(".index")
         for suffix, path in files.items():
             os.replace(path, prefix + suffix)
-        _sync(self.path)
+        sync(self.path)
         os.replace(index, f"{prefix}.index")
-        _sync(self.path)
+        sync(self.path)
         return prefix
 
     def keep(self, most: int) -> None:
@@ -133,7 +144,7 @@ class Folder:
         names = [os.path.basename(prefix) for prefix in kept]  # without the folder, so that it may be moved
         state = tf.compat.v1.train.generate_checkpoint_state_proto(self.path, names[-1], names)
         _write(os.path.join(self.path, _STATE), str(state))
-        _sync(self.path)
+        sync(self.path)
         for prefix in map(self.prefix, self.numbers()):
             if prefix not in kept:
                 os.unlink(f"{prefix}.index")  # first: from then on it is none
@@ -162,14 +173,19 @@ def _write(path: str, text: str) -> None:
     new = path + ".new"
     with open(new, "w") as opened:
         opened.write(text)
-    _sync(new)
+    sync(new)
     os.replace(new, path)
 
 
-def _sync(path: str) -> None:
+def sync(path: str) -> None:
     """Returns once a file, or which files a folder has, is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def number_of(path: str) -> int:
+    """By which a file system knows a file, whatever it is called."""
+    return os.stat(path).st_ino

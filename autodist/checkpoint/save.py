@@ -15,6 +15,7 @@ from autodist.checkpoint.beside import Beside, digest_of_strategy
 from autodist.checkpoint.checksums import READERS
 from autodist.checkpoint.content import SIDE_FILE, Content, Value
 from autodist.checkpoint.folder import Folder
+from autodist.checkpoint.trail import Follow, Trail, nobody
 from autodist.checkpoint.write import PartWriter, merge, write_here
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
@@ -65,16 +66,22 @@ class Saves:
             number = max([above, *self._folder.numbers()]) + 1
             told = content(number)
             prefix = os.path.join(made, "merged")
-            merge(self._write_parts([*told.values, *self._beside.values(), _MARK], made), prefix)
+            values = [*told.values, *self._beside.values(), _MARK]
+            if is_in_background:
+                parts, finished = self._write_parts(values, made), {}
+            else:
+                with Trail() as trail:
+                    parts, finished = self._write_parts(values, made, trail.follow), trail.checksums()
+            merge(parts, prefix)
             for suffix, write in {**told.files, **self._beside.files()}.items():
                 write(prefix + suffix)
             about = {"number": number, **self._about(), **self._beside.about(), **told.about}
             if is_in_background:
                 rest = stack.pop_all()
                 self._wait_at_end()
-                Background.of(self._folder.path).begin(lambda: self._publish(rest, prefix, number, about, 1))
+                Background.of(self._folder.path).begin(lambda: self._publish(rest, prefix, number, about, 1, finished))
             else:
-                self._publish(stack.pop_all(), prefix, number, about, READERS)
+                self._publish(stack.pop_all(), prefix, number, about, READERS, finished)
         return self._folder.prefix(number)
 
     def wait(self) -> None:
@@ -86,10 +93,16 @@ class Saves:
         Background.of(self._folder.path).wait()
 
     def _publish(
-        self, around: contextlib.ExitStack, prefix: str, number: int, about: Mapping[str, Any], readers: int
+        self,
+        around: contextlib.ExitStack,
+        prefix: str,
+        number: int,
+        about: Mapping[str, Any],
+        readers: int,
+        finished: Mapping[int, str],
     ) -> None:
         with around:
-            self._folder.publish(prefix, number, about, readers)
+            self._folder.publish(prefix, number, about, readers, finished)
             self._run.saved_step = int(about["step"])
             self._folder.keep(self._keep)
 
@@ -108,7 +121,7 @@ class Saves:
                 f"{error}. Make room there, or name another folder."
             ) from error
 
-    def _write_parts(self, values: Iterable[Value], folder: str) -> list[str]:
+    def _write_parts(self, values: Iterable[Value], folder: str, follow: Follow = nobody) -> list[str]:
         in_session: dict[str, Kept] = {}
         here: list[tuple[str, Callable[[], tf.Tensor]]] = []
         for value in values:
@@ -116,8 +129,10 @@ class Saves:
                 in_session[value.key] = value.kept
             else:
                 here.append((value.key, value.read))
-        parts = self._run.guard(self._writer().write, in_session, folder) if in_session else []
-        return [*parts, *write_here(here, folder)]
+        parts: list[str] = []
+        if in_session:
+            parts = self._run.guard(self._writer().write, in_session, folder, follow, self._run.chief.all_wait)
+        return [*parts, *write_here(here, folder, follow)]
 
     def _writer(self) -> PartWriter:
         if self._part_writer is None:

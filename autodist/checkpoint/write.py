@@ -6,16 +6,22 @@ import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+from autodist.checkpoint.threads import in_threads
+from autodist.checkpoint.trail import Follow, nobody
 from autodist.graph.placement import Shard
 from autodist.runtime.host import Host
-from autodist.runtime.pieces import Pieces, in_groups
+from autodist.runtime.pieces import HasSize, Pieces, in_groups
 from autodist.runtime.variables import Kept
 
-_Asked = tuple[tuple[tuple[str, Kept], ...], frozenset[int]]
+_AT_ONCE = 2
+"""Files that a worker writes at the same time."""
+
+_Asked = tuple[tuple[tuple[str, Kept], ...], frozenset[int], bool]
 
 WITNESS = "witness"
 """A file that the chief writes, by which others tell whether they see its folder."""
@@ -31,6 +37,7 @@ class _Slice:
         byte_size: of the value.
         writer: the worker that writes it.
         value: what is written.
+        is_copied: whether it lies in the writer's memory once more meanwhile, since it comes from elsewhere.
     """
 
     key: str
@@ -38,6 +45,7 @@ class _Slice:
     byte_size: int
     writer: int
     value: tf.Tensor
+    is_copied: bool
 
 
 @dataclass(frozen=True)
@@ -51,12 +59,27 @@ class _Read:
     def byte_size(self) -> int:
         return self.value.dtype.size * int(tf.size(self.value))
 
+    @property
+    def is_copied(self) -> bool:
+        return _is_elsewhere(self.value)
+
+
+class _Written(HasSize, Protocol):
+    """What is written with others into one file."""
+
+    @property
+    def is_copied(self) -> bool: ...
+
+
+W = TypeVar("W", bound=_Written)
+
 
 class PartWriter:
     """Writes what the session has.
 
     A worker writes what it owns itself if it sees the folder; otherwise the chief does, and is sent a group of slices
-    at a time.
+    at a time. What lies in a worker's memory as it is written needs no more there, and two files are written at the
+    same time: most of that is the processor's work.
 
     Args:
         host: where it runs.
@@ -71,20 +94,26 @@ class PartWriter:
         self._looks: dict[int, tf.Tensor] = {}
         self._rounds: dict[_Asked, list[list[tuple[str, tf.Operation]]]] = {}
 
-    def write(self, values: Mapping[str, Kept], folder: str) -> list[str]:
+    def write(
+        self, values: Mapping[str, Kept], folder: str, follow: Follow = nobody, is_still: bool = False
+    ) -> list[str]:
         """Writes values, by key, into part files; returns their prefixes.
 
         Args:
             values: how the session has each.
             folder: of the part files, in which nothing else is; on the chief's machine.
+            follow: called with each file of values.
+            is_still: whether nobody writes the values meanwhile.
         """
         owners = {s.owner for kept in values.values() for s in kept.shards if s.owner > 0}
-        asked = (tuple(values.items()), frozenset(self._seeing(sorted(owners), folder)))
+        asked = (tuple(values.items()), frozenset(self._seeing(sorted(owners), folder)), is_still)
         if asked not in self._rounds:
             self._rounds.clear()  # what was made for other placements is not asked for again
             self._rounds[asked] = self._make(*asked)
         for together in self._rounds[asked]:
             self._host.session.run([operation for _, operation in together], {self._folder: folder})
+            for name, _ in together:
+                follow(_data_of(os.path.join(folder, name)))
         return [os.path.join(folder, name) for together in self._rounds[asked] for name, _ in together]
 
     def _seeing(self, workers: Iterable[int], folder: str) -> Iterator[int]:
@@ -105,26 +134,28 @@ class PartWriter:
         os.unlink(path)
 
     def _make(
-        self, values: tuple[tuple[str, Kept], ...], seeing: frozenset[int]
+        self, values: tuple[tuple[str, Kept], ...], seeing: frozenset[int], is_still: bool
     ) -> list[list[tuple[str, tf.Operation]]]:
-        """Part files that are written at the same time, by different workers; each with what writes it."""
-        slices = list(itertools.chain.from_iterable(self._slices(key, kept, seeing) for key, kept in values))
-        files: dict[int, list[list[_Slice]]] = {}
+        """Part files that are written at the same time; each with what writes it."""
+        slices = list(itertools.chain.from_iterable(self._slices(key, kept, seeing, is_still) for key, kept in values))
+        files: dict[int, list[list[list[_Slice]]]] = {}
         for writer in sorted({s.writer for s in slices}):
-            files[writer] = list(in_groups([s for s in slices if s.writer == writer]))
-        rounds = itertools.zip_longest(*files.values())
+            files[writer] = list(_in_rounds(in_groups([s for s in slices if s.writer == writer])))
+        rounds = itertools.zip_longest(*files.values(), fillvalue=())
         number = itertools.count()
         return [
-            [self._save(f"part-{next(number)}", group) for group in together if group is not None]
+            [self._save(f"part-{next(number)}", group) for group in itertools.chain.from_iterable(together)]
             for together in rounds
         ]
 
-    def _slices(self, key: str, kept: Kept, seeing: frozenset[int]) -> Iterator[_Slice]:
-        for shard, worker, value in self._pieces.shards(kept):
+    def _slices(self, key: str, kept: Kept, seeing: frozenset[int], is_still: bool) -> Iterator[_Slice]:
+        for shard, worker, value in self._pieces.shards(kept, is_still):
             size = kept.dtype.size
             for length in shard.shape:
                 size *= length
-            yield _Slice(key, place_of(kept, shard), size, worker if worker in seeing else 0, value)
+            writer = worker if worker in seeing else 0
+            is_copied = not is_still or worker != writer or _is_elsewhere(value)
+            yield _Slice(key, place_of(kept, shard), size, writer, value, is_copied)
 
     def _save(self, name: str, group: Sequence[_Slice]) -> tuple[str, tf.Operation]:
         with self._host.graph.as_default(), tf.device(self._desk(group[0].writer)):
@@ -145,22 +176,60 @@ def place_of(kept: Kept, shard: Shard) -> str:
     return f"{lengths} {':'.join(f'{b},{n}' for b, n in zip(shard.begin, shard.shape, strict=True))}"
 
 
-def write_here(values: Iterable[tuple[str, Callable[[], tf.Tensor]]], folder: str) -> list[str]:
+def write_here(
+    values: Iterable[tuple[str, Callable[[], tf.Tensor]]], folder: str, follow: Follow = nobody
+) -> list[str]:
     """Writes what this process has, read as it comes to it, into part files; returns their prefixes."""
+    numbers = itertools.count()
     prefixes: list[str] = []
     with context.eager_mode():  # in a script of sessions what is read would be a tensor of its graph
-        for group in in_groups(_Read(key, read()) for key, read in values):
-            prefix = os.path.join(folder, f"here-{len(prefixes)}")
-            with tf.device("/cpu:0"):
-                tf.raw_ops.SaveV2(
-                    prefix=prefix,
-                    tensor_names=[one.key for one in group],
-                    shape_and_slices=[""] * len(group),
-                    tensors=[one.value for one in group],
-                )
-            prefixes.append(prefix)
-            del group  # its values go before the next are read
+        for together in _in_rounds(in_groups(_Read(key, read()) for key, read in values)):
+            named = [(os.path.join(folder, f"here-{next(numbers)}"), group) for group in together]
+            in_threads(_write_group, named, _AT_ONCE)
+            for prefix, _ in named:
+                follow(_data_of(prefix))
+                prefixes.append(prefix)
+            del together, named  # their values go before the next are read
     return prefixes
+
+
+def _write_group(named: tuple[str, Sequence[_Read]]) -> None:
+    prefix, group = named
+    with context.eager_mode(), tf.device("/cpu:0"):
+        tf.raw_ops.SaveV2(
+            prefix=prefix,
+            tensor_names=[one.key for one in group],
+            shape_and_slices=[""] * len(group),
+            tensors=[one.value for one in group],
+        )
+
+
+def _in_rounds(groups: Iterable[list[W]]) -> Iterator[list[list[W]]]:
+    """What a worker writes at the same time: two groups, of which none is copied for that."""
+    together: list[list[W]] = []
+    for group in groups:
+        is_copied = any(one.is_copied for one in group)
+        if is_copied and together:
+            yield together
+            together = []
+        together.append(group)
+        del group  # it goes before the next is read
+        if is_copied or len(together) == _AT_ONCE:
+            yield together
+            together = []
+    if together:
+        yield together
+
+
+def _is_elsewhere(value: tf.Tensor) -> bool:
+    """Whether it is in no memory that files are written from."""
+    device = tf.DeviceSpec.from_string(value.device)
+    return device.device_type not in (None, "CPU")
+
+
+def _data_of(part: str) -> str:
+    """The file of a part that has its values."""
+    return f"{part}.data-00000-of-00001"
 
 
 def merge(parts: Sequence[str], prefix: str) -> None:

@@ -121,13 +121,21 @@ class Pieces:
             for copy in shard.copies:
                 yield worker, shard.name + copy
 
-    def shards(self, kept: Kept) -> Iterator[tuple[Shard, int, tf.Tensor]]:
-        """Each shard of a variable, the worker that has it (this one, where all have), and what reads it there."""
+    def shards(self, kept: Kept, is_still: bool = False) -> Iterator[tuple[Shard, int, tf.Tensor]]:
+        """Each shard of a variable, the worker that has it (this one, where all have), and what reads it there.
+
+        Args:
+            kept: the variable.
+            is_still: whether nobody writes it meanwhile, so that one of which rows are written needs no copy. (From the
+                first such write on TensorFlow would make one; the next turns that on again.)
+        """
         for shard in kept.shards:
             worker = self._worker if shard.owner == EVERY_WORKER else shard.owner
             with self._host.graph.as_default(), self.on(kept, worker):
                 handle = self._handle(kept, shard, shard.name)
-                read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
+                first = [tf.raw_ops.DisableCopyOnRead(resource=handle)] if is_still else []
+                with tf.control_dependencies(first):
+                    read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=kept.dtype)
             yield shard, worker, read  # outside of the graph, in which whoever asks is not
 
     def holders(self, kept: Kept) -> Iterator[tuple[Shard, int, tf.Tensor]]:

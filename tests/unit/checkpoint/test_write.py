@@ -111,3 +111,36 @@ def test_values_of_this_process_are_read_in_a_script_of_sessions_too(tmp_path):
     with tf.Graph().as_default():
         (part,) = write_here([("v", state.read_value), ("c", lambda: tf.constant([4.0]))], str(tmp_path))
     assert {name: value[0] for name, value in read(part).items()} == {"v": 3.0, "c": 4.0}
+
+
+def test_rows_that_are_written_are_saved_without_a_copy_while_all_wait(host, tmp_path):
+    """TensorFlow copies such a variable for each read: a table of 2 GB, a shard at a time, took all its memory anew."""
+    pieces, variables = push(host)
+    (_, _, handle), *_ = pieces.holders(variables["whole"].kept)
+    with host.graph.as_default():
+        add = tf.raw_ops.ResourceScatterAdd(resource=handle, indices=[1], updates=np.ones((1, 6)))
+    writer = PartWriter(host, pieces, lambda worker: "")
+    expected = VALUE.copy()
+    for is_still in (True, False, True):
+        host.session.run(add)
+        expected[1] += 1
+        (part,) = writer.write({"v": variables["whole"].kept}, str(tmp_path), is_still=is_still)
+        np.testing.assert_array_equal(read(part)["v"], expected)
+        nodes = [op for made in writer._rounds.values() for op in made[0][0][1].control_inputs]
+        reads = [
+            i.op for made in writer._rounds.values() for i in made[0][0][1].inputs if i.op.type == "ReadVariableOp"
+        ]
+        assert nodes == [] and len(reads) == 1
+        assert [op.type for op in reads[0].control_inputs] == ["DisableCopyOnRead"] * is_still
+
+
+def test_two_files_are_written_at_a_time_unless_that_takes_memory(host, tmp_path, monkeypatch):
+    monkeypatch.setattr(pieces_module, "GROUP_BYTES", 1)
+    pieces, variables = push(host)
+    writer = PartWriter(host, pieces, lambda worker: "")
+    kept = {f"v{k}": variables["whole"].kept for k in range(3)}
+    followed = []
+    for is_still, together in ((True, [2, 1]), (False, [1, 1, 1])):
+        parts = writer.write(kept, str(tmp_path), followed.append, is_still)
+        assert [len(some) for some in next(iter(writer._rounds.values()))] == together
+    assert followed[3:] == [f"{part}.data-00000-of-00001" for part in parts]
