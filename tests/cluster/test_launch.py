@@ -98,3 +98,45 @@ def test_a_function_goes_to_other_machines_which_have_no_such_script(tmp_path: P
     assert ended.problem is None, f"{ended.problem}\n{ended.output}"
     assert f"[{hosts.hosts[0].address}] trains 1\n" in ended.output
     assert "returned [ 7. 14.]\n" in ended.output
+
+
+LOST = """
+import os, signal, sys
+import autodist
+
+def train(ad, folder):
+    import numpy as np
+    import tensorflow as tf
+    with ad.scope():
+        variable = tf.Variable(np.full(3, 0.1), name="variable")
+
+        @ad.function(batch="global")
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.reduce_sum(tf.sin(x * variable), 1))
+            variable.assign_sub(0.3 * tape.gradient(loss, variable))
+            return loss
+
+    checkpoint = ad.checkpoint(folder, variable=variable)
+    done = checkpoint.restore() or 0
+    for number in range(done, 4):
+        if number == 3 and done == 0 and ad.worker_index == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        step(np.random.default_rng(number).normal(size=[4, 3]))
+        checkpoint.save(step=number + 1)
+    return done, variable.numpy()
+
+two = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}], "max_restarts": 1}
+done, values = autodist.launch(train, "two", cluster=two)
+whole, expected = autodist.launch(train, "one")
+print("returned", done, whole, abs(values / expected - 1).max() < 1e-12)
+"""
+
+
+def test_a_function_that_loses_a_worker_is_called_again_and_returns_once(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(LOST)
+    done = subprocess.run(
+        [sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT, check=False
+    )
+    assert done.stdout.splitlines() == ["returned 3 0 True"], done.stdout + done.stderr
+    assert done.stderr.count("all workers start again from the checkpoint of step 3 (restart 1 of 1") == 1, done.stderr
