@@ -39,7 +39,7 @@ def host() -> Iterator[Host]:
 def written(host: Host, folder: str, placement: Placement) -> str:
     pieces = Pieces(host, 0, 2, lambda worker, dtype: "")
     saved = Tracked(tf.Variable(VALUE), "saved", placement)
-    pieces.push([saved])
+    pieces.set([saved], lambda one: one.hand_over(is_same=True))
     prefix = f"{folder}/merged"
     merge(PartWriter(host, pieces, lambda worker: "").write({"k": saved.kept}, folder), prefix)
     return prefix

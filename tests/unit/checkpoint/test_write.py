@@ -41,7 +41,7 @@ def push(host: Host) -> tuple[Pieces, dict[str, Tracked]]:
         name: Tracked(tf.Variable(VALUE * k), f"v{k}", placement)
         for k, (name, placement) in enumerate(PLACEMENTS.items(), start=1)
     }
-    pieces.push(list(variables.values()))
+    pieces.set(list(variables.values()), lambda one: one.hand_over(is_same=True))
     return pieces, variables
 
 
