@@ -19,7 +19,7 @@ from autodist.checkpoint.checkpoints import Checkpoints
 from autodist.checkpoint.content import Content
 from autodist.checkpoint.fit_draws import FitDraws
 from autodist.checkpoint.folder import Folder
-from autodist.checkpoint.keras_state import arrays_in, set_states, states_of, writer_of
+from autodist.checkpoint.keras_state import arrays_in, set_states, states_of, without_arrays, writer_of
 from autodist.checkpoint.read import read_about, require_seen
 from autodist.checkpoint.schedule import Schedule
 from autodist.errors import CheckpointError
@@ -80,7 +80,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         self._first_epoch: int | None = None
         self._resumed: Mapping[str, Any] = {}
         self._arrays: Mapping[str, np.ndarray] = {}
-        self._histories: list[Any] = []
+        self._over: list[list[Any]] = []
         self._has_looked = False
         self._draws = FitDraws()
 
@@ -149,13 +149,12 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def on_train_end(self, logs: Any = None) -> None:
         if self._fit <= self._resumed.get(FIT, -1):  # it was over before, and has made no step now
-            histories = self._resumed["histories"]
-            set_states([self.model.history], histories[self._fit : self._fit + 1], self._arrays)
+            set_states(self._with_history(), self._resumed["fits"][self._fit], {})
             self._draws.pass_fit()
         else:
             self._draws.end_fit()
             self._save(0, is_over=True, background=False)
-        self._histories.append(states_of([self.model.history])[0][0])
+        self._over.append(without_arrays(states_of(self._with_history())[0]))
         self.model._initial_epoch = self._epochs_before
 
     # --------------------------------------------------------------------------------------------------------------
@@ -207,7 +206,6 @@ class CheckpointCallback(keras.callbacks.Callback):
     def _beside(self, batch: int, is_over: bool) -> Content:
         """Where `fit` is, on the chief."""
         callbacks, arrays = states_of(self._with_history())
-        history = states_of([self.model.history])[0]
         state = {
             FIT: self._fit,
             "first_epoch": self._first_epoch,
@@ -215,7 +213,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             "batch": batch,
             "is_over": is_over,
             "callbacks": callbacks,
-            "histories": [*self._histories, *history],
+            "fits": [*self._over, without_arrays(callbacks)],
             "metrics": self._metrics() if batch else [],
         }
         return Content(about={"made_by": FIT, FIT: state}, files={_SUFFIX: writer_of(arrays)})

@@ -79,6 +79,27 @@ def _from_json(value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     return [_from_json(one, arrays) for one in value] if isinstance(value, list) else value
 
 
+def without_arrays(told: Sequence[Any]) -> list[Any]:
+    """What callbacks keep in mind, as `states_of` tells it, but for what has arrays: the best weights, say.
+
+    A callback of the script's own has all of its state, or none.
+    """
+    ours = {kind.__name__ for kind in _STATES}
+    found = []
+    for one in told:
+        if one["class"] in ours:
+            found.append({**one, "state": {k: value for k, value in one["state"].items() if not _has_array(value)}})
+        elif not _has_array(one["state"]):
+            found.append(one)
+    return found
+
+
+def _has_array(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return value.keys() == {_ARRAY} or any(map(_has_array, value.values()))
+    return isinstance(value, list) and any(map(_has_array, value))
+
+
 def writer_of(arrays: Mapping[str, np.ndarray]) -> Callable[[str], None]:
     """What writes arrays to a path."""
 

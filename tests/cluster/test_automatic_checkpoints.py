@@ -60,8 +60,10 @@ class Stops(keras.callbacks.Callback):
 
 x = np.random.default_rng(0).normal(size=(40, 6)).astype("float32")
 stopping = keras.callbacks.EarlyStopping("loss", patience=2)
-history = model.fit(x, x[:, :1], batch_size=8, epochs=3, verbose=0, callbacks=[stopping, Stops()]).history
-keep(first=0, losses=history["loss"], mae=history["mae"], best=stopping.best,
+history = model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=[stopping, Stops()]).history
+rows = tf.data.Dataset.from_tensor_slices((x, x[:, 1:2])).shuffle(40).map(lambda a, b: (tf.sin(a), b)).batch(8)
+then = model.fit(rows, epochs=2, verbose=0, callbacks=[Stops()]).history  # each worker maps its own elements
+keep(first=0, losses=history["loss"] + then["loss"], mae=history["mae"] + then["mae"], best=stopping.best,
      **{f"v{k}": np.asarray(v) for k, v in enumerate([*model.variables, *model.optimizer.variables])})
 """
 
@@ -84,16 +86,18 @@ def finished(directory: Path, script: str, folder: Path, **said) -> list[dict]:
         return [run.kept(worker) for worker in range(2)]
 
 
-@pytest.mark.parametrize("script", [LOOP, FIT], ids=["loop", "fit"])
-def test_a_run_whose_chief_is_killed_goes_on(tmp_path: Path, script: str):
+@pytest.mark.parametrize(("script", "stops"), [(LOOP, [9]), (FIT, [9, 18])], ids=["loop", "fit"])
+def test_a_run_whose_chief_is_killed_goes_on(tmp_path: Path, script: str, stops: list[int]):
+    """`fit` twice: in its second epoch over arrays, and in that over elements, of both of which workers read parts."""
     expected = finished(tmp_path / "whole", script, tmp_path / "whole_saved")
-    with started(tmp_path / "killed", script, tmp_path / "saved", stop=9) as run:
-        for worker in range(2):
-            run.wait_for_note(f"stopped{worker}", 120)
-        os.kill(run.chief.pid, signal.SIGKILL)
-        run.wait(60)
+    for stop in stops:
+        with started(tmp_path / f"killed{stop}", script, tmp_path / "saved", stop=stop) as run:
+            for worker in range(2):
+                run.wait_for_note(f"stopped{worker}", 120)
+            os.kill(run.chief.pid, signal.SIGKILL)
+            run.wait(60)
     found = finished(tmp_path / "again", script, tmp_path / "saved")
-    assert last_step(tmp_path / "saved") == last_step(tmp_path / "whole_saved") == (12 if script is LOOP else 15)
+    assert last_step(tmp_path / "saved") == last_step(tmp_path / "whole_saved") == (12 if script is LOOP else 20)
     for one, other in zip(found, expected, strict=True):
         first = int(one.pop("first"))
         other.pop("first")

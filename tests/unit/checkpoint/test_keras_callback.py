@@ -235,12 +235,14 @@ def test_the_yaml_saves_fit_with_no_line_of_the_script(tmp_path):
     def script(killed=None):
         ad = autodist(checkpoint={"folder": str(tmp_path / said), "every_steps": 2})
         model = build(ad)
-        first = fit(ad, model, None, [], epochs=2, every_steps=None, shuffle=False)
+        stopping, counting = keras.callbacks.EarlyStopping("loss", restore_best_weights=True), Counting()
+        first = fit(ad, model, None, [stopping, counting], epochs=2, every_steps=None, shuffle=False)
+        kept = stopping.best, stopping.best_epoch, counting.batches  # of what is not made again, too
         with ad.scope():
             model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
         second = fit(ad, model, None, [], epochs=2, every_steps=None, shuffle=False, killed=killed)
         ad._keras._around_fit._callback._checkpoints.wait()
-        return values(model), first, second
+        return values(model), first, kept, second
 
     said = "whole"
     expected = script()
