@@ -2,6 +2,7 @@
 
     python scripts/bench.py                                 # everything; some fifteen minutes on two cores
     python scripts/bench.py --only mirrored --model mlp
+    python scripts/bench.py --only paper --json paper.json  # keeps what is shown, for scripts/plots.py
 
 Both sides of a ratio run at the same time and take turns, so that whatever else the machine does falls on both: the
 peer, AutoDist, AutoDist on one device, the peer, …, each for some steps, with the first ones of each turn left out.
@@ -15,11 +16,13 @@ status is 1 only where something did not run.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import pathlib
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import rich.console
 import rich.table
@@ -29,8 +32,10 @@ from bench.comparisons import GOAL, Result, compare, comparisons
 from bench.first_step import compare_first_step
 from bench.growth import compare_giving, compare_planning, compare_reading, compare_rewriting_growth
 from bench.jobs import JobError, Length
+from bench.machine import made_with
 from bench.memory import MODELS as MEMORY_MODELS
 from bench.memory import compare_memory
+from bench.on_paper import compare_on_paper
 from bench.rewriting import compare_rewriting
 
 GROUPS = {
@@ -45,6 +50,7 @@ GROUPS = {
     "memory": "the script alone, peak memory",
     "checkpoint": "the disk itself, or a step without a save",
     "growth": "the most it may take, or one of two workers",
+    "paper": "two workers, on paper",
 }
 WARMUP, SETTLING = 5, 2
 TABLE_WIDTH = 200
@@ -77,6 +83,10 @@ def main() -> int:
             console.print(f"error: {error}", style="red", markup=False)
             failed = True
     console.print(_table(results))
+    if told.json:
+        told.json.write_text(
+            json.dumps({"made": made_with(), "results": [asdict(r) for r in results]}, indent=1) + "\n"
+        )
     return 1 if failed else 0
 
 
@@ -86,6 +96,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", action="append", help="a model; may be given again")
     parser.add_argument("--steps", type=int, default=10, help="steps timed in a turn (default 10)")
     parser.add_argument("--repeat", type=int, default=5, help="turns of each side (default 5)")
+    parser.add_argument(
+        "--json", type=pathlib.Path, help="a file to write the results to, with what they were made with"
+    )
     return parser.parse_args()
 
 
@@ -94,22 +107,23 @@ def _measurements(told: argparse.Namespace) -> Iterator[Measurement]:
     for one in comparisons():
         if _is_asked(told, one.group, one.ours.model):
             yield Measurement(f"{one.ours} and {one.peer}", lambda one=one: [compare(one, length)])
-    if _is_asked(told, "first-step", "resnet50"):
-        yield Measurement("resnet50: first step", lambda: [compare_first_step(told.repeat)])
-    if _is_asked(told, "rewrite", "resnet50"):
-        yield Measurement("resnet50: rewriting", lambda: compare_rewriting(told.repeat))
-    if _is_asked(told, "calls", "tiny"):
-        yield Measurement("tiny: calls", compare_calls)
-    if _is_asked(told, "checkpoint", "tables"):
-        yield Measurement("tables: checkpoints of 2 GB", compare_checkpoints)
-    if _is_asked(told, "growth", "planning"):
-        yield Measurement("planning for many workers", compare_planning)
-    if _is_asked(told, "growth", "resnet50"):
-        yield Measurement("resnet50: rewriting for one of many workers", lambda: compare_rewriting_growth(REPEATED))
-    if _is_asked(told, "growth", "data"):
-        yield Measurement("data for one of many workers", compare_reading)
-    if _is_asked(told, "growth", "values"):
-        yield Measurement("values for many workers", compare_giving)
+    single: tuple[tuple[str, str, str, Callable[[], list[Result]]], ...] = (
+        ("first-step", "resnet50", "resnet50: first step", lambda: [compare_first_step(told.repeat)]),
+        ("rewrite", "resnet50", "resnet50: rewriting", lambda: compare_rewriting(told.repeat)),
+        ("calls", "tiny", "tiny: calls", compare_calls),
+        ("checkpoint", "tables", "tables: checkpoints of 2 GB", compare_checkpoints),
+        ("growth", "planning", "planning for many workers", compare_planning),
+        (
+            "growth", "resnet50", "resnet50: rewriting for one of many workers",
+            lambda: compare_rewriting_growth(REPEATED),
+        ),
+        ("growth", "data", "data for one of many workers", compare_reading),
+        ("growth", "values", "values for many workers", compare_giving),
+        ("paper", "paper", "communication on paper", compare_on_paper),
+    )  # fmt: skip
+    for group, model, name, measure in single:
+        if _is_asked(told, group, model):
+            yield Measurement(name, measure)
     for model in MEMORY_MODELS:
         if _is_asked(told, "memory", model):
             yield Measurement(f"{model}: memory", lambda model=model: [compare_memory(model, length)])

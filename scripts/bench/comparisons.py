@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from bench.jobs import Job, Length, Way, running
 
@@ -67,6 +67,7 @@ class Result:
         note: what else is to be said.
         limit: what it takes at least, in words; "" where nothing is known of that.
         of_limit: ours as a multiple of it.
+        numbers: what plots are made of.
     """
 
     group: str
@@ -78,6 +79,7 @@ class Result:
     note: str = ""
     limit: str = ""
     of_limit: float | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 def comparisons() -> Iterator[Comparison]:
@@ -151,4 +153,5 @@ def _result(
         comparison.group, f"{comparison.ours.model}, {what}", f"{times[0] * 1e3:.2f} ms", f"{times[1] * 1e3:.2f} ms",
         statistics.median(by_turn), comparison.floor, note,
         limit="" if limit is None else str(limit), of_limit=None if limit is None else times[0] / limit.seconds,
+        numbers={"workers": comparison.ours.workers, "replicas": comparison.ours.replicas},
     )  # fmt: skip

@@ -52,7 +52,10 @@ def compare_rewriting_growth(repeat: int) -> list[Result]:
         for workers, most in REWRITTEN.items():
             ours, queues = min(seconds[f"{workers}x1"]), told["queues"][name][f"{workers}x1"]
             what, note = f"{name}, resnet50 for one of {workers}", f"{queues} queues; processor time"
-            results.append(Result("growth", what, f"{ours:.2f} s", f"{base:.2f} s", ours / base, most, note))
+            numbers = {"workers": workers, "seconds": round(ours, 3), "queues": queues}
+            results.append(
+                Result("growth", what, f"{ours:.2f} s", f"{base:.2f} s", ours / base, most, note, numbers=numbers)
+            )
     return results
 
 

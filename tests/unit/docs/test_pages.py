@@ -140,8 +140,8 @@ def texts_of(file: Path) -> Iterator[str]:
 
 
 def quotes() -> list[str]:
-    """What the page quotes of messages, each as one line."""
-    lines = re.findall(r"(?:^> .*\n)+", PAGES["troubleshooting.md"], re.MULTILINE)
+    """What pages quote of messages, each as one line."""
+    lines = re.findall(r"(?:^> .*\n)+", PAGES["troubleshooting.md"] + PAGES["faults.md"], re.MULTILINE)
     return [" ".join(line[2:] for line in quote.splitlines()) for quote in lines]
 
 
@@ -156,7 +156,7 @@ SAID = MappingProxyType(
 
 
 @pytest.mark.parametrize("quote", quotes())
-def test_what_troubleshooting_quotes_is_said(quote: str) -> None:
+def test_what_is_quoted_is_said(quote: str) -> None:
     pieces = [piece.strip() for piece in quote.split("…") if piece.strip(" .")]
     pattern = re.compile(".*".join(map(re.escape, pieces)), re.DOTALL)
     assert any(pattern.search(text) for text in SAID), "no message of the package has these words"
@@ -172,3 +172,11 @@ def test_every_error_has_its_entry() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len(PAGES["README.md"].splitlines()) <= 120
+
+
+def test_contributors_and_readers_have_the_same_words() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    words = text[text.index("## Words") : text.index("## Code")]
+    meant = {word.lower() for words in re.findall(r"\*([A-Z][^*]+|fact)\*[:,]", words) for word in words.split(", ")}
+    assert len(meant) > 25
+    assert meant <= set(re.findall(r"\*([^*]+)\*", PAGES["words.md"].lower()))

@@ -1,0 +1,131 @@
+"""Counts what a worker's step sends to others, from the graph that it would run; a process of its own.
+
+Of every builder that is asked for, the step is rewritten for the chief and for the worker after it, as one of so many,
+and nothing of it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import re
+from collections.abc import Callable, Iterator
+
+import keras
+import tensorflow as tf
+
+from autodist import ResourceSpec
+from autodist.capture.function import capture_function
+from autodist.cli.planning import held_bytes
+from autodist.graph.item import GraphItem
+from autodist.kernels import Context, rewrite
+from autodist.proto import strategy_pb2
+from autodist.strategies import (
+    ask_builder,
+    check_strategy,
+    find_builder,
+    link_bytes,
+    resolve_specs,
+    sums_by_worker,
+    synced_variables,
+)
+from bench.models import IDS, TASKS
+from bench.on_paper import Counts
+
+_TASK = re.compile(r"/task:(\d+)")
+LOOKED_AT = 2
+"""The chief and one other: all others do what that one does, but for what they own."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", choices=_STEPS)
+    parser.add_argument("workers", type=int, nargs="+")
+    parser.add_argument("--builder", action="append", required=True)
+    told = parser.parse_args()
+    item = _STEPS[told.model]()
+    rows = TASKS["embedding"].batch * IDS if told.model == "embedding" else 0
+    found = {
+        name: {workers: dataclasses.asdict(counts_of(item, name, workers, rows)) for workers in told.workers}
+        for name in told.builder
+    }
+    print(json.dumps(found))
+
+
+def counts_of(item: GraphItem, builder: str, workers: int, rows: int) -> Counts:
+    """What the busiest of the workers that are looked at sends, and the busiest of all in bytes.
+
+    Args:
+        item: a captured step.
+        builder: its name.
+        workers: each on a machine of its own, with one replica.
+        rows: of a sparse variable that each worker touches in a step.
+    """
+    nodes = [{"address": f"10.0.{k // 256}.{k % 256}", "cpus": [0], "chief": k == 0} for k in range(workers)]
+    spec = ResourceSpec.from_dict({"nodes": nodes})
+    strategy = ask_builder(find_builder(builder)(), item, spec)
+    check_strategy(strategy, item, spec)
+    strategy = resolve_specs(strategy)
+    seen = [_crossing(rewrite(item, Context(strategy, k)), k) for k in range(min(LOOKED_AT, workers))]
+    return Counts(
+        bytes=_most_bytes(item, strategy, workers, rows),
+        messages=max(messages for messages, _ in seen),
+        peers=max(peers for _, peers in seen),
+        held=max(held_bytes(item, strategy, workers)),
+    )
+
+
+def _most_bytes(item: GraphItem, strategy: strategy_pb2.Strategy, workers: int, rows: int) -> int:
+    """What goes over the busiest link of a machine, in the direction in which more goes."""
+    synced = {variable.name: variable for variable in synced_variables(item)}
+    total: dict[tuple[int, int], int] = {}
+    for node in strategy.nodes:
+        for link, count in link_bytes(synced[node.variable], node, strategy.graph_config, rows).items():
+            total[link] = total.get(link, 0) + count
+    sent, received = sums_by_worker(total, workers)
+    return max(*sent, *received)
+
+
+def _crossing(item: GraphItem, worker: int) -> tuple[int, int]:
+    """Tensors that one worker's step sends to others or takes from them, and how many others it runs something on."""
+    task = {node.name: _task(node.device, worker) for node in item.graph_def.node}
+    crossing = {
+        (tensor, task[node.name])
+        for node in item.graph_def.node
+        for tensor, producer in _inputs(node)
+        if task[producer] != task[node.name]
+    }
+    return len(crossing), len(set(task.values()) - {worker})
+
+
+def _inputs(node: tf.compat.v1.NodeDef) -> Iterator[tuple[str, str]]:
+    """Tensors that a node takes, each with the node that makes it; what only orders is none."""
+    for name in node.input:
+        if not name.startswith("^"):
+            yield name, name.partition(":")[0]
+
+
+def _task(device: str, default: int) -> int:
+    found = _TASK.search(device)
+    return int(found[1]) if found else default
+
+
+def _resnet50() -> GraphItem:
+    model = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=10)
+    model.compile("adam", loss="sparse_categorical_crossentropy")
+    specs = (tf.TensorSpec([None, 64, 64, 3], tf.float32), tf.TensorSpec([None], tf.int32))
+    return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).item
+
+
+def _embedding() -> GraphItem:
+    model = TASKS["embedding"].build()
+    model.compile("sgd", loss=keras.losses.BinaryCrossentropy(from_logits=True))
+    specs = (tf.TensorSpec([None, IDS], tf.int32), tf.TensorSpec([None, 1], tf.float32))
+    return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0)).item
+
+
+_STEPS: dict[str, Callable[[], GraphItem]] = {"resnet50": _resnet50, "embedding": _embedding}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""What results were made with: date, versions, and the machine."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pathlib
+import platform
+from importlib import metadata
+
+PACKAGES = ("autodist", "tensorflow", "keras")
+
+
+def made_with() -> dict[str, str | int | float]:
+    """Of this machine, now; the load is how many processes wanted a core in the last quarter of an hour."""
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "python": platform.python_version(),
+        **{name: metadata.version(name) for name in PACKAGES},
+        "processor": _processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load": round(os.getloadavg()[2], 1),
+    }
+
+
+def _processor() -> str:
+    lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

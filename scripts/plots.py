@@ -1,0 +1,73 @@
+#!/usr/bin/env python3
+"""Draws the plots of the documentation from what `scripts/bench.py --json` has written.
+
+    python scripts/plots.py         # docs/pictures/*.svg from docs/data/*.json
+
+Equal data make equal bytes, and a test asks whether the pictures are what this makes of the data. They are read in
+light and in dark: text has the colour of the page that the reader's system asks for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from plotting.bars import Bar, bars_of
+from plotting.lines import Line, lines_of
+
+ROOT = Path(__file__).resolve().parent.parent
+DATA, PICTURES = ROOT / "docs" / "data", ROOT / "docs" / "pictures"
+
+PEERS = {
+    "mirrored": "MirroredStrategy",
+    "mwms": "MultiWorkerMirroredStrategy",
+    "ps": "ParameterServerStrategy",
+    "alone": "the script alone",
+}
+
+
+def main() -> None:
+    PICTURES.mkdir(exist_ok=True)
+    for name, text in pictures().items():
+        (PICTURES / name).write_text(text, encoding="utf-8")
+
+
+def pictures() -> dict[str, str]:
+    """All plots, by the names of their files."""
+    paper = _results("paper.json")
+    return {
+        "speed.svg": _speed(_results("speed.json")),
+        **{f"scale-{model}.svg": _scale(model, paper) for model in ("resnet50", "embedding")},
+    }
+
+
+def _results(name: str) -> list[dict[str, Any]]:
+    results: list[dict[str, Any]] = json.loads((DATA / name).read_text(encoding="utf-8"))["results"]
+    return results
+
+
+def _speed(results: Sequence[dict[str, Any]]) -> str:
+    bars = [
+        Bar(PEERS[result["group"]], result["what"].partition(",")[0], result["ratio"])
+        for result in results
+        if result["group"] in PEERS
+    ]
+    return bars_of("A step's time as a part of the other's: shorter is faster", bars, mark=1.0)
+
+
+def _scale(model: str, results: Sequence[dict[str, Any]]) -> str:
+    """A line for each builder: milliseconds by workers."""
+    points: dict[str, list[tuple[float, float]]] = {}
+    for result in results:
+        builder, _, rest = result["what"].partition(", ")
+        if rest.startswith(f"{model} "):
+            numbers = result["numbers"]
+            points.setdefault(builder, []).append((numbers["workers"], numbers["milliseconds"]))
+    lines = [Line(builder, tuple(found)) for builder, found in points.items()]
+    return lines_of("Communication in a step, on paper", "workers", "ms", lines)
+
+
+if __name__ == "__main__":
+    main()

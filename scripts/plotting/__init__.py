@@ -1,0 +1,1 @@
+"""Plots as SVG: a few kinds, drawn alike."""
