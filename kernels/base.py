@@ -64,6 +64,11 @@ class Context:
         """Whether this worker has replicas."""
         return bool(self.local_replicas)
 
+    @property
+    def all_compute(self) -> bool:
+        """Whether no worker is without replicas."""
+        return len(self.computing) == self.workers
+
     @functools.cached_property
     def local_replicas(self) -> tuple[int, ...]:
         """Global indices of this worker's replicas."""

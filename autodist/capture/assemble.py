@@ -19,7 +19,6 @@ from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import without_jit_scope
 from autodist.graph.origins import note_origins
 from autodist.graph.parts import Aggregation, Gradient, GradientCall, Term, Variable
-from autodist.graph.whole_sums import WholeSum
 from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -158,9 +157,7 @@ def assemble(
         variables=tuple(replace(v, is_overwritten=v.handle in notes.overwritten) for v in variables),
         gradients=tuple(gradients),
         gradient_calls=tuple(made),
-        whole_sums=tuple(
-            WholeSum(s.node, s.of, s.is_mean) for s in notes.sums if s.graph is notes.graph and s.node in present
-        ),
+        whole_sums=tuple(s.whole for s in notes.sums if s.graph is notes.graph and s.whole.node in present),
         inputs=dict(inputs),
         outputs=tuple(outputs),
         targets=tuple(targets),

@@ -1,7 +1,7 @@
-"""Notes whole sums where a step asks for them: what layers give to `tf.distribute`'s all-reduce.
+"""Notes whole sums where a step asks for them: what it gives to `tf.distribute`'s all-reduce and all-gather.
 
-Keras's synchronized batch normalisation asks the replica context of `tf.distribute` to add up its sums; without a
-strategy that gives them back as they are.
+Keras's synchronized batch normalisation asks the replica context of `tf.distribute` to add up its sums, and losses that
+compare examples with each other ask it to gather rows; without a strategy that gives them back as they are.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from autodist.graph.whole_sums import SUM_NAME
+from autodist.errors import CaptureError
+from autodist.graph.whole_sums import SUM_NAME, WholeOf, WholeSum
 
 _OF_OPTIMIZERS = "_all_reduce_sum_gradients"
 """Keras's optimizers add up gradients there, which the kernels do."""
@@ -24,19 +25,15 @@ _OF_OPTIMIZERS = "_all_reduce_sum_gradients"
 
 @dataclass(frozen=True)
 class NotedSum:
-    """A sum over all replicas, or a mean.
+    """What is made of all replicas' values.
 
     Attributes:
         graph: in which it is made.
-        node: the PlaceholderWithDefault that stands for it.
-        of: the node of that of which it is the gradient; None: of none.
-        is_mean: whether it is a mean.
+        whole: what it is.
     """
 
     graph: tf.Graph
-    node: str
-    of: str | None
-    is_mean: bool
+    whole: WholeSum
 
 
 @dataclass
@@ -56,16 +53,37 @@ class SumNotes:
             return False
         return isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph) == self.in_functions
 
-    def whole(self, value: tf.Tensor, is_mean: bool = False, of: str | None = None) -> tf.Tensor:
+    def whole(self, value: tf.Tensor, is_mean: bool = False) -> tf.Tensor:
         """What stands for the sum of a value over all replicas; so does its gradient for that of all gradients."""
+        return self._standing_for(value, value.shape, WholeSum("", is_mean=is_mean))
 
+    def gathered(self, value: tf.Tensor, axis: int) -> tf.Tensor:
+        """What stands for the rows of all replicas; its gradient for a replica's own rows of the sum of all gradients.
+
+        Args:
+            value: whose rows along `axis` belong to examples.
+            axis: counted from 0.
+        """
+        rows = tf.TensorShape([None if a == axis else length for a, length in enumerate(value.shape)])
+        return self._standing_for(value, rows, WholeSum("", how=WholeOf.ROWS, axis=axis))
+
+    def _standing_for(self, value: tf.Tensor, shape: tf.TensorShape, whole: WholeSum) -> tf.Tensor:
         @tf.custom_gradient
         def standing_for(value: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            made = tf.raw_ops.PlaceholderWithDefault(input=value, shape=value.shape, name=SUM_NAME)
-            self.sums.append(NotedSum(made.graph, made.op.name, of, is_mean))
-            return made, lambda upstream: self.whole(upstream, is_mean, of or made.op.name)
+            made = tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape, name=SUM_NAME)
+            noted = replace(whole, node=made.op.name)
+            self.sums.append(NotedSum(made.graph, noted))
+            gradient = replace(noted, of=noted.of or noted.node, how=_GRADIENTS[whole.how])
+            return made, lambda upstream: self._standing_for(upstream, value.shape, gradient)
 
         return standing_for(value)
+
+
+_GRADIENTS = {
+    WholeOf.SUM: WholeOf.SUM,
+    WholeOf.ROWS: WholeOf.OWN_ROWS,
+    WholeOf.OWN_ROWS: WholeOf.ROWS,
+}
 
 
 @contextmanager
@@ -77,6 +95,8 @@ def noting_sums(in_functions: bool) -> Iterator[SumNotes]:
     """
     notes = SumNotes(in_functions)
     context = next(base for base in tf.distribute.ReplicaContext.__mro__ if "all_reduce" in vars(base))
+    gathering = next(base for base in tf.distribute.ReplicaContext.__mro__ if "all_gather" in vars(base))
+    all_gather = gathering.all_gather
     optimizer = next(base for base in keras.Optimizer.__mro__ if _OF_OPTIMIZERS in vars(base))
     all_reduce, of_gradients = context.all_reduce, getattr(optimizer, _OF_OPTIMIZERS)
     moments = keras.layers.BatchNormalization._moments
@@ -88,6 +108,13 @@ def noting_sums(in_functions: bool) -> Iterator[SumNotes]:
             return all_reduce(self, reduce_op, value, options)
         is_mean = getattr(reduce_op, "name", str(reduce_op)).upper() == "MEAN"
         return tf.nest.pack_sequence_as(value, [notes.whole(v, is_mean) for v in flat])
+
+    @functools.wraps(all_gather)
+    def gathered(self: Any, value: Any, axis: Any, options: Any = None) -> Any:
+        flat = tf.nest.flatten(value)
+        if not notes.looks_here() or not _are_tensors(flat) or tf.distribute.has_strategy():
+            return all_gather(self, value, axis, options)
+        return tf.nest.pack_sequence_as(value, [notes.gathered(v, _axis_of(v, axis)) for v in flat])
 
     @functools.wraps(of_gradients)
     def not_noted(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -103,6 +130,7 @@ def noting_sums(in_functions: bool) -> Iterator[SumNotes]:
 
     with (
         _replaced(context, "all_reduce", noted),
+        _replaced(gathering, "all_gather", gathered),
         _replaced(optimizer, _OF_OPTIMIZERS, not_noted),
         _replaced(keras.layers.BatchNormalization, "_moments", with_mask),
     ):
@@ -131,6 +159,21 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         yield
     finally:
         setattr(owner, name, plain)
+
+
+def _axis_of(value: tf.Tensor, axis: Any) -> int:
+    """The axis of a call of all-gather, counted from 0.
+
+    Raises:
+        CaptureError: it is none, or not known before the step runs.
+    """
+    given, rank = tf.get_static_value(axis), value.shape.rank
+    if given is None or rank is None or not -rank <= int(given) < rank:
+        raise CaptureError(
+            f"all_gather is to gather {value.name} of shape {value.shape} along axis {axis}, which it is not known to "
+            "have; give it a number below the number of axes (tf.ensure_shape says how many there are)."
+        )
+    return int(given) % rank
 
 
 def _are_tensors(values: Sequence[Any]) -> bool:

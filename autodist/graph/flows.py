@@ -15,7 +15,7 @@ def flows_of(item: GraphItem) -> Propagation:
         axes,
         lambda name: item.spec_of(name).shape,
         nodes=item.wiring.nodes,
-        whole_sums={s.node: s.of for s in item.whole_sums},
+        whole_sums={s.node: s for s in item.whole_sums},
         apart=item.apart,
     )
     declare_seeds(item, flows)

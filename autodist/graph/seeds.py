@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autodist.graph.item import GraphItem
+from autodist.graph.linearity import Grade, find_linearity
 from autodist.graph.loss_terms import find_terms
-from autodist.graph.names import node_of
+from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import GradientCall, Term
 from autodist.graph.propagation import Examples, Mean, PerExample, Propagation, Replicated, Sum, Unknown, Weight
 from autodist.graph.walks import reach
@@ -94,7 +95,17 @@ def _declare_term(flows: Propagation, term: Term) -> None:
 
 
 def _joined(item: GraphItem) -> set[int]:
-    return {gradient.call for gradient in item.gradients}
+    return {gradient.call for gradient in item.gradients} | summed_on_the_way(item)
+
+
+def summed_on_the_way(item: GraphItem) -> set[int]:
+    """Positions of the calls whose gradients a whole sum adds up over the replicas before they are what they are."""
+    gradients = [tensor(s.node) for s in item.whole_sums if s.of is not None]
+    if not gradients:
+        return set()
+    calls = enumerate(item.gradient_calls)
+    seen = {k: find_linearity(item.wiring, [call.seed]) for k, call in calls}
+    return {k for k, found in seen.items() if any(found.of(name) is Grade.LINEAR for name in gradients)}
 
 
 def _seeds_of(call: GradientCall, terms: Sequence[Term]) -> list[str]:

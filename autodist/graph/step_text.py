@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from autodist.graph.graph_text import sections_of_graph
 from autodist.graph.item import GraphItem
 from autodist.graph.parts import GradientCall, Join, Variable
+from autodist.graph.whole_sums import WholeOf, WholeSum
 
 
 def text_of_step(item: GraphItem, captured: GraphItem) -> str:
@@ -36,7 +37,7 @@ def text_of_notes(item: GraphItem) -> str:
         {
             "gradients": [f"{g.variable}: {', '.join(g.tensors)} of call {g.call}" for g in item.gradients],
             "gradient calls": map(_call, item.gradient_calls),
-            "whole sums": [f"{s.node}{' of ' + s.of if s.of else ''}" for s in item.whole_sums],
+            "whole sums": map(_whole, item.whole_sums),
             "joins": map(_join, made.joins if made else ()),
             "joined gradients": sorted(made.joined_gradients if made else ()),
         }
@@ -50,6 +51,11 @@ def _text(sections: Mapping[str, Iterable[str]]) -> str:
 def _call(call: GradientCall) -> str:
     terms = "".join(f"; {t.value} of {t.tensor} weighed by {t.seed}" for t in call.terms)
     return f"of {', '.join(call.targets)} weighed by {call.seed}{terms}"
+
+
+def _whole(whole: WholeSum) -> str:
+    how = "" if whole.how is WholeOf.SUM else f", {whole.how.value} along axis {whole.axis}"
+    return f"{whole.node}{' of ' + whole.of if whole.of else ''}{how}"
 
 
 def _join(join: Join) -> str:

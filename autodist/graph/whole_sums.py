@@ -1,10 +1,12 @@
 """Whole sums: what a step adds up over all replicas while it computes, as synchronized batch normalisation does.
 
-In the captured graph a whole sum is a `PlaceholderWithDefault` of the replica's own: on one device it is that.
+So is what it gathers: rows of all replicas, one after the other, as a loss that compares examples with each other asks
+for. In the captured graph a whole sum is a `PlaceholderWithDefault` of the replica's own: on one device it is that.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,20 +20,32 @@ SUM_NAME = "autodist_whole_sum"
 """What the nodes are called."""
 
 
+class WholeOf(enum.Enum):
+    """What replicas go on with in place of what each of them has."""
+
+    SUM = "sum"  # of all replicas'
+    ROWS = "rows"  # of all replicas, one replica's after another's
+    OWN_ROWS = "own rows"  # of the sum of all replicas', each its own: the gradient of ROWS
+
+
 @dataclass(frozen=True)
 class WholeSum:
-    """A tensor that is added up over all replicas before the replicas go on with it.
+    """A tensor that is added up or gathered over all replicas before the replicas go on with it.
 
     Attributes:
         node: the PlaceholderWithDefault that stands for the whole.
         of: where it is the gradient of another whole sum, that one's node: replicas read the whole, so that what each
             makes of it counts for all. None: it is none.
         is_mean: whether the script asks for the mean of the replicas' values.
+        how: what the whole is.
+        axis: along which rows stand, if it is not a sum alone.
     """
 
     node: str
     of: str | None = None
     is_mean: bool = False
+    how: WholeOf = WholeOf.SUM
+    axis: int = 0
 
 
 def find_depths(item: GraphItem) -> Mapping[str, int]:

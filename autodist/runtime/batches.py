@@ -184,7 +184,9 @@ def uneven(even: EvenParts, fault: str, among: int) -> UnevenBatchError:
         f"({even.reason}). It is taken for a mean over examples, which joins only where all have equally many. Train "
         f"on batches of a multiple of {among} examples, the last one too (another batch_size, fewer examples, or "
         "drop_remainder=True where the data set makes batches), of which each worker has as many for each of its "
-        "replicas; or write the loss as arithmetic on means and sums over the batch; or train with one replica."
+        "replicas; or write the loss as arithmetic on means and sums over the batch; or, where it compares examples, "
+        "let it see those of all replicas: tf.distribute.get_replica_context().all_gather(rows, axis=0); or train with "
+        "one replica."
     )
 
 

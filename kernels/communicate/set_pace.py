@@ -98,9 +98,10 @@ def _require_no_sum(joins: Sequence[Join]) -> None:
     asked = next((join for join in joins if join.kind is JoinKind.WHOLE), None)
     if asked is not None:
         raise StrategyError(
-            f"{asked.local[0]} is added up over all replicas while the step computes, as synchronized batch "
-            "normalisation does, and all variables have sync: false or staleness: no step waits for another worker. "
-            "Set synchronized=False, so that each replica normalises by its own examples, or take sync: true."
+            f"{asked.local[0]} is added up or gathered over all replicas while the step computes, as synchronized "
+            "batch normalisation and all_gather do, and all variables have sync: false or staleness: no step waits for "
+            "another worker. Set synchronized=False and gather nothing, so that each replica goes by its own examples, "
+            "or take sync: true."
         )
 
 

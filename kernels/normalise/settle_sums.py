@@ -11,9 +11,9 @@ from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.names import tensor
-from autodist.graph.propagation import Propagation, Replicated, Sum, Unknown
+from autodist.graph.propagation import PerExample, Propagation, Replicated, Sum, Unknown
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.whole_sums import SUM_NAME, WholeSum
+from autodist.graph.whole_sums import SUM_NAME, WholeOf, WholeSum
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.unused import remove_unused
 
@@ -58,6 +58,9 @@ def _differs(item: GraphItem, flows: Propagation, asked: WholeSum) -> bool:
     kind = flows.kind(name)
     if isinstance(kind, Replicated):
         return False
+    if asked.how is WholeOf.ROWS:
+        _require_rows(flows, name, asked.axis)
+        return True
     if asked.is_mean or not isinstance(kind, Sum | Unknown):
         raise RewriteError(
             f"the step asks for the {'mean' if asked.is_mean else 'sum'} over all replicas of {name}, and replicas' "
@@ -72,6 +75,23 @@ def _differs(item: GraphItem, flows: Propagation, asked: WholeSum) -> bool:
     return True
 
 
+def _require_rows(flows: Propagation, name: str, axis: int) -> None:
+    """Passes if all replicas' rows of a tensor, one replica's after another's, are those that one device has.
+
+    Raises:
+        RewriteError: they are not, or it is not known.
+    """
+    kind = flows.kind(name)
+    if isinstance(kind, PerExample) and kind.axis == axis:
+        return
+    why = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
+    raise RewriteError(
+        f"the step gathers the rows of all replicas of {name} along axis {axis}, and it is not known that its rows "
+        f"there belong to examples, in their order ({why}). Gather what the model makes of each example, before "
+        "examples are put in another order or combined."
+    )
+
+
 def _require_all_noted(item: GraphItem) -> None:
     """Passes if no sum over all replicas stands where it cannot be made.
 
@@ -84,9 +104,9 @@ def _require_all_noted(item: GraphItem) -> None:
     hidden = next(_called_so((*own, *inner)), None)
     if hidden is not None:
         raise RewriteError(
-            f"{hidden} is to be added up over all replicas, as synchronized batch normalisation asks for, within a "
-            "loop or a condition of the step (tf.while_loop, tf.map_fn, tf.cond): replicas may take other turns there. "
-            "Call the layer outside of it, or set synchronized=False."
+            f"{hidden} is to be added up over all replicas, as synchronized batch normalisation asks for, or gathered, "
+            "within a loop or a condition of the step (tf.while_loop, tf.map_fn, tf.cond): replicas may take other "
+            "turns there. Call the layer outside of it, or set synchronized=False; gather outside of it."
         )
 
 

@@ -40,6 +40,7 @@ from autodist.graph.propagation.kinds import (
 )
 from autodist.graph.propagation.site import Site, tensor_name
 from autodist.graph.propagation.table import NOT_FOLDED, TABLE
+from autodist.graph.whole_sums import WholeOf, WholeSum
 
 ShapeOf = Callable[[str], tf.TensorShape]
 _UNKNOWN_SHAPE = tf.TensorShape(None)
@@ -91,7 +92,7 @@ def propagate(
     *,
     declared: Mapping[str, Kind] | None = None,
     nodes: Mapping[str, tf.compat.v1.NodeDef] | None = None,
-    whole_sums: Mapping[str, str | None] | None = None,
+    whole_sums: Mapping[str, WholeSum] | None = None,
     apart: Mapping[str, str] | None = None,
 ) -> Propagation:
     """Prepares the analysis of a graph of which replicas compute the same nodes, each on its part of the batch.
@@ -108,8 +109,8 @@ def propagate(
         shapes: what is known of each tensor's shape, by name ("x:0").
         declared: kinds that the user states; they win over what would be computed.
         nodes: the graph's nodes by name, where they are at hand.
-        whole_sums: nodes whose one input is added up over all replicas before the step goes on with it; of each, the
-            one of which it is the gradient. What was the same on all before stays as it is, its gradients, too.
+        whole_sums: by their nodes; the one input of each is added up or gathered over all replicas before the step goes
+            on with it. What was the same on all before stays as it is, its gradients, too.
         apart: of those in `batch_axes` whose rows belong to no example of the others: the tensor by whose rows they are
             counted.
 
@@ -154,7 +155,7 @@ class Frame:
         shape_of: ShapeOf,
         seeds: Mapping[str, Fact],
         tag: str = "",
-        whole_sums: Mapping[str, str | None] | None = None,
+        whole_sums: Mapping[str, WholeSum] | None = None,
     ) -> None:
         self._nodes = nodes
         self._whole_sums = whole_sums or {}
@@ -249,7 +250,7 @@ class Frame:
             return self._brought_back.setdefault(node.name, Nothing())
         facts = [self._output(*_split(source)) for source in sources]
         if node.name in self._whole_sums:
-            return self._summed(self._whole_sums[node.name] or node.name, facts[0])
+            return self._summed(self._whole_sums[node.name], facts[0])
         rule = TABLE.get(node.op)
         turned = in_turn(Site(node, sources, facts, self), _is_stateless(node.op))
         if turned is not None:
@@ -267,11 +268,17 @@ class Frame:
         found = rule(site)
         return [_named(site, fact) for fact in found] if isinstance(found, list) else _named(site, found)
 
-    def _summed(self, first: str, own: Fact) -> Fact:
-        """What a sum over all replicas is; `first` is itself, or that of which it is the gradient."""
-        if first in self._nodes and self.fact(tensor_name(_data_inputs(self._nodes[first])[0])) == SAME:
+    def _summed(self, whole: WholeSum, own: Fact) -> Fact:
+        """What a sum over all replicas is, or what they gather."""
+        first = whole.of or whole.node
+        before = self.fact(tensor_name(_data_inputs(self._nodes[first])[0])) if first in self._nodes else None
+        if before == SAME:
             return own
-        return Form(mixed_at=own.mixed_at) if isinstance(own, Form) else SAME
+        mixed_at = own.mixed_at if isinstance(own, Form) else None
+        if whole.how is WholeOf.OWN_ROWS:
+            found = before.rows if isinstance(before, Form) else None
+            return Form(found, mixed_at=mixed_at) if found else Opaque(f"node '{first}' gathers what has no examples")
+        return Form(mixed_at=mixed_at) if isinstance(own, Form) else SAME
 
     def same_as(self, key: object, tensor: str) -> str:
         return self._same.setdefault(key, tensor)

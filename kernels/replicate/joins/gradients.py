@@ -12,7 +12,7 @@ from autodist.graph.fragment import Template, fragment
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Gradient, Join, JoinKind
 from autodist.graph.propagation import Examples, Mean, PerExample, Sum, Unknown, Weight
-from autodist.graph.seeds import Undecided, live_calls, seed_weight
+from autodist.graph.seeds import Undecided, live_calls, seed_weight, summed_on_the_way
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.shares import Seeds, Shares
 from autodist.kernels.replicate.joins.terms import TermSeeds
@@ -36,13 +36,14 @@ class GradientJoins:
         they are for no variable, have such seeds, too.
         """
         joined = {g.call for g in self._joiner.stages.gradients}
+        added_up = joined | summed_on_the_way(self._joiner.item)
         for k in live_calls(self._joiner.item):
             if self._joiner.item.gradient_calls[k].terms:
                 TermSeeds(self._joiner, k).seed()
                 self._seeds[k] = self._ones(k)
                 continue
-            weight = self._loss_kind(k, k in joined)
-            if weight is not None or k in joined:
+            weight = self._loss_kind(k, k in added_up)
+            if weight is not None or k in added_up:
                 self._weigh(k, weight)
         self._tell_of_mixing(sorted(joined))
 
@@ -55,7 +56,8 @@ class GradientJoins:
             log.info(
                 "examples see one another in the model, as in batch normalisation (first at node %r): each sees those "
                 "of its own replica alone, as on one device that computes the replicas' parts one after the other. "
-                "BatchNormalization(synchronized=True) sees all of them.",
+                "BatchNormalization(synchronized=True) sees all of them, and so does what reads the rows that "
+                "tf.distribute.get_replica_context().all_gather(rows, axis=0) gives.",
                 node, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
 
@@ -77,7 +79,9 @@ class GradientJoins:
             reason = kind.reason if isinstance(kind, Unknown) else weight.reason
             log.warning(
                 "%s: it is not known how the loss depends on the batch (%s); it is taken for a mean over examples, and "
-                "batches that do not divide evenly are refused.", target, reason, extra=ALIKE_EVERYWHERE,
+                "batches that do not divide evenly are refused. A loss that compares examples sees those of all "
+                "replicas in what tf.distribute.get_replica_context().all_gather(rows, axis=0) gives.",
+                target, reason, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         self._joiner.require_even_parts(weight.target, weight.reason)
         return Examples()

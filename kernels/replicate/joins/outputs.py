@@ -8,11 +8,23 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from autodist.errors import RewriteError
-from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.fragment import fragment
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Join, JoinKind, Merge
-from autodist.graph.propagation import Examples, Joined, Kind, Mean, PerExample, Replicated, Sum, Unknown
+from autodist.graph.propagation import (
+    Examples,
+    Joined,
+    Kind,
+    Mean,
+    PerExample,
+    Reduced,
+    ReducedBy,
+    Replicated,
+    Sum,
+    Unknown,
+)
 from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.joins.rows import concatenated
 from autodist.kernels.replicate.joins.statistics import Statistics
 from autodist.kernels.replicate.joins.whole_state import WholeState
 from autodist.kernels.replicate.made_of import MadeOf, find_made_of, make_again
@@ -120,6 +132,9 @@ class OutputJoins:
         return not isinstance(kind, Mean) or self._joiner.item.spec_of(name).dtype.is_floating
 
     def _joined_as(self, label: str, name: str, kind: Kind) -> str:
+        joiner = self._joiner
+        if joiner.item.whole_sums and not joiner.context.all_compute and self._is_of_all(name) and kind == Replicated():
+            kind = Reduced("it is alike on all that compute", ReducedBy.MAX)  # the others are to be told
         if isinstance(kind, Joined) and (self._joiner.context.computes or self._is_of_all(name)):
             return self._joined(label, name, kind, self._is_of_all(name))
         if isinstance(kind, PerExample) and self._joiner.item.is_whole:
@@ -127,7 +142,7 @@ class OutputJoins:
             return self._rows_of_all(label, name, kind.axis)
         if not self._joiner.context.computes:
             return self._nothing(label, self._joiner.item.spec_of(name))
-        return self._concatenated(label, name, kind.axis) if isinstance(kind, PerExample) else name
+        return concatenated(self._joiner, label, name, kind.axis) if isinstance(kind, PerExample) else name
 
     def _again(self, label: str, name: str, made_of: MadeOf, is_of_all: bool | None) -> str:
         """Arithmetic on what joins, or text that shows it (a summary), made of the joined values.
@@ -142,7 +157,7 @@ class OutputJoins:
         for k, t in enumerate(made_of.wholes):
             kind = self._joiner.flows.kind(t)
             if isinstance(kind, PerExample):
-                joined[t] = self._concatenated(f"{label}/{k}", t, kind.axis)
+                joined[t] = concatenated(self._joiner, f"{label}/{k}", t, kind.axis)
                 continue
             assert isinstance(kind, Joined), "nothing else is whole"
             joined[t] = self._joined(f"{label}/{k}", t, kind, self._is_of_all(t) if is_of_all is None else is_of_all)
@@ -206,7 +221,7 @@ class OutputJoins:
         spec = self._joiner.item.spec_of(name)
         if spec.shape.rank is None:
             raise RewriteError(f"it is not known how many axes {name} has")
-        local = self._concatenated(label, name, axis)
+        local = concatenated(self._joiner, label, name, axis)
         with fragment(self._joiner.editor, f"{label}/rows") as f:
             result = tf.identity(f.input(local, spec.dtype, spec.shape))
         shape = [None if a == axis else length for a, length in enumerate(spec.shape)]
@@ -218,20 +233,3 @@ class OutputJoins:
             )
         )  # fmt: skip
         return f.name(result)
-
-    def _concatenated(self, label: str, name: str, axis: int) -> str:
-        with fragment(self._joiner.editor, label) as f:
-            count = 1 if name in self._joiner.item.inputs else self._joiner.count  # what is fed is whole
-            values = [self._joiner.parts.tensor(f, name, k) for k in range(count)]
-            if self._joiner.parts.sizes is not None:
-                values = [self._true_rows(f, v, axis, k) for k, v in enumerate(values)]
-            whole = tf.concat(values, axis) if len(values) > 1 else values[0]
-        return f.name(whole)
-
-    def _true_rows(self, f: Fragment, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
-        """No rows, where the replica has no examples and computed on a row that is not its own."""
-        rows = tf.shape(value, out_type=tf.int64)[axis] * tf.cast(self._joiner.parts.is_used(f, k), tf.int64)
-        if value.shape.rank is None:
-            return value[(slice(None),) * axis + (slice(rows),)]
-        length = [rows if a == axis else tf.constant(-1, tf.int64) for a in range(value.shape.rank)]
-        return tf.slice(value, tf.zeros([value.shape.rank], tf.int64), tf.stack(length))

@@ -79,6 +79,8 @@ class TermSeeds:
         kind = self._joiner.flows.kind(term.tensor)
         if isinstance(kind, PerExample):
             return Sum(kind.mixed_at)
+        if isinstance(kind, Replicated) and self._joiner.item.whole_sums:
+            return Mean(Examples())  # what comes back through such a sum to a replica without examples is left out
         if not isinstance(kind, Unknown):
             return kind
         log.warning(

@@ -9,12 +9,13 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import JoinKind
 from autodist.graph.propagation import Sum
 from autodist.graph.walks import reach
-from autodist.graph.whole_sums import find_depths
+from autodist.graph.whole_sums import WholeOf, WholeSum, find_depths
 from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.joins.rows import WholeRows
 
 
 class WholeSums:
-    """Gives replicas the sum of what all of them have, in place of their own.
+    """Gives replicas the sum of what all of them have, in place of their own, or the rows of all of them.
 
     Its gradient is the sum of all gradients: the seeds of each replica are its share of the batch, so that the whole
     loss is the sum of what replicas differentiate, and each of them reads the sum.
@@ -22,6 +23,7 @@ class WholeSums:
 
     def __init__(self, joiner: Joiner) -> None:
         self._joiner = joiner
+        self._rows: dict[str, WholeRows] = {}
 
     def join(self) -> None:
         """Lets all that stands for a whole sum be it."""
@@ -29,15 +31,34 @@ class WholeSums:
         depths = find_depths(item) if item.whole_sums else {}
         trains = reach(joiner.stages.writes, item.wiring.sources.__getitem__) if item.whole_sums else set()
         for asked in item.whole_sums:
-            captured = tensor(item.wiring.nodes[asked.node].input[0])
-            name = f"whole_sum/{asked.node}"
-            if joiner.context.joins_outputs or asked.node in trains:
-                whole = joiner.join_value(name, JoinKind.WHOLE, captured, Sum(), depth=depths[asked.node])
-            else:  # workers of a session may fetch different things
-                whole = joiner.join_here(name, captured, Sum())
-            for k in range(joiner.count):
-                given = whole if asked.of is None else self._if_used(name, captured, whole, k)
-                self._become(node_of(joiner.parts.named(tensor(asked.node), k)), given)
+            # Workers of a session may fetch different things.
+            is_of_all = joiner.context.joins_outputs or asked.node in trains
+            make = self._sums if asked.how is WholeOf.SUM else self._of_rows
+            for k, whole in enumerate(make(asked, depths[asked.node], is_of_all)):
+                self._become(node_of(joiner.parts.named(tensor(asked.node), k)), whole)
+
+    def _sums(self, asked: WholeSum, depth: int, is_of_all: bool) -> list[str]:
+        """What each local replica gets."""
+        joiner, name, captured = self._joiner, f"whole_sum/{asked.node}", self._given(asked)
+        if is_of_all:
+            whole = joiner.join_value(name, JoinKind.WHOLE, captured, Sum(), depth=depth)
+        else:
+            whole = joiner.join_here(name, captured, Sum())
+        if asked.of is None:
+            return [whole] * joiner.count
+        return [self._if_used(name, captured, whole, k) for k in range(joiner.count)]
+
+    def _of_rows(self, asked: WholeSum, depth: int, is_of_all: bool) -> list[str]:
+        """What each local replica gets of rows that are gathered."""
+        name, captured, first = f"whole_rows/{asked.node}", self._given(asked), asked.of or asked.node
+        if first == asked.node:
+            self._rows[first] = WholeRows(self._joiner, name, captured, asked.axis, depth, is_of_all)
+        if asked.how is WholeOf.OWN_ROWS:
+            return self._rows[first].own(name, captured, depth)
+        return [self._rows[first].gathered(name, captured, depth)] * self._joiner.count
+
+    def _given(self, asked: WholeSum) -> str:
+        return tensor(self._joiner.item.wiring.nodes[asked.node].input[0])
 
     def _if_used(self, name: str, captured: str, whole: str, k: int) -> str:
         """The gradient of a replica's own part: none where the row that it computes with is no example."""

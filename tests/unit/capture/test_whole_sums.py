@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction, capture_function
-from autodist.graph.whole_sums import WholeSum, find_depths
+from autodist.errors import CaptureError
+from autodist.graph.whole_sums import WholeOf, WholeSum, find_depths
 
 
 def captured(layer: keras.layers.Layer) -> CapturedFunction:
@@ -61,7 +63,36 @@ def test_means_and_nests() -> None:
     assert all(s.is_mean for s in rest)
 
 
+def test_gathered_rows_and_their_gradients() -> None:
+    w = tf.Variable(np.ones(3, np.float32))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            rows = tf.distribute.get_replica_context().all_gather([tf.transpose(x * w)], axis=-1)[0]
+            loss = tf.reduce_mean(rows**2)
+        w.assign_sub(tape.gradient(loss, w))
+        return loss
+
+    item = capture_function(step, (tf.TensorSpec([None, 3]),), [0]).item
+    first, second = item.whole_sums
+    assert first == WholeSum(first.node, how=WholeOf.ROWS, axis=1)
+    assert second == WholeSum(second.node, first.node, how=WholeOf.OWN_ROWS, axis=1)
+    assert find_depths(item)[second.node] == 3
+
+
+def test_an_axis_that_rows_do_not_have_is_refused() -> None:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        return tf.distribute.get_replica_context().all_gather(x, axis=2)
+
+    with pytest.raises(CaptureError, match=r"all_gather is to gather x:0 of shape \(None, 3\) along axis 2"):
+        capture_function(step, (tf.TensorSpec([None, 3], name="x"),), [0])
+
+
 def test_all_is_as_it_was_afterwards() -> None:
-    before = tf.distribute.ReplicaContext.all_reduce, keras.layers.BatchNormalization._moments
+    def patched() -> tuple[object, ...]:
+        context = tf.distribute.ReplicaContext
+        return context.all_reduce, context.all_gather, keras.layers.BatchNormalization._moments
+
+    before = patched()
     captured(keras.layers.BatchNormalization(synchronized=True))
-    assert (tf.distribute.ReplicaContext.all_reduce, keras.layers.BatchNormalization._moments) == before
+    assert patched() == before

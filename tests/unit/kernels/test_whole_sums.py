@@ -57,11 +57,52 @@ def _scalars(outputs: list[list[list[np.ndarray]]]) -> list[list[list[np.ndarray
         (steps.masked_loss, 2, (2, 2)),
         (steps.masked_loss, 2, (3, 1)),
         (steps.asked_of_distribute, 2, (2, 2)),
+        (steps.attacked_through_sums, 2, (2, 1)),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_training_is_that_of_one_device(make: Callable[[], steps.Step], rank: int, shape: tuple[int, int]) -> None:
     assert_same(*trained(make(), shape, batches(8, 7, 3, rank=rank)), 1e-10)
+
+
+@pytest.mark.feature("function", "loss: of examples compared with each other, gathered")
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (steps.contrasted, (1, 2)),
+        (steps.contrasted, (2, 2)),
+        (steps.contrasted_by_row, (3, 1)),
+        (steps.decorrelated, (2, 2)),
+        (steps.hardest, (2, 1)),
+        (steps.attacked, (2, 2)),
+        (steps.standardised, (2, 2)),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+def test_losses_of_gathered_rows_are_those_of_one_device(
+    make: Callable[[], steps.Step], shape: tuple[int, int]
+) -> None:
+    assert_same(*trained(make(), shape, batches(8, 7, 3)), 1e-10)
+
+
+def test_a_worker_without_replicas_gathers_nothing_of_its_own() -> None:
+    step, data = steps.contrasted(), batches(8, 7)
+    owners = {g.variable: k % 3 for k, g in enumerate(capture(step, *data[0]).item.gradients)}
+    assert_same(*trained(step, (2, 1), data, owners=owners, servers=1), 1e-10)
+
+
+@pytest.mark.parametrize("arranged", [lambda x: tf.concat([x, 2 * x], 0), lambda x: tf.reduce_mean(x, 0)])
+def test_rows_that_are_no_examples_in_their_order_are_refused(arranged: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    w = tf.Variable(np.ones(3), name="w")
+
+    def step(x: tf.Tensor) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(steps.gathered(arranged(x * w)) ** 2)
+        w.assign_sub(tape.gradient(loss, w))
+
+    captured = capture(step, *batches(4)[0])
+    with pytest.raises(RewriteError, match="gathers the rows of all replicas.*along axis 0.*Gather what the model"):
+        rewrite(captured.item, Context(plan(captured.item, 2), 0))
 
 
 def test_owners_and_a_worker_without_replicas() -> None:
@@ -119,8 +160,9 @@ def test_layers_in_a_loop_are_refused() -> None:
         rewrite(captured.item, Context(plan(captured.item, 1, 2), 0))
 
 
-def test_steps_that_wait_for_nobody_are_refused() -> None:
-    step, data = steps.one_layer(), batches(4)
+@pytest.mark.parametrize("make", [steps.one_layer, steps.contrasted])
+def test_steps_that_wait_for_nobody_are_refused(make: Callable[[], steps.Step]) -> None:
+    step, data = make(), batches(4)
     captured = capture(step, *data[0])
     owners = {g.variable: 0 for g in captured.item.gradients}
     with pytest.raises(StrategyError, match="synchronized=False.*sync: true"):

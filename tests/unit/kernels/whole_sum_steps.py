@@ -150,3 +150,117 @@ def asked_of_distribute() -> Step:
         return loss, length
 
     return step
+
+
+def _descends(loss_of: Callable[[tf.Tensor], tf.Tensor], variables: list[tf.Variable]) -> Step:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = loss_of(x)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(0.05 * gradient)
+        return loss
+
+    return step
+
+
+def _weights(*shapes: tuple[int, ...]) -> list[tf.Variable]:
+    rng = np.random.default_rng(4)
+    return [tf.Variable(rng.normal(size=shape), name=f"w{k}") for k, shape in enumerate(shapes)]
+
+
+def gathered(rows: tf.Tensor, axis: int = 0) -> tf.Tensor:
+    return tf.distribute.get_replica_context().all_gather(rows, axis=axis)
+
+
+def contrasted() -> Step:
+    """Each example is told apart from all others of the batch (SimCLR), at a temperature that is trained."""
+    variables = first, second, heat = _weights((3, 4), (4, 2), ())
+
+    def loss_of(x: tf.Tensor) -> tf.Tensor:
+        one = tf.math.l2_normalize(tf.tanh(x @ first) @ second, 1)
+        other = tf.math.l2_normalize(tf.tanh((x + 0.3) @ first) @ second, 1)
+        one, other = gathered(one), gathered(other)
+        logits = one @ tf.transpose(other) * tf.exp(heat)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(one)[0]), logits)
+        return tf.reduce_mean(losses) + 0.01 * tf.reduce_sum(first**2)
+
+    return _descends(loss_of, list(variables))
+
+
+def contrasted_by_row() -> Step:
+    """Each replica compares its own examples with those of all, and beside that each example has a loss of its own."""
+    variables = first, second = _weights((3, 4), (4, 2))
+
+    def loss_of(x: tf.Tensor) -> tf.Tensor:
+        made = tf.tanh(x @ first) @ second
+        near = tf.reduce_logsumexp(made @ tf.transpose(gathered(made)), 1)
+        return tf.reduce_mean(near) + tf.reduce_mean(made**2)
+
+    return _descends(loss_of, list(variables))
+
+
+def decorrelated() -> Step:
+    """A determinant of the covariances over the batch, along another axis than the first."""
+    variables = (first,) = _weights((3, 2))
+
+    def loss_of(x: tf.Tensor) -> tf.Tensor:
+        made = gathered(tf.transpose(x @ first), axis=-1)
+        centred = made - tf.reduce_mean(made, 1, keepdims=True)
+        count = tf.cast(tf.shape(made)[1], tf.float64)
+        covariances = centred @ tf.transpose(centred) / count + tf.eye(2, dtype=tf.float64)
+        return -tf.linalg.logdet(covariances) + tf.reduce_mean(made**2)
+
+    return _descends(loss_of, list(variables))
+
+
+def hardest() -> Step:
+    """The examples of which the loss is largest alone, of those that a mask leaves."""
+    variables = (first,) = _weights((3, 1))
+
+    def loss_of(x: tf.Tensor) -> tf.Tensor:
+        kept = tf.boolean_mask(x, x[:, 0] < 5.0)
+        losses = gathered(tf.squeeze(kept @ first, 1) ** 2)
+        return tf.reduce_mean(tf.sort(losses, direction="DESCENDING")[:2])
+
+    return _descends(loss_of, list(variables))
+
+
+def attacked() -> Step:
+    """The gradient by the examples of what all of them make together is part of the loss."""
+    variables = (first,) = _weights((3, 2))
+
+    def loss_of(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            loss = tf.math.reduce_std(gathered(tf.tanh(0.2 * x @ first)))
+        return tf.reduce_sum(inner.gradient(loss, x) ** 2) + loss
+
+    return _descends(loss_of, list(variables))
+
+
+def attacked_through_sums() -> Step:
+    """The same of sums over all."""
+    variables = (first,) = _weights((3, 2))
+
+    def loss_of(x: tf.Tensor) -> tf.Tensor:
+        context = tf.distribute.get_replica_context()
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            sums = tf.reduce_sum(tf.tanh(0.2 * x @ first) ** 2, 0)
+            loss = tf.reduce_sum(tf.sqrt(context.all_reduce(tf.distribute.ReduceOp.SUM, sums)))
+        return tf.reduce_sum(inner.gradient(loss, x) ** 2) + loss
+
+    return _descends(loss_of, list(variables))
+
+
+def standardised() -> Step:
+    """What is gathered is not differentiated: advantages by the batch's mean and deviation."""
+    variables = (first,) = _weights((3, 2))
+
+    def loss_of(x: tf.Tensor) -> tf.Tensor:
+        gains = x[:, 1]
+        whole = gathered(gains)
+        gains = (gains - tf.reduce_mean(whole)) / (tf.math.reduce_std(whole) + 1e-8)
+        return -tf.reduce_mean(gains * tf.nn.log_softmax(x @ first)[:, 0])
+
+    return _descends(loss_of, list(variables))

@@ -1,0 +1,123 @@
+"""Rows of replicas: those of one after those of another, and of the whole those of each."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from autodist.graph.fragment import Fragment, fragment
+from autodist.graph.parts import Join, JoinKind, Merge
+from autodist.kernels.replicate.joins.joiner import Joiner
+from autodist.kernels.replicate.weights import Parts
+from autodist.kernels.sums import ordered_sum
+
+
+def concatenated(joiner: Joiner, label: str, name: str, axis: int) -> str:
+    """The rows of the local replicas, one replica's after another's."""
+    with fragment(joiner.editor, label) as f:
+        count = 1 if name in joiner.item.inputs else joiner.count  # what is fed is whole
+        values = [joiner.parts.tensor(f, name, k) for k in range(count)]
+        if joiner.parts.sizes is not None:
+            values = [_true_rows(f, joiner.parts, v, axis, k) for k, v in enumerate(values)]
+        whole = tf.concat(values, axis) if len(values) > 1 else values[0]
+    return f.name(whole)
+
+
+def _true_rows(f: Fragment, parts: Parts, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
+    """No rows, where the replica has no examples and computed on a row that is not its own."""
+    rows = _number_of(f, parts, value, axis, k)
+    if value.shape.rank is None:
+        return value[(slice(None),) * axis + (slice(rows),)]
+    return tf.slice(value, tf.zeros([value.shape.rank], tf.int64), _lengths(value, axis, rows))
+
+
+def _number_of(f: Fragment, parts: Parts, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
+    return tf.shape(value, out_type=tf.int64)[axis] * tf.cast(parts.is_used(f, k), tf.int64)
+
+
+def _cut(value: tf.Tensor, axis: int, start: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    begin = [start if a == axis else tf.constant(0, tf.int64) for a in range(value.shape.rank)]
+    return tf.slice(value, tf.stack(begin), _lengths(value, axis, rows))
+
+
+def _lengths(value: tf.Tensor, axis: int, rows: tf.Tensor) -> tf.Tensor:
+    """Of a slice: so many rows, and all of the other axes."""
+    return tf.stack([rows if a == axis else tf.constant(-1, tf.int64) for a in range(value.shape.rank)])
+
+
+class WholeRows:
+    """The rows of one tensor that all replicas gather, and what each gets back of what all make of them.
+
+    What replicas read is the same on all, so that the gradient of a replica's rows is the sum of what all replicas have
+    for them.
+    """
+
+    def __init__(self, joiner: Joiner, name: str, captured: str, axis: int, depth: int, is_of_all: bool) -> None:
+        """Arguments:
+        name: of the joins.
+        captured: whose rows they are.
+        axis: along which they stand.
+        depth: of the exchange that gathers them.
+        is_of_all: whether over the replicas of all workers, or else over the local ones.
+        """
+        self._joiner, self._name, self._captured, self._axis = joiner, name, captured, axis
+        self._depth, self._is_of_all = depth, is_of_all
+        self._counts: str | None = None
+
+    def gathered(self, name: str, captured: str, depth: int) -> str:
+        """The rows of all replicas."""
+        spec = self._joiner.item.spec_of(captured)
+        shape = [None if a == self._axis else length for a, length in enumerate(spec.shape)]
+        local = concatenated(self._joiner, f"{name}/local", captured, self._axis)
+        return self._of_workers(name, local, spec.dtype, shape, self._axis, depth, self._joiner.level(captured))
+
+    def own(self, name: str, captured: str, depth: int) -> list[str]:
+        """For each local replica its own rows of the sum of what all replicas have for all rows."""
+        joiner, spec = self._joiner, self._joiner.item.spec_of(captured)
+        with fragment(joiner.editor, f"{name}/local") as f:
+            values = [joiner.kept(f, joiner.parts.tensor(f, captured, k), k) for k in range(joiner.count)]
+            added = ordered_sum(values)[tf.newaxis]
+        shape = [None, *(None if a == self._axis else length for a, length in enumerate(spec.shape))]
+        level = joiner.level(captured)
+        by_worker = self._of_workers(name, f.name(added), spec.dtype, shape, 0, depth, level)
+        counts = self._numbers_of_rows()
+        with fragment(joiner.editor, f"{name}/own") as f:
+            whole = tf.reduce_sum(f.input(by_worker, spec.dtype, shape), 0)
+            starts = tf.cumsum(f.input(counts, tf.int64, [None]), exclusive=True)
+            made = [self._cut_for(f, whole, starts, k) for k in range(joiner.count)]
+        return [f.name(rows) for rows in made]
+
+    def _cut_for(self, f: Fragment, whole: tf.Tensor, starts: tf.Tensor, k: int) -> tf.Tensor:
+        """The rows of one local replica; zeros for the row that is there all the same where it has no examples."""
+        joiner = self._joiner
+        mine = joiner.parts.tensor(f, self._captured, k)
+        rows = tf.shape(mine, out_type=tf.int64)[self._axis]
+        last = tf.shape(whole, out_type=tf.int64)[self._axis] - rows
+        start = tf.minimum(starts[joiner.context.copied_replicas[k]], last)
+        cut = tf.ensure_shape(_cut(whole, self._axis, start, rows), mine.shape)
+        return joiner.kept(f, cut, k)
+
+    def _numbers_of_rows(self) -> str:
+        """How many rows each replica has, in the order of the replicas."""
+        if self._counts is None:
+            joiner, name = self._joiner, f"{self._name}/rows"
+            with fragment(joiner.editor, f"{name}/local") as f:
+                values = [joiner.parts.tensor(f, self._captured, k) for k in range(joiner.count)]
+                local = tf.stack([_number_of(f, joiner.parts, v, self._axis, k) for k, v in enumerate(values)])
+            level = joiner.level(self._captured)
+            self._counts = self._of_workers(name, f.name(local), tf.int64, [None], 0, self._depth, level)
+        return self._counts
+
+    def _of_workers(
+        self, name: str, local: str, dtype: tf.DType, shape: list[int | None], axis: int, depth: int, level: int
+    ) -> str:
+        if not self._is_of_all:
+            return local
+        with fragment(self._joiner.editor, name) as f:
+            result = tf.identity(f.input(local, dtype, shape))
+        self._joiner.note(
+            Join(
+                name=name, kind=JoinKind.WHOLE, local=(local,), result=(f.name(result),), weight=None, level=level,
+                dtype=dtype, shape=tf.TensorShape(shape), merge=Merge.ROWS, axis=axis, depth=depth,
+            )
+        )  # fmt: skip
+        return f.name(result)
