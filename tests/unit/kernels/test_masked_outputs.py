@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 
 import keras
 import numpy as np
@@ -94,15 +95,21 @@ CASES = {
 }
 
 
+@lru_cache(maxsize=1)  # for all shapes
+def on_one_device(case):
+    second, loss = CASES[case]
+    step = step_of(model(second()), loss)
+    captured = capture(step, *BATCHES[0])
+    return captured, one_device(captured, step, BATCHES)
+
+
 @pytest.mark.feature("function", "loss: masks")
 @pytest.mark.feature("function", "loss: several losses or outputs, each with its own reduction")
 @every_shape
 @pytest.mark.parametrize("case", CASES)
 def test_many_replicas_train_what_one_does(case, shape, caplog):
-    second, loss = CASES[case]
-    step = step_of(model(second()), loss)
-    captured = capture(step, *BATCHES[0])
     with caplog.at_level(logging.WARNING, "autodist"):
+        captured, alone = on_one_device(case)
         found = train(captured, plan(captured.item, *shape), BATCHES)
     assert not [record for record in caplog.records if record.name == "autodist"]
-    assert_same(found, one_device(captured, step, BATCHES), 1e-13)
+    assert_same(found, alone, 1e-13)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import keras
 import pytest
@@ -64,32 +65,37 @@ LAYOUTS = {
 }
 
 
+@cache
+def captured_with(name):
+    """The step that every test of an optimizer rewrites, and what one device trains by it."""
+    captured, step = table_step(EVERY[name]())
+    return captured, one_device(captured, step, repeated_ids(3, 4))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", EVERY)
 def test_training_equals_one_device_where_rows_repeat(name, layout):
-    captured, step = table_step(EVERY[name]())
-    batches = repeated_ids(3, 4)
-    found = train(captured, LAYOUTS[layout](captured.item), batches)
-    assert_same(found, one_device(captured, step, batches))
+    captured, alone = captured_with(name)
+    assert_same(train(captured, LAYOUTS[layout](captured.item), repeated_ids(3, 4)), alone)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", COSTS_ROWS)
 def test_nothing_in_the_step_has_as_many_rows_as_the_table(name, layout):
-    captured, _ = table_step(COSTS_ROWS[name]())
+    captured, _ = captured_with(name)
     items = rewritten(captured, LAYOUTS[layout](captured.item))
     assert [node for item in items for node in nodes_with_rows(item, ROWS)] == []
 
 
 @pytest.mark.parametrize("name", ["adagrad", "sgd, clipped by global norm"])
 def test_that_is_so_because_the_step_was_rewritten(name):
-    captured, _ = table_step(COSTS_ROWS[name]())
+    captured, _ = captured_with(name)
     assert len(nodes_with_rows(captured.item, ROWS)) > 3
 
 
 @pytest.mark.parametrize("name", ["rmsprop", "adadelta"])
 def test_the_table_itself_is_updated_by_rows_where_only_the_slots_decay(name):
-    captured, _ = table_step(EVERY[name]())
+    captured, _ = captured_with(name)
     (item,) = rewritten(captured, plan(captured.item, 1, 2))
     divided = [node.name for node in item.graph_def.node if node.op == "RealDiv" and "divide_rows" in node.name]
     assert len(divided) == 1
@@ -98,8 +104,8 @@ def test_the_table_itself_is_updated_by_rows_where_only_the_slots_decay(name):
 
 @pytest.mark.parametrize("name", COSTS_TABLE)
 def test_it_is_said_which_variables_are_written_whole(name, caplog):
-    make, slots = COSTS_TABLE[name]
-    captured, _ = table_step(make())
+    _, slots = COSTS_TABLE[name]
+    captured, _ = captured_with(name)
     tell.cache_clear()
     with caplog.at_level("INFO", "autodist"):
         for _ in range(2):
@@ -114,14 +120,15 @@ def test_it_is_said_which_variables_are_written_whole(name, caplog):
 
 @pytest.mark.parametrize("name", COSTS_ROWS)
 def test_nothing_is_said_of_updates_of_rows(name, caplog):
-    captured, _ = table_step(COSTS_ROWS[name]())
+    captured, _ = captured_with(name)
+    tell.cache_clear()
     with caplog.at_level("INFO", "autodist"):
         rewritten(captured, plan(captured.item, 1, 2))
     assert "writes all rows" not in caplog.text
 
 
 def test_it_is_said_why_what_is_added_to_a_table_is_no_sum_of_rows(caplog):
-    captured, _ = table_step(COSTS_TABLE["adam"][0]())
+    captured, _ = captured_with("adam")
     tell.cache_clear()
     with caplog.at_level("INFO", "autodist"):
         rewritten(captured, plan(captured.item, 2, 1))

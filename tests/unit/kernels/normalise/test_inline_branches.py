@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import keras
 import numpy as np
@@ -14,7 +15,16 @@ from autodist.graph.ops import writes_rows
 from autodist.graph.placement import Cut
 from autodist.kernels import Context, find_placements, rewrite
 from autodist.kernels.normalise.inline_branches import InlineBranches
-from tests.unit.kernels.in_one_process import CapturedFunction, assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.in_one_process import (
+    CapturedFunction,
+    Trained,
+    assert_same,
+    capture,
+    one_device,
+    plan,
+    rewritten,
+    train,
+)
 from tests.unit.kernels.place.partition.shards import cut_in_strategy
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
@@ -76,16 +86,21 @@ def captured_step(optimizer: str) -> CapturedFunction:
     return capture(make_step(OPTIMIZERS[optimizer]()), *make_batches(False)[0])
 
 
+@lru_cache(maxsize=1)  # for all owners and replicas
+def on_one_device(optimizer: str) -> tuple[CapturedFunction, list[list[np.ndarray]], Trained]:
+    batches = make_batches(overflows="scaled" in optimizer)
+    step = make_step(OPTIMIZERS[optimizer]())
+    captured = capture(step, *batches[0])
+    return captured, batches, one_device(captured, step, batches)
+
+
 @pytest.mark.feature("function", "optimizer: gradient accumulation")
 @pytest.mark.feature("function", "precision: loss scaling")
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("owners", OWNERS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_with_conditions_train_what_one_device_does(optimizer, owners, replicas):
-    batches = make_batches(overflows="scaled" in optimizer)
-    step = make_step(OPTIMIZERS[optimizer]())
-    captured = capture(step, *batches[0])
-    expected = one_device(captured, step, batches)
+    captured, batches, expected = on_one_device(optimizer)
     strategy = plan(captured.item, 2, replicas, OWNERS[owners], servers=2 if owners == "servers" else 0)
     assert_same(train(captured, strategy, batches), expected, rtol=1e-9)
     [updates] = [value for name, value in expected.variables[0].items() if name.endswith("/iteration")]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import keras
 import numpy as np
 import pytest
@@ -88,20 +90,30 @@ def batches(size):
     return [(rng.normal(size=(size, 4, WIDTH)),) for _ in range(3)]
 
 
+@lru_cache(maxsize=1)  # for all layouts
+def positions_on_one_device(optimizer, indices):
+    captured, step = positions_step(OPTIMIZERS[optimizer](), INDICES[indices])
+    return captured, one_device(captured, step, batches(6))
+
+
+@lru_cache(maxsize=1)  # for all layouts
+def lookup_on_one_device(optimizer, gather, count):
+    captured, step = lookup_step(OPTIMIZERS[optimizer](), gather)
+    return captured, one_device(captured, step, repeated_ids(3, count))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_training_equals_one_device(optimizer, layout):
-    captured, step = positions_step(OPTIMIZERS[optimizer](), INDICES["as long as the examples"])
-    found = train(captured, LAYOUTS[layout](captured.item), batches(6))
-    assert_same(found, one_device(captured, step, batches(6)))
+    captured, alone = positions_on_one_device(optimizer, "as long as the examples")
+    assert_same(train(captured, LAYOUTS[layout](captured.item), batches(6)), alone)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("indices", INDICES)
 def test_whatever_the_indices_are(indices, layout):
-    captured, step = positions_step(optimizers.Adam(0.01), INDICES[indices])
-    found = train(captured, LAYOUTS[layout](captured.item), batches(6))
-    assert_same(found, one_device(captured, step, batches(6)))
+    captured, alone = positions_on_one_device("adam", indices)
+    assert_same(train(captured, LAYOUTS[layout](captured.item), batches(6)), alone)
 
 
 def test_parts_of_unequal_length_and_none_at_all():
@@ -114,19 +126,15 @@ def test_parts_of_unequal_length_and_none_at_all():
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("gather", [gather_different, gather_counted, gather_segments])
 def test_each_different_id_looked_up_once(gather, optimizer, layout):
-    captured, step = lookup_step(OPTIMIZERS[optimizer](), gather)
-    ids = repeated_ids(3, 8)
-    found = train(captured, LAYOUTS[layout](captured.item), ids)
-    assert_same(found, one_device(captured, step, ids))
+    captured, alone = lookup_on_one_device(optimizer, gather, 8)
+    assert_same(train(captured, LAYOUTS[layout](captured.item), repeated_ids(3, 8)), alone)
 
 
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if "cut" not in name])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_a_table_looked_up_for_examples_and_then_for_all(optimizer, layout):
-    captured, step = lookup_step(OPTIMIZERS[optimizer](), gather_with_positions)
-    ids = repeated_ids(3, 7)
-    found = train(captured, LAYOUTS[layout](captured.item), ids)
-    assert_same(found, one_device(captured, step, ids))
+    captured, alone = lookup_on_one_device(optimizer, gather_with_positions, 7)
+    assert_same(train(captured, LAYOUTS[layout](captured.item), repeated_ids(3, 7)), alone)
 
 
 @pytest.mark.feature(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import keras
 import numpy as np
@@ -12,8 +13,8 @@ import tensorflow as tf
 from autodist.capture.function import CapturedFunction
 from autodist.graph.find_stages import find_stages
 from autodist.graph.placement import shard_name
-from tests.unit.kernels.in_one_process import capture
-from tests.unit.kernels.place.partition.shards import assert_trains_alike, every_cut, partitioned, sharded_plan
+from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one_device, train
+from tests.unit.kernels.place.partition.shards import every_cut, partitioned, sharded_plan
 
 optimizers = keras.optimizers
 
@@ -58,24 +59,27 @@ IN_PART = {
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
 
 
-def dense_step(optimizer: keras.optimizers.Optimizer) -> tuple[CapturedFunction, Callable[..., object], list]:
+@cache
+def dense_step(name: str) -> tuple[CapturedFunction, Trained, list]:
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
     rng = np.random.default_rng(0)
-    return _made(model, optimizer, [rng.normal(size=(6, 5)) for _ in range(3)])
+    return _made(model, EVERY[name](), [rng.normal(size=(6, 5)) for _ in range(3)])
 
 
-def embedding_step(optimizer: keras.optimizers.Optimizer) -> tuple[CapturedFunction, Callable[..., object], list]:
+@cache
+def embedding_step(name: str) -> tuple[CapturedFunction, Trained, list]:
     layers = keras.layers
     model = keras.Sequential(
         [keras.Input((3,), dtype="int32"), layers.Embedding(7, 4), layers.GlobalAveragePooling1D(), layers.Dense(1)]
     )
     rng = np.random.default_rng(0)
-    return _made(model, optimizer, [rng.integers(0, 7, (6, 3)).astype(np.int32) for _ in range(3)])
+    return _made(model, EVERY[name](), [rng.integers(0, 7, (6, 3)).astype(np.int32) for _ in range(3)])
 
 
 def _made(
     model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: list[np.ndarray]
-) -> tuple[CapturedFunction, Callable[..., object], list]:
+) -> tuple[CapturedFunction, Trained, list]:
+    """The captured step, what one device trains by it, and on which batches."""
     rng = np.random.default_rng(1)
     batches = [(x, rng.normal(size=(6, 1))) for x in inputs]
     optimizer.build(model.trainable_variables)
@@ -88,7 +92,8 @@ def _made(
         optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
         return loss
 
-    return capture(step, *batches[0]), step, batches
+    captured = capture(step, *batches[0])
+    return captured, one_device(captured, step, batches), batches
 
 
 STEPS = {"dense": dense_step, "embedding": embedding_step}
@@ -97,23 +102,23 @@ STEPS = {"dense": dense_step, "embedding": embedding_step}
 @pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize("name", EVERY)
 def test_rows_at_servers_train_what_one_device_does(name, kind):
-    captured, step, batches = STEPS[kind](EVERY[name]())
-    assert_trains_alike(captured, step, sharded_plan(captured.item, every_cut(captured.item)), batches)
+    captured, alone, batches = STEPS[kind](name)
+    assert_same(train(captured, sharded_plan(captured.item, every_cut(captured.item)), batches), alone)
 
 
 @pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize("name", ["adam", "lamb", "adafactor", "clipped by global norm", "average", "accumulation"])
 def test_columns_that_are_reduced_train_what_one_device_does(name, kind):
-    captured, step, batches = STEPS[kind](EVERY[name]())
+    captured, alone, batches = STEPS[kind](name)
     strategy = sharded_plan(captured.item, every_cut(captured.item, axis=1), by_server=False)
-    assert_trains_alike(captured, step, strategy, batches)
+    assert_same(train(captured, strategy, batches), alone)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in IN_PART])
 def test_the_update_is_done_shard_by_shard(name, kind, axis):
-    captured, _, _ = STEPS[kind](EVERY[name]())
+    captured, _, _ = STEPS[kind](name)
     item, told = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item, axis)))
     is_divided_in_a_branch = (name, kind) == ("rmsprop, centered", "embedding")  # so does Keras, with sparse rows
     assert any("StatelessIf" in line for line in told) if is_divided_in_a_branch else told == ()
@@ -126,7 +131,7 @@ def test_the_update_is_done_shard_by_shard(name, kind, axis):
 
 @pytest.mark.parametrize("name", ["clipped by global norm", "clipped by norm", "lamb"])
 def test_of_a_norm_numbers_travel_and_not_gradients(name):
-    captured, _, _ = dense_step(EVERY[name]())
+    captured, _, _ = dense_step(name)
     item, _ = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item)))
     once = find_stages(item).once
     assert not [node.name for node in item.graph_def.node if node.name in once and node.op == "ConcatV2"]
@@ -134,6 +139,6 @@ def test_of_a_norm_numbers_travel_and_not_gradients(name):
 
 @pytest.mark.parametrize("name", IN_PART)
 def test_it_is_told_what_is_put_together(name):
-    captured, _, _ = dense_step(EVERY[name]())
+    captured, _, _ = dense_step(name)
     _, told = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item)))
     assert any(f"is put together for {IN_PART[name]} (" in line for line in told), told

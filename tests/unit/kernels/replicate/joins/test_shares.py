@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from functools import lru_cache
 
 import keras
 import numpy as np
@@ -33,6 +34,13 @@ def batches():
     return [(rng.normal(size=(count, 3)),) for count in (7, 1)]
 
 
+@lru_cache(maxsize=2)  # for all shapes, of a worker's batches and of global ones
+def on_one_device(make, is_global, count=2):
+    step = make()
+    captured = capture(step, *batches()[0], is_global=is_global)
+    return captured, one_device(captured, step, batches()[:count])
+
+
 @pytest.mark.feature("function", "loss: gradient penalties")
 @pytest.mark.feature("function", "loss: adversarial examples (FGM, VAT)")
 @pytest.mark.feature("function", "loss: gradients clipped within the backward pass")
@@ -47,11 +55,10 @@ def batches():
     ids=lambda make: make.__name__,
 )  # fmt: skip
 def test_what_looks_at_cotangents_trains_as_on_one_device(make, shape, is_global, caplog):
-    step = make()
-    captured = capture(step, *batches()[0], is_global=is_global)
     with caplog.at_level(logging.INFO, "autodist"):
+        captured, alone = on_one_device(make, is_global)
         found = train(captured, plan(captured.item, *shape), batches())
-    assert_same(found, one_device(captured, step, batches()), rtol=1e-9)
+    assert_same(found, alone, rtol=1e-9)
     assert "not known" not in caplog.text
 
 
@@ -75,10 +82,8 @@ def test_gradients_that_lead_on_to_others_are_joined_as_they_are():
 
 @every_shape
 def test_parts_of_which_a_mask_leaves_nothing_give_no_gradient(shape):
-    step = steps.clip_under_a_mask()
-    captured = capture(step, *batches()[0])
-    found = train(captured, plan(captured.item, *shape), batches()[:1])
-    assert_same(found, one_device(captured, step, batches()[:1]), rtol=1e-9)
+    captured, alone = on_one_device(steps.clip_under_a_mask, False, 1)
+    assert_same(train(captured, plan(captured.item, *shape), batches()[:1]), alone, rtol=1e-9)
 
 
 @every_feed
@@ -87,11 +92,10 @@ def test_parts_of_which_a_mask_leaves_nothing_give_no_gradient(shape):
     "make", [steps.clip_per_example, steps.adversarial, steps.two_groups], ids=lambda make: make.__name__
 )
 def test_parameter_servers_too(make, servers, is_global):
-    step = make()
-    captured = capture(step, *batches()[0], is_global=is_global)
+    captured, alone = on_one_device(make, is_global)
     owners = {gradient.variable: k % 2 for k, gradient in enumerate(captured.item.gradients)}
     found = train(captured, plan(captured.item, 2, 1, owners, servers=servers), batches())
-    assert_same(found, one_device(captured, step, batches()), rtol=1e-9)
+    assert_same(found, alone, rtol=1e-9)
 
 
 def test_an_asynchronous_worker_sees_its_own_batch_as_the_whole():

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache, lru_cache
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.capture.function import CapturedFunction
 from autodist.graph.item import GraphItem
 from autodist.graph.parts import JoinKind
 from autodist.kernels import Context, rewrite
@@ -55,10 +57,16 @@ def batches(*sizes: int) -> list[tuple[np.ndarray]]:
     return [(rng.normal(3.0, 2.0, size=(n, 3)),) for n in sizes]
 
 
-def trained(values: Values, shape: tuple[int, int], servers: int = 0) -> tuple[Trained, Trained]:
+@lru_cache(maxsize=1)  # for all shapes
+def on_one_device(values: Values) -> tuple[CapturedFunction, Trained]:
     step, data = step_that(values), batches(7, 4, 1)
     captured = capture(step, *data[0])
-    return train(captured, plan(captured.item, *shape, servers=servers), data), one_device(captured, step, data)
+    return captured, one_device(captured, step, data)
+
+
+def trained(values: Values, shape: tuple[int, int], servers: int = 0) -> tuple[Trained, Trained]:
+    captured, alone = on_one_device(values)
+    return train(captured, plan(captured.item, *shape, servers=servers), batches(7, 4, 1)), alone
 
 
 def determination(x: tf.Tensor, errors: tf.Tensor) -> tf.Tensor:
@@ -162,6 +170,12 @@ def written_under_a_largest_value() -> Values:
     return write
 
 
+@cache
+def beside_a_mean(make: Callable[[], Values]) -> Values:
+    values = make()
+    return lambda x, errors: [values(x, errors), tf.reduce_mean(errors)][1]
+
+
 @every_shape
 @pytest.mark.parametrize(
     "make",
@@ -173,8 +187,7 @@ def written_under_a_largest_value() -> Values:
 def test_what_a_step_keeps_is_that_of_one_device(
     make: Callable[[], Values], shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    values = make()
-    found, expected = trained(lambda x, errors: [values(x, errors), tf.reduce_mean(errors)][1], shape)
+    found, expected = trained(beside_a_mean(make), shape)
     for name, value in expected.variables[0].items():
         np.testing.assert_allclose(found.variable(name), value, rtol=1e-10, err_msg=name)
     assert not caplog.records

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -72,10 +73,17 @@ def step_of(loss):
     return step
 
 
-def check(step, shape):
+@lru_cache(maxsize=1)  # for all shapes
+def on_one_device(make, *given):
+    step = make(*given)
     captured = capture(step, batches()[0][0])
+    return captured, one_device(captured, step, batches())
+
+
+def check(shape, make, *given):
+    captured, alone = on_one_device(make, *given)
     strategy = plan(captured.item, *shape, {"first": 1} if shape[0] > 1 else None)
-    assert_same(train(captured, strategy, batches()), one_device(captured, step, batches()))
+    assert_same(train(captured, strategy, batches()), alone)
 
 
 SCALED = {
@@ -117,12 +125,11 @@ RATIOS = {
 @pytest.mark.parametrize("loss", [pytest.param(loss, id=name) for name, loss in (SCALED | RATIOS).items()])
 def test_many_replicas_train_what_one_does(loss, shape, caplog):
     with caplog.at_level(logging.WARNING, "autodist"):
-        check(step_of(loss), shape)
+        check(shape, step_of, loss)
     assert not caplog.records
 
 
-@every_shape
-def test_several_targets_have_a_weight_each(shape, caplog):
+def step_of_several_targets():
     rng = np.random.default_rng(1)
     first = tf.Variable(rng.normal(size=(4, 2)), name="first")
     second = tf.Variable(rng.normal(size=(2, 1)), name="second")
@@ -135,8 +142,13 @@ def test_several_targets_have_a_weight_each(shape, caplog):
             v.assign_sub(0.05 * g)
         return targets[:2]
 
+    return step
+
+
+@every_shape
+def test_several_targets_have_a_weight_each(shape, caplog):
     with caplog.at_level(logging.WARNING, "autodist"):
-        check(step, shape)
+        check(shape, step_of_several_targets)
     assert not caplog.records
 
 

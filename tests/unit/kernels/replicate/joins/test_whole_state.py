@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.capture.function import CapturedFunction
 from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one_device, plan, train
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
@@ -38,12 +40,18 @@ def step_that(write: Write) -> Callable[[tf.Tensor], tf.Tensor]:
     return step
 
 
-def trained(write: Write, shape: tuple[int, int]) -> tuple[Trained, Trained]:
-    """After three steps whose batches do not divide: by replicas, and on one device."""
-    step, rng = step_that(write), np.random.default_rng(0)
+@lru_cache(maxsize=1)  # for all shapes
+def on_one_device(make: Callable[[], Write]) -> tuple[CapturedFunction, list[tuple[np.ndarray]], Trained]:
+    step, rng = step_that(make()), np.random.default_rng(0)
     data = [(rng.normal(size=(n, 3)),) for n in (7, 4, 5)]
     captured = capture(step, *data[0])
-    return train(captured, plan(captured.item, *shape), data), one_device(captured, step, data)
+    return captured, data, one_device(captured, step, data)
+
+
+def trained(make: Callable[[], Write], shape: tuple[int, int]) -> tuple[Trained, Trained]:
+    """After three steps whose batches do not divide: by replicas, and on one device."""
+    captured, data, alone = on_one_device(make)
+    return train(captured, plan(captured.item, *shape), data), alone
 
 
 def examples(x: tf.Tensor, dtype: tf.DType = I64) -> tf.Tensor:
@@ -184,7 +192,7 @@ CASES = [
 def test_it_is_that_of_one_device(
     make: Callable[[], Write], shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    found, expected = trained(make(), shape)
+    found, expected = trained(make, shape)
     assert_same(found, expected)
     assert not caplog.records
 
@@ -209,18 +217,22 @@ def noise() -> Write:
 def test_where_it_is_not_known_the_log_says_what_it_becomes_and_workers_stay_alike(
     make: Callable[[], Write], shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    found, _ = trained(make(), shape)
+    found, _ = trained(make, shape)
     found.variable(next(name for name in found.variables[0] if name != "weight"))  # fails if workers differ
     said = [r.getMessage() for r in caplog.records]
     assert len(said) == shape[0]
     assert all("not known how what the step writes there depends on the batch" in text for text in said)
 
 
-@every_shape
-def test_a_metric_that_is_not_a_sum_is_told_of(shape: tuple[int, int], caplog: pytest.LogCaptureFixture) -> None:
+def declared_norm() -> Write:
     declared = tf.VariableAggregation.SUM
     norm = tf.Variable(0.0, dtype=F64, name="state", trainable=False, aggregation=declared)
-    trained(lambda x, errors, loss: norm.assign(tf.sqrt(tf.reduce_sum(tf.matmul(x, x, transpose_b=True)))), shape)
+    return lambda x, errors, loss: norm.assign(tf.sqrt(tf.reduce_sum(tf.matmul(x, x, transpose_b=True))))
+
+
+@every_shape
+def test_a_metric_that_is_not_a_sum_is_told_of(shape: tuple[int, int], caplog: pytest.LogCaptureFixture) -> None:
+    trained(declared_norm, shape)
     assert "state becomes the sum of what each replica changes" in caplog.text
 
 
