@@ -69,7 +69,12 @@ def marks_in(text: str, file: str) -> Iterator[tuple[Mark, ast.stmt]]:
     """The marks of a test file, each with the statement of the file that it stands in: a test, or a list of cases."""
     for statement in ast.parse(text).body:
         for node in ast.walk(statement):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.mark.feature":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr == "feature"  # before the rest, which takes long
+                and ast.unparse(node.func) == "pytest.mark.feature"
+            ):
                 given = [ast.literal_eval(value) for value in node.args]
                 named = {keyword.arg or "**": ast.literal_eval(keyword.value) for keyword in node.keywords}
                 yield Mark(*given, **named, place=f"{file}:{node.lineno}"), statement

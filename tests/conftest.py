@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -18,6 +19,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # end of the collection is compiled once, also where Python is told to leave no files.
 _leaves_no_bytecode, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
+# The collector of garbage would go through what is imported again and again, while that grows and in every test.
+gc.set_threshold(20_000, 10, 10)
+
 # How long an example takes says more of a busy machine than of the code. Before a change is taken, examples are those
 # of a fixed seed; elsewhere every run draws others.
 hypothesis.settings.register_profile("autodist", deadline=None, print_blob=True, derandomize="CI" in os.environ)
@@ -26,6 +30,7 @@ hypothesis.settings.load_profile("autodist")
 
 def pytest_collection_finish() -> None:
     sys.dont_write_bytecode = _leaves_no_bytecode
+    gc.freeze()
 
 
 # Begins before pytest-xdist's own, which reads the groups, and ends after pytest's own, which has left out by marks.
@@ -36,6 +41,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Of those that look at what was trained on the same machines all do, whichever their file. Those that start processes
     and share nothing go one by one, since some take longer than other files: they come last, when all else is dealt.
     """
+    _find_unsaid([item.path for item in items if item.get_closest_marker("processes")])
     for item in items:
         clusters = [mark.args[0] for mark in item.iter_markers("trains")]
         machines = [str(cluster.machines) for cluster in clusters if cluster is not None]
@@ -50,6 +56,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _shares_what_its_file_has_made(item: pytest.Item) -> bool:
     known = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
     return any(fixtures[-1].scope in {"class", "module", "package"} for fixtures in known.values())
+
+
+def _find_unsaid(paths: list[Path]) -> None:
+    """`scripts/test` knows by their text in which files tests start processes. Raises UsageError for another."""
+    for path in dict.fromkeys(paths):
+        if "mark.processes" not in path.read_text(encoding="utf-8"):
+            raise pytest.UsageError(f"{path} has no `mark.processes`, by which scripts/test finds what it marks.")
 
 
 def _with_one_case(items: list[pytest.Item], folders: list[Path]) -> dict[str, pytest.Item]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import json
 import re
 import runpy
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import keras
@@ -145,21 +145,18 @@ def quotes() -> list[str]:
     return [" ".join(line[2:] for line in quote.splitlines()) for quote in lines]
 
 
-SAID = MappingProxyType(
-    {
-        text: file
-        for folder in ("autodist", "kernels", "strategies")
-        for file in (ROOT / folder).rglob("*.py")
-        for text in texts_of(file)
-    }
-)
+@functools.cache
+def said() -> Collection[str]:
+    """All texts of the package."""
+    folders = ("autodist", "kernels", "strategies")
+    return {text for folder in folders for file in (ROOT / folder).rglob("*.py") for text in texts_of(file)}
 
 
 @pytest.mark.parametrize("quote", quotes())
 def test_what_is_quoted_is_said(quote: str) -> None:
     pieces = [piece.strip() for piece in quote.split("…") if piece.strip(" .")]
     pattern = re.compile(".*".join(map(re.escape, pieces)), re.DOTALL)
-    assert any(pattern.search(text) for text in SAID), "no message of the package has these words"
+    assert any(pattern.search(text) for text in said()), "no message of the package has these words"
 
 
 def test_every_error_has_its_entry() -> None:
