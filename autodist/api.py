@@ -53,7 +53,7 @@ from autodist.runtime.sampler import Sampler
 from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.session import DistributedSession
-from autodist.strategies import BuildsStrategy, chosen_builder
+from autodist.strategies import BuildsStrategy, arranged, chosen_builder
 from autodist.trains_alone import TrainsAlone
 
 log = logging.getLogger("autodist")
@@ -112,7 +112,7 @@ class AutoDist:
             digest_of,
             fits.validates if fits is not None else lambda model: False,
         )
-        shares_evaluations = len(self._run.spec.replicas) > 1 and keras_steps_are_global
+        shares_evaluations = self._run.spec.shares_batches and keras_steps_are_global
         self._automatic = self._saved_automatically()
         self._keras = KerasModels(
             lambda step, jit_compile, batch_axis, is_own=False: DistributedFunction(
@@ -520,7 +520,7 @@ def _choose(
         spec = meet(spec, asked.replicas, _count_gpus)
     else:
         warn_if_alone()
-    return spec, chosen
+    return arranged(chosen, spec), chosen
 
 
 def _count_gpus() -> int:

@@ -32,6 +32,7 @@ from autodist.runtime.batches import (
     require_rows_for_all,
     share_of,
     take,
+    tell_of_empty_micro_batches,
     told_rows,
     with_a_row,
 )
@@ -258,7 +259,7 @@ class DistributedFunction:
     def _shares(self) -> int:
         """The replicas among which what is passed is divided."""
         spec = self._run.spec
-        return len(spec.replicas) if self._is_global else len(spec.workers[self._run.index].devices)
+        return len(spec.replicas) if self._is_global else spec.replicas_of(self._run.index)
 
     def _require_fits_apart(self, captured: CapturedFunction, leaves: Sequence[Leaf]) -> None:
         """Passes a step that takes inputs of as many rows as there are, and each replica's part of them.
@@ -297,6 +298,8 @@ class DistributedFunction:
         self._require_fits_apart(captured, leaves)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
         require_any_length(captured.item, self._dealt(self._count(leaves), names))
+        if captured.item.gradients:
+            tell_of_empty_micro_batches(self._count(leaves), self._run.spec.micro_batches)
         own = self._own_part(leaves).of(leaf.value for leaf in leaves)
         shapes = {name: np.shape(value) for name, value in zip(captured.inputs, own, strict=True)}
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}

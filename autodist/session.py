@@ -38,7 +38,7 @@ from autodist.messages import ALIKE_EVERYWHERE
 from autodist.proto import strategy_pb2
 from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
-from autodist.runtime.batches import require_examples, with_a_row
+from autodist.runtime.batches import require_examples, tell_of_empty_micro_batches, with_a_row
 from autodist.runtime.program import Program, RunMetadata, RunOptions
 from autodist.runtime.variables import Kept
 from autodist.session_batches import SessionBatches
@@ -394,7 +394,10 @@ class DistributedSession(SessionInterface):
         item = place_variables(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}), self._placements)
         self._require_fed_data(item)
         item = replace(item, is_global=self._feeds.are_global(arrays, axes))
-        require_any_length(item, self._feeds.dealt(arrays, axes))
+        dealt = self._feeds.dealt(arrays, axes)
+        require_any_length(item, dealt)
+        if item.gradients:
+            tell_of_empty_micro_batches(dealt.examples, self._run.spec.micro_batches)
         updates = {} if item.gradients else find_fed_updates(item)
         if updates:
             self._run.on_training()

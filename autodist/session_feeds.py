@@ -56,7 +56,7 @@ class SessionFeeds:
         Raises:
             CaptureError: a placeholder has a fixed shape, or the graph takes one number of examples alone.
         """
-        most = max(len(worker.devices) for worker in self.spec.workers)
+        most = max(map(self.spec.replicas_of, range(len(self.spec.workers))))
         gradients = [t for g in whole.gradients for t in g.tensors]
         needed = reach(map(node_of, gradients), whole.wiring.data.__getitem__)
         nodes = [n.name for n in whole.wiring.of_op("Placeholder", *GETS) if n.name in needed]
@@ -140,7 +140,7 @@ class SessionFeeds:
     @property
     def _replicas(self) -> int:
         """Of this worker."""
-        return len(self.spec.workers[self.worker].devices)
+        return self.spec.replicas_of(self.worker)
 
     def _axis_of_fed(self, tensor: tf.Tensor, array: np.ndarray) -> int | None:
         if tensor.name not in self.batch_axis:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
+from autodist.errors import StrategyError
 from autodist.graph.item import GraphItem
 from autodist.graph.renaming import Renaming
 from autodist.kernels import KERNELS, Context, Kernel, rewrite
@@ -32,6 +33,7 @@ class StepPlans:
         self._spec, self._builder, self._index, self._recorder = spec, builder, index, recorder
         self._decided: dict[str, strategy_pb2.VariableNode] = {}
         self._rehearsed: tuple[tf.compat.v1.GraphDef, GraphItem] | None = None
+        self._pipeline: strategy_pb2.Pipeline | None = None
         self._count = 0
 
     @property
@@ -60,9 +62,27 @@ class StepPlans:
                 node.CopyFrom(earlier)
                 node.variable = variable
         check_strategy(strategy, item, self._spec)
+        self._require_arranged(strategy)
         if self._recorder is not None:
             self._recorder.require_exact(strategy)
         return resolve_specs(strategy)
+
+    def _require_arranged(self, strategy: strategy_pb2.Strategy) -> None:
+        """Passes a pipeline of which the machines know, and which is not recorded.
+
+        Raises:
+            StrategyError: the builder is none of which it can be told beforehand, or a command compares the run.
+        """
+        if strategy.pipeline.stages and not self._spec.micro_batches:
+            raise StrategyError(
+                f"{strategy.builder} writes a strategy with pipeline stages, of which its replicas are the "
+                "micro-batches: that has to be known before the processes start. Take the builder Pipeline itself."
+            )
+        if strategy.pipeline.stages and self._recorder is not None:
+            raise StrategyError(
+                "`autodist verify` compares replicas with one device, and no pipeline. Take another strategy for it; "
+                "what a pipeline trains is, bit for bit, what as many replicas as micro-batches do on one worker."
+            )
 
     def decide(self, strategy: strategy_pb2.Strategy, names: Mapping[str, str], renaming: Renaming) -> None:
         """Keeps where a step's variables are, for the steps after it.
@@ -73,6 +93,8 @@ class StepPlans:
             renaming: under which names the chief has them.
         """
         shared = {renaming.variable(name): one for name, one in names.items()}
+        if strategy.pipeline.stages:
+            self._pipeline = strategy.pipeline
         self._decided.update({shared[node.variable]: node for node in strategy.nodes})
 
     def rehearse(self, item: GraphItem, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
@@ -98,6 +120,15 @@ class StepPlans:
             return rehearsed[1]
         return self._rewrite(item, strategy, names, kernels, joins_outputs, fetches_alike)
 
+    def _through_stages(self, strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
+        """A step that does not train goes through the stages where a training step has put the variables, if it has."""
+        if self._pipeline is None or strategy.nodes:
+            return strategy
+        staged = strategy_pb2.Strategy()
+        staged.CopyFrom(strategy)
+        staged.pipeline.CopyFrom(self._pipeline)
+        return staged
+
     def _rewrite(
         self,
         item: GraphItem,
@@ -107,7 +138,7 @@ class StepPlans:
         joins_outputs: bool = True,
         fetches_alike: bool = False,
     ) -> GraphItem:
-        context = Context(strategy, self._index, joins_outputs, fetches_alike)
+        context = Context(self._through_stages(strategy), self._index, joins_outputs, fetches_alike)
         if self._recorder is not None:
             kernels = self._recorder.kernels(kernels)
         rewritten = rewrite(share_names(item, names), context, f"step_{self._count}", kernels)

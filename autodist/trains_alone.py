@@ -53,7 +53,7 @@ class TrainsAlone:
         self.divides_data = False
         while _watching:
             _watching.pop().stop()
-        self._training = LocalTraining(self._on_step) if len(spec.replicas) > 1 else None
+        self._training = LocalTraining(self._on_step) if spec.shares_batches else None
         if self._training is not None:
             _watching.append(self)
 

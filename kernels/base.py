@@ -93,6 +93,22 @@ class Context:
         """Whether all workers are known to compute the same bits, whatever code is made for their processors."""
         return self.workers == 1 or self.strategy.graph_config.one_machine
 
+    @functools.cached_property
+    def of_replicas(self) -> Context:
+        """For whom the step is replicated.
+
+        The micro-batches of a pipeline are the replicas of one worker until it is dealt out who computes what of them.
+        """
+        alone = strategy_pb2.Strategy()
+        alone.CopyFrom(self.strategy)
+        alone.graph_config.workers = 0
+        return Context(alone, 0)
+
+    def goes_through_stages(self, item: GraphItem) -> bool:
+        """Whether a step goes through the stages of a pipeline, if there is one: whatever trains or takes a batch."""
+        takes_a_batch = any(axis is not None for axis in item.inputs.values())
+        return bool(self.plan.stages) and (bool(item.gradients) or takes_a_batch)
+
     def task(self, worker: int) -> str:
         """The TensorFlow device prefix of a worker."""
         return task_of(worker, self.workers)
@@ -111,7 +127,7 @@ class Context:
 
     @functools.cached_property
     def _first_devices(self) -> dict[int, str]:
-        found: dict[int, str] = {}
+        found = {stage.worker: stage.device for stage in self.strategy.pipeline.stages}
         for replica in self.replicas:
             found.setdefault(replica.worker, replica.device)
         return found

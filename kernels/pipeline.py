@@ -35,6 +35,8 @@ from autodist.kernels.normalise.settle_losses import SettleLosses
 from autodist.kernels.normalise.settle_sums import SettleSums
 from autodist.kernels.normalise.split_bundles import SplitBundles
 from autodist.kernels.normalise.whole_cotangents import WholeCotangents
+from autodist.kernels.pipelined.assign_stages import AssignStages
+from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.place.assign_owners import AssignOwners
 from autodist.kernels.place.partition import PartitionVariables
 from autodist.kernels.place.read_far_variables import ReadFarVariables
@@ -59,7 +61,9 @@ DUMP_VARIABLE = "AUTODIST_DUMP"
 # all kernels after that; what tables are needed whole is known before that is told; how rows of replicas are joined is
 # chosen while the captured batch can still be followed; the order of rows is fixed where they are written, before the
 # scatter is moved to a parameter server; what is joined between workers exists only once the step is replicated, and
-# rows are merged before they are sent; functions of XLA are made last, since no kernel looks into them.
+# rows are merged before they are sent; a pipeline's step is replicated as that of one worker, so that its parts are
+# dealt out in the place of joins, of which there are none between workers; functions of XLA are made last, since no
+# kernel looks into them.
 KERNELS: tuple[Kernel, ...] = (
     InlineBranches(),
     SplitBundles(),
@@ -73,7 +77,9 @@ KERNELS: tuple[Kernel, ...] = (
     PartitionVariables(),
     AddRowsInOrder(),
     AdvanceAlike(),
+    AssignStages(),
     Replicate(),
+    PlaceStages(),
     SetPace(),
     ReadProxies(),
     MergeRows(),

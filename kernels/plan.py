@@ -8,6 +8,7 @@ from functools import cached_property
 from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.parts import Join, JoinKind
+from autodist.graph.schedule import SCHEDULES
 from autodist.proto import strategy_pb2
 from autodist.synchronizers import COLLECTIVES, AllReduce, cut_of, named_synchronizers
 
@@ -20,6 +21,8 @@ class Plan:
 
     Attributes:
         cuts: of the variables that are cut.
+        stages: the worker of each pipeline stage; none where every replica computes all of the model.
+        schedule: the order in which a pipeline takes up the micro-batches.
     """
 
     def __init__(self, strategy: strategy_pb2.Strategy) -> None:
@@ -27,6 +30,8 @@ class Plan:
         self._said = {name: said for pieces in self._pieces.values() for name, said in pieces.items()}
         found = {node.variable: cut_of(node) for node in strategy.nodes}
         self.cuts = {variable: cut for variable, cut in found.items() if cut is not None}
+        self.stages = tuple(stage.worker for stage in strategy.pipeline.stages)
+        self.schedule = SCHEDULES[strategy.pipeline.schedule]
 
     @property
     def variables(self) -> Collection[str]:

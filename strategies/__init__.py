@@ -28,6 +28,7 @@ from autodist.strategies.partition import Partition
 from autodist.strategies.partition_options import PartitionOptions
 from autodist.strategies.partitioned_ar import PartitionedAR
 from autodist.strategies.partitioned_ps import PartitionedPS
+from autodist.strategies.pipeline import Pipeline, arranged
 from autodist.strategies.placed import PlacedBuilder
 from autodist.strategies.ps import PS, owner_index, parameter_server_node
 from autodist.strategies.ps_load_balancing import PSLoadBalancing
@@ -58,6 +59,7 @@ __all__ = [
     "PartitionOptions",
     "PartitionedAR",
     "PartitionedPS",
+    "Pipeline",
     "PlacedBuilder",
     "RandomAxisPartitionAR",
     "ServerOptions",
@@ -70,6 +72,7 @@ __all__ = [
     "UseParameterServer",
     "all_reduce_node",
     "all_reduce_synchronizer",
+    "arranged",
     "ask_builder",
     "builder_from_section",
     "bytes_sent",

@@ -66,7 +66,7 @@ def make_strategy(
 
 def graph_config(resource_spec: ResourceSpec) -> strategy_pb2.GraphConfig:
     """Every replica of the resource spec, worker by worker, and what else kernels are told of the machines."""
-    has_servers = len(workers_with_replicas(resource_spec)) < len(resource_spec.workers)
+    has_servers = len(set(resource_spec.replica_workers)) < len(resource_spec.workers)
     return strategy_pb2.GraphConfig(
         replicas=[
             strategy_pb2.Replica(worker=replica.worker.index, device=replica.device)

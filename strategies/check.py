@@ -9,6 +9,7 @@ from autodist.resources import ResourceSpec
 from autodist.strategies.base import graph_config
 from autodist.strategies.check_collectives import check_collectives
 from autodist.strategies.check_nodes import PlaceOf, check_nodes, no_place
+from autodist.strategies.check_pipeline import check_pipeline
 from autodist.strategies.variables import GraphLike, synced_variables
 from autodist.synchronizers import synchronizers_of
 
@@ -38,10 +39,13 @@ def check_strategy(
             if problem is not None:
                 raise StrategyError(problem, place_of(node.variable, "compressor"))
     _check_replicas(strategy, resource_spec)
+    check_pipeline(strategy, place_of)
     check_collectives(strategy, resource_spec, place_of)
 
 
 def _check_replicas(strategy: strategy_pb2.Strategy, resource_spec: ResourceSpec) -> None:
+    if strategy.pipeline.stages:
+        resource_spec = resource_spec.with_micro_batches(len(strategy.graph_config.replicas))
     wanted = graph_config(resource_spec)
     if strategy.graph_config != wanted:
         raise StrategyError(

@@ -48,7 +48,12 @@ class OverrideVariables(StrategyBuilder):
         nodes = {node.variable: node for node in inner.nodes}
         nodes |= all_reduced_nodes(chosen, nodes, variables)
         nodes |= served_nodes(chosen, nodes, variables, resource_spec)
-        return make_strategy(f"{inner.builder} with variables of their own", resource_spec, variables, nodes.values())
+        name = f"{inner.builder} with variables of their own"
+        strategy = make_strategy(name, resource_spec, variables, nodes.values())
+        if inner.HasField("pipeline"):
+            strategy.graph_config.CopyFrom(inner.graph_config)
+            strategy.pipeline.CopyFrom(inner.pipeline)
+        return strategy
 
 
 def _chosen(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from autodist.errors import Place, StrategyError
 from autodist.options import OptionError
@@ -13,6 +15,8 @@ from autodist.strategies.base import BuildsStrategy
 from autodist.strategies.check import check_strategy
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.variables import GraphLike
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,15 +37,27 @@ class PlacedBuilder:
         Raises:
             StrategyError: it cannot be carried out on this step and these machines; names file and line.
         """
-        try:
+
+        def checked() -> strategy_pb2.Strategy:
             strategy = ask_builder(self.builder, graph_item, resource_spec)
             check_strategy(strategy, graph_item, resource_spec, self._place_of)
+            return strategy
+
+        return self.placed(checked)
+
+    def placed(self, ask: Callable[[], T]) -> T:
+        """What is asked of the builder.
+
+        Raises:
+            StrategyError: the builder's own; names file and line.
+        """
+        try:
+            return ask()
         except StrategyError as error:
             if error.place is not None:
                 raise
             path = (error.option,) if isinstance(error, OptionError) else ()
             raise StrategyError(error.problem, self.section.place(*path)) from error
-        return strategy
 
     def _place_of(self, variable: str, option: str) -> Place | None:
         """Where an option of a variable stands, or the nearest around it: in the pattern that the variable uses, if

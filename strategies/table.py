@@ -10,7 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from autodist.graph.placement import EVERY_WORKER
+from autodist.graph.schedule import SCHEDULES, bubble, make_schedule
 from autodist.proto import strategy_pb2
+from autodist.strategies.check_pipeline import stage_of
 from autodist.strategies.cost import Traffic, computing_workers, sent_for, worker_count
 from autodist.strategies.nodes import alike_pieces
 from autodist.strategies.specs import effective_spec, resolve_node
@@ -61,19 +63,23 @@ def strategy_table(
     workers = worker_count(config)
     names = worker_names or [f"worker {index}" for index in range(workers)]
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
-    title = f"{strategy.builder}: {_count(len(config.replicas), 'replica')} on {_count(workers, 'worker')}"
     # Text, not markup: a variable's name may hold square brackets.
     if held is None:
         caption = _held(trained_bytes(strategy, graph_item), names, " of trained variables")
     else:
         caption = _held(held, names, "")
     is_narrow = width is not None and width < NARROW
-    table = Table(title=Text(title), show_footer=True, caption=Text(caption), show_lines=is_narrow)
+    table = Table(title=Text(_title(strategy, workers)), show_footer=True, caption=Text(caption), show_lines=is_narrow)
     costs = _costs(strategy, variables, rows or {})
     total = _total(tuple(variables.values()), costs, names)
     shown = _largest(costs)
     spec = effective_spec(strategy)
     lines = [_row(one.variable, resolve_node(one.node, spec), one, names) for one in shown]
+    if strategy.pipeline.stages:
+        lines = [
+            (*line[:4], f"stage {stage_of(strategy, one.node)}", *line[5:])
+            for line, one in zip(lines, shown, strict=True)
+        ]
     if len(shown) < len(costs):
         left = sum(one.variable.byte_size for one in costs) - sum(one.variable.byte_size for one in shown)
         name = f"and {_count(len(costs) - len(shown), 'smaller variable')}"
@@ -85,6 +91,16 @@ def strategy_table(
     for line in lines:
         table.add_row(*map(Text, line))
     return table
+
+
+def _title(strategy: strategy_pb2.Strategy, workers: int) -> str:
+    count = len(strategy.graph_config.replicas)
+    if not strategy.pipeline.stages:
+        return f"{strategy.builder}: {_count(count, 'replica')} on {_count(workers, 'worker')}"
+    stages, schedule = len(strategy.pipeline.stages), SCHEDULES[strategy.pipeline.schedule]
+    waits = round(100 * bubble(make_schedule(stages, count, schedule)))
+    parts = f"{_count(stages, 'stage')}, {count} micro-batch{'es' if count > 1 else ''} by {schedule}"
+    return f"{strategy.builder}: {parts}; a worker waits {waits} % of a step, if stages take equally long"
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,8 @@ class _Cost:
 def _costs(
     strategy: strategy_pb2.Strategy, variables: Mapping[str, SyncedVariable], rows: Mapping[str, int]
 ) -> list[_Cost]:
-    computing = computing_workers(strategy.graph_config)
+    # Of a pipeline no other worker reads a variable, or has a part in its gradient.
+    computing = frozenset() if strategy.pipeline.stages else computing_workers(strategy.graph_config)
     return [
         _Cost(variable, node, *sent_for(variable, node, computing), rows.get(variable.name, 0))
         for node in strategy.nodes

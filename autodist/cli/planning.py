@@ -173,7 +173,8 @@ class _Step:
         variables = []
         for node in strategy.nodes:
             variable = synced[node.variable]
-            own = link_bytes(variable, node, strategy.graph_config, self._rows.get(variable.name, 0))
+            rows = self._rows.get(variable.name, 0)
+            own = {} if strategy.pipeline.stages else link_bytes(variable, node, strategy.graph_config, rows)
             variables.append(self._variable(variable, node, sums_by_worker(own, len(self._names))[0]))
             for link, count in own.items():
                 links[link] = links.get(link, 0) + count
@@ -215,7 +216,11 @@ class _Step:
     def _workers(self, strategy: strategy_pb2.Strategy, links: Mapping[Link, int]) -> tuple[WorkerPlan, ...]:
         sent, received = sums_by_worker(links, len(self._names))
         held = held_bytes(self._item, strategy, len(self._names))
-        replicas = [len(worker.devices) if worker.has_replicas else 0 for worker in self._spec.workers]
+        of_workers = [replica.worker for replica in strategy.graph_config.replicas]
+        replicas = [of_workers.count(worker.index) for worker in self._spec.workers]
+        flops = (
+            None if strategy.pipeline.stages else self._flops
+        )  # which stage computes what is not known before it is traced
         return tuple(
             WorkerPlan(
                 name=name,
@@ -223,7 +228,7 @@ class _Step:
                 sent=sent[index],
                 received=received[index],
                 held=held[index],
-                flops=None if self._flops is None else self._flops * replicas[index] // replicas[0],
+                flops=None if flops is None else flops * replicas[index] // replicas[0],
             )
             for index, name in enumerate(self._names)
         )

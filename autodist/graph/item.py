@@ -13,6 +13,7 @@ from autodist.graph.keeper import Keeper
 from autodist.graph.names import node_of
 from autodist.graph.origins import Origins, no_origins
 from autodist.graph.parts import EvenParts, Gradient, GradientCall, Join, Variable
+from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.placement import EVERY_WORKER, Cut, Placement, shard_name
 from autodist.graph.propagation import Propagation
 from autodist.graph.stages import Stages
@@ -100,6 +101,7 @@ class GraphItem:
         is_whole: whether each worker is to have the whole of what the step returns, rows of all workers in order, and
             nothing may be guessed: a step of which it is not known how it is that of one device is refused.
         replication: what came of replicating the step; None until it is, and where there is one replica alone.
+        pipeline_parts: of a pipeline, where the captured nodes of the compute part belong, as far as it is known.
         wiring: how the nodes of `graph_def` hang together; `replace` hands it on for as long as the graph is the same.
     """
 
@@ -125,6 +127,7 @@ class GraphItem:
     is_global: bool = False
     is_whole: bool = False
     replication: Replication | None = None
+    pipeline_parts: Mapping[str, PipelinePart] = field(default_factory=dict)
     wiring: Wiring = field(default=_UNREAD, compare=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ _EXAMPLE = (
     "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}], or given, where a scheduler starts the "
     "processes"
 )
-_HIDDEN = ("source", "is_given", "places")
+_HIDDEN = ("source", "is_given", "places", "micro_batches")
 
 MOST_RESTARTS = 1000
 
@@ -62,6 +62,8 @@ class ResourceSpec(Timeouts):
         is_given: whether a scheduler starts the processes, which tell one another where they are.
         places: in a given cluster, what each worker has for itself; none before its processes have met: until then
             `nodes` is this machine alone.
+        micro_batches: of a pipeline, whose replicas they are, all of the chief's device; 0: it is none, and each device
+            of each worker is a replica.
     """
 
     nodes: Annotated[tuple[Node, ...], Field(strict=False)] = Field(description=_EXAMPLE)
@@ -78,6 +80,7 @@ class ResourceSpec(Timeouts):
     source: Source = Field(default_factory=Source, repr=False)
     is_given: bool = Field(default=False, repr=False)
     places: tuple[Place, ...] = Field(default=(), repr=False)
+    micro_batches: int = Field(default=0, repr=False)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> ResourceSpec:
@@ -113,7 +116,8 @@ class ResourceSpec(Timeouts):
         content = json.loads(payload)
         spec = cls._parse(content["spec"], Source(content["file"], content["lines"]))
         places = tuple(Place(tuple(devices), cores, port) for devices, cores, port in content["places"])
-        return spec.model_copy(update={"is_given": content["is_given"], "places": places})
+        made = spec.model_copy(update={"is_given": content["is_given"], "places": places})
+        return made.with_micro_batches(content["micro_batches"])
 
     def as_given(self) -> ResourceSpec:
         """The same without its machines, since a scheduler has started the processes."""
@@ -143,6 +147,13 @@ class ResourceSpec(Timeouts):
         """The same machines, where nothing is saved and SIGTERM ends a worker as ever."""
         return self.model_copy(update={"checkpoint": None})
 
+    def with_micro_batches(self, count: int) -> ResourceSpec:
+        """The same for a pipeline, whose replicas are so many micro-batches; 0: it is none."""
+        made = self.model_copy(update={"micro_batches": count})
+        for name in ("replicas", "replica_workers"):  # what was found for the machines as they were
+            made.__dict__.pop(name, None)
+        return made
+
     def for_workers(self) -> ResourceSpec:
         """The spec as other workers are told it: how machines are reached, secrets included, is the chief's affair."""
         return self.model_copy(update={"ssh": {name: SSHGroup() for name in self.ssh}})
@@ -150,7 +161,7 @@ class ResourceSpec(Timeouts):
     def to_payload(self) -> str:
         """Text (JSON) that carries the spec to another process."""
         places = [[place.devices, place.cores, place.port] for place in self.places]
-        given = {"is_given": self.is_given, "places": places}
+        given = {"is_given": self.is_given, "places": places, "micro_batches": self.micro_batches}
         content = self.model_dump(mode="json", include={"nodes"}) if self.is_given else {}
         spec = self.to_dict() | content
         return json.dumps({"spec": spec, "file": self.file, "lines": dict(self.source.lines), **given})
@@ -183,13 +194,25 @@ class ResourceSpec(Timeouts):
 
     @functools.cached_property
     def replicas(self) -> tuple[Replica, ...]:
-        """All replicas, in the order of the workers and of their devices."""
+        """All replicas, in the order of the workers and of their devices; those of a pipeline are its micro-batches."""
+        if self.micro_batches:
+            first = self.workers[0]
+            return tuple(Replica(index, first, first.devices[0]) for index in range(self.micro_batches))
         return tuple(list_replicas(self.workers))
 
     @functools.cached_property
     def replica_workers(self) -> tuple[int, ...]:
         """For each replica, the index of its worker, in rising order."""
         return tuple(replica.worker.index for replica in self.replicas)
+
+    @property
+    def shares_batches(self) -> bool:
+        """Whether a batch is the work of several replicas, or goes through a pipeline."""
+        return len(self.replicas) > 1 or self.micro_batches > 0
+
+    def replicas_of(self, worker: int) -> int:
+        """How many replicas a worker has."""
+        return self.replica_workers.count(worker)
 
     def ssh_group(self, node: Node) -> SSHGroup | None:
         """How `node` is reached: its SSH group; None where SSH is not used (`Node.is_local`).

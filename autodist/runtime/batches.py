@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ import tensorflow as tf
 
 from autodist.errors import EmptyBatchError, UnevenBatchError
 from autodist.graph.parts import EvenParts
+from autodist.messages import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
 
 
 @dataclass(frozen=True)
@@ -168,6 +172,16 @@ def require_even(even: EvenParts | None, mine: int | None, whole: int | None = N
             f"{each + 1}, the others {each})",
             among,
         )
+
+
+def tell_of_empty_micro_batches(examples: int, micro_batches: int) -> None:
+    """Says that a pipeline, whose stages wait for each micro-batch, has more of them than the batch has examples."""
+    if 0 < examples < micro_batches:
+        log.warning(
+            "a batch of %d examples goes through the pipeline in %d micro-batches, of which %d are empty, and take as "
+            "long as one of a single example. Feed more, or take fewer micro_batches.",
+            examples, micro_batches, micro_batches - examples, extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
 
 
 def uneven(even: EvenParts, fault: str, among: int) -> UnevenBatchError:

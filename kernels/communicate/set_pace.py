@@ -42,7 +42,7 @@ class SetPace(Kernel):
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         replication = item.replication
-        if context.workers == 1 or not item.owners or replication is None:
+        if context.workers == 1 or not item.owners or replication is None or context.goes_through_stages(item):
             return item
         keepers = find_keepers(item, replication, context.plan)
         require_one_keeper_a_write(item, keepers)

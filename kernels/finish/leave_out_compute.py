@@ -29,7 +29,7 @@ class LeaveOutCompute(Kernel):
     name: ClassVar[str] = "leave-out-compute"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        if context.computes:
+        if context.computes or context.goes_through_stages(item):
             return item
         editor = StepEditor(item)
         computed = _reached(editor, _sources(item))

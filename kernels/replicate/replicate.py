@@ -51,6 +51,8 @@ class Replicate(Kernel):
     name: ClassVar[str] = "replicate"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if context.goes_through_stages(item):
+            context = context.of_replicas
         if context.is_alone:
             return item
         return _Replication(item, context).run()

@@ -70,6 +70,8 @@ def main() -> None:
     idle = _peak()
     found = {}
     for name in registered_names():
+        if name == "Pipeline":  # wants one device a worker, and of these no more than variables
+            continue
         strategy, planning = _timed(lambda name=name: _plan(name, step, spec))
         _, table = _timed(lambda strategy=strategy: _show(strategy, step, names))
         shards = sum(len(node.shards) for node in strategy.nodes)

@@ -59,6 +59,8 @@ def _by_builder(item: GraphItem, clusters: Mapping[str, Sequence[int]], repeat: 
     seconds: dict[str, dict[str, list[float]]] = {}
     queues: dict[str, dict[str, int]] = {}
     for builder in registered_names():
+        if builder == "Pipeline":  # wants one device a worker
+            continue
         for name, (workers, replicas) in clusters.items():
             for _ in range(repeat):
                 took, made = _rewriting(item, _machines(workers, replicas), find_builder(builder)())

@@ -55,6 +55,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
             ".*bias.*": {"synchronizer": "AllReduce", "group": 7, "compressor": "BFLOAT16"},
         },
     },
+    "pipeline": {"builder": "Pipeline", "micro_batches": 2, "schedule": "1F1B"},
     "two_paces": {
         "builder": "PS",
         "variables": {".*bias.*": {"synchronizer": "PS", "owner": 1, "staleness": 2}},
@@ -87,7 +88,7 @@ _PAIRS: Mapping[str, str] = {
     "attention": "shuffle 2x1",
     "clipped_rows": "shuffle 2x1, partitioned_ps 2x2",
     "evaluation": "shuffle 2+1, shuffle server",
-    "fit_dropout": "ring 2x2, uneven_partitioned_ps 2x1",
+    "fit_dropout": "ring 2x2, uneven_partitioned_ps 2x1, pipeline 2x1",
     "fit_ema": "ps_load_balancing 3x1, sharded 2x1",
     "fit_gradient_accumulation": "ps_load_balancing 2x1, sharded 2x2, overridden 2x1",
     "fit_half_precision": "ps 2x2, shuffle 2x1",
@@ -125,7 +126,7 @@ _PAIRS: Mapping[str, str] = {
     ),
     "keras_mlp_adam_float32": (
         "shuffle 1x1, small_groups 2x1, float16 2x2, bfloat16 one_machine, power_sgd 3x1, top_k 2x1, "
-        "overridden 2+1, sharded server, stale_proxies 2x1, asynchronous 3x1, two_paces 2x1, ps gpus"
+        "overridden 2+1, sharded server, pipeline 2x1, stale_proxies 2x1, asynchronous 3x1, two_paces 2x1, ps gpus"
     ),
     "many_ops": "shuffle 2x1",
     "momentum_and_counter": "shuffle 2x2, uneven_partitioned_ps 3x1, stale 2x1",

@@ -53,7 +53,8 @@ MACHINES = st.lists(st.sampled_from([1.0, 2.5, 10.0, 100.0]), min_size=1, max_si
 
 
 def test_every_builder_is_here():
-    assert {type(builder).__name__ for builder in BUILDERS} == {*registered_names(), "OverrideVariables"}
+    by_itself = {"Pipeline"}  # needs a variable for each worker, and no servers: test_pipeline.py
+    assert {type(builder).__name__ for builder in BUILDERS} | by_itself == {*registered_names(), "OverrideVariables"}
 
 
 @pytest.mark.parametrize("builder", BUILDERS, ids=str)

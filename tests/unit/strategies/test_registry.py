@@ -30,6 +30,7 @@ def test_our_own_builders_are_known():
         "Parallax",
         "PartitionedAR",
         "PartitionedPS",
+        "Pipeline",
         "RandomAxisPartitionAR",
         "ShardedAllReduce",
         "UnevenPartitionedPS",

@@ -1,0 +1,123 @@
+"""The order in which each worker of a pipeline takes up the micro-batches."""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+GPIPE = "GPipe"
+ONE_F_ONE_B = "1F1B"
+
+SCHEDULES = (GPIPE, ONE_F_ONE_B)
+"""By number, as a strategy has them."""
+
+BACKWARD_WORK = 2
+"""Backward takes about as long as forward twice: a product for the inputs, and one for the weights."""
+
+
+@dataclass(frozen=True, order=True)
+class Unit:
+    """What a pipeline stage does for one micro-batch in one direction."""
+
+    stage: int
+    micro_batch: int
+    is_backward: bool = False
+
+    def __str__(self) -> str:
+        return f"{'B' if self.is_backward else 'F'}{self.micro_batch}"
+
+
+Order = tuple[tuple[Unit, ...], ...]
+"""For each pipeline stage its units, one after the other."""
+
+
+def make_schedule(stages: int, micro_batches: int, schedule: str, trains: bool = True) -> Order:
+    """In which order each pipeline stage takes up its units.
+
+    GPipe goes forward with all micro-batches before it goes back, and keeps what the last one needs of all of them.
+    1F1B goes back with a micro-batch as soon as it can, and keeps at most as many as there are stages from here on.
+
+    Args:
+        stages: how many.
+        micro_batches: how many.
+        schedule: one of `SCHEDULES`.
+        trains: whether there is a way back.
+
+    Sources: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS
+    2019; D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC
+    2021, for 1F1B without stale weights.
+    """
+    return tuple(_of_stage(stage, stages, micro_batches, schedule, trains) for stage in range(stages))
+
+
+def _of_stage(stage: int, stages: int, micro_batches: int, schedule: str, trains: bool) -> tuple[Unit, ...]:
+    forward = [Unit(stage, m) for m in range(micro_batches)]
+    if not trains:
+        return tuple(forward)
+    backward = [Unit(stage, m, is_backward=True) for m in range(micro_batches)]
+    if schedule == GPIPE:
+        return (*forward, *backward)
+    ahead = min(stages - stage, micro_batches)
+    order = forward[:ahead]
+    for m, back in enumerate(backward):
+        order.append(back)
+        order += forward[ahead + m : ahead + m + 1]
+    return tuple(order)
+
+
+def kept_at_once(units: Sequence[Unit]) -> int:
+    """For how many micro-batches a pipeline stage has gone forward and not yet back, at most."""
+    most = kept = 0
+    for unit in units:
+        kept += -1 if unit.is_backward else 1
+        most = max(most, kept)
+    return most
+
+
+def usual_needs(unit: Unit, stages: int) -> list[Unit]:
+    """The units of other pipeline stages that a unit waits for, where each stage hands on to its neighbours."""
+    step = 1 if unit.is_backward else -1
+    neighbour = unit.stage + step
+    return [Unit(neighbour, unit.micro_batch, unit.is_backward)] if 0 <= neighbour < stages else []
+
+
+def simulate(order: Order) -> Mapping[Unit, tuple[int, int]]:
+    """When each unit starts and ends, where forward takes 1 and backward `BACKWARD_WORK`, and nothing else takes time.
+
+    Raises:
+        graphlib.CycleError: two pipeline stages would wait for each other.
+    """
+    needs: dict[Unit, list[Unit]] = {}
+    for units in order:
+        for before, unit in zip((None, *units), units, strict=False):
+            needs[unit] = [*usual_needs(unit, len(order)), *([before] if before else [])]
+    when: dict[Unit, tuple[int, int]] = {}
+    for unit in graphlib.TopologicalSorter(needs).static_order():
+        start = max((when[one][1] for one in needs[unit]), default=0)
+        when[unit] = start, start + (BACKWARD_WORK if unit.is_backward else 1)
+    return when
+
+
+def bubble(order: Order) -> Fraction:
+    """The share of a step in which a worker waits, where all pipeline stages take equally long."""
+    when = simulate(order)
+    length = max(end for _, end in when.values())
+    work = sum(end - start for start, end in when.values())
+    return 1 - Fraction(work, length * len(order))
+
+
+def chart(order: Order) -> str:
+    """The simulated step as text: a line for each pipeline stage, the units in their places."""
+    when = simulate(order)
+    width = max(len(str(unit)) for unit in when) + 1
+    length = max(end for _, end in when.values())
+    lines = []
+    for units in order:
+        cells = ["." * (width - 1) + " "] * length
+        for unit in units:
+            start, end = when[unit]
+            cells[start:end] = [str(unit).ljust(width)] + ["-" * (width - 1) + " "] * (end - start - 1)
+        lines.append("".join(cells).rstrip())
+    return "\n".join(lines)

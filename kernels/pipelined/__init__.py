@@ -1,0 +1,1 @@
+"""Phase: deals a replicated step out to the workers of a pipeline."""

@@ -1,0 +1,209 @@
+"""Homes: which pipeline stage runs each node of a replicated step."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from autodist.errors import StrategyError
+from autodist.graph.effects import PASSES
+from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.op_types import RESOURCE, is_stateless, types_of_outputs
+from autodist.graph.ops import Trait, having
+from autodist.graph.schedule import Unit
+from autodist.kernels.base import Context
+from autodist.kernels.pipelined.assign_stages import stage_of_handles
+from autodist.nearest import listed
+
+FED_STAGE = 0
+"""The pipeline stage that is fed, the chief's."""
+
+_TABLES = having(Trait.TABLE_READ | Trait.CALL)
+
+
+class Wherever(enum.Enum):
+    """What has no pipeline stage of its own."""
+
+    READ = "each stage that reads it makes it for itself"
+    ALL = "every stage runs it"
+
+
+Home = int | Wherever
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """A tensor that one pipeline stage makes and another reads."""
+
+    name: str
+    source: int
+    reader: int
+
+
+class Homes:
+    """Who runs what.
+
+    A node is run by one pipeline stage; or by every one, if it writes a variable of which each has a copy; or by
+    whoever reads what it makes, if it is made of nothing that one stage alone has.
+
+    Args:
+        item: the step, replicated as that of one worker.
+        context: for whom it is rewritten.
+
+    Attributes:
+        home: of each node.
+    """
+
+    def __init__(self, item: GraphItem, context: Context) -> None:
+        self.item, self.context, self.wiring = item, context, item.wiring
+        self.count = len(context.plan.stages)
+        self.stage_of = stage_of_handles(item, context)
+        self.home: dict[str, Home] = {}
+        self._find()
+
+    def unit_of(self, name: str) -> Unit | None:
+        """What a node is computed in, if that has its place in the order of the micro-batches."""
+        copies = self.item.replication.copies if self.item.replication else None
+        if copies is not None and name not in copies:
+            return None
+        micro_batch, captured = self.item.replica_of(name)
+        part = self.item.pipeline_parts.get(captured)
+        if part is None or part.is_held or self.home[name] != part.stage:
+            return None
+        return Unit(part.stage, micro_batch, part.is_backward)
+
+    def _find(self) -> None:
+        open_nodes: list[str] = []
+        """Made of a batch alone, or of chance: computed where they are first read."""
+        floating: set[str] = set()
+        for name in self.wiring.order:
+            found = self._own_home(name)
+            if found is None:
+                stages = [h for s in self.wiring.data[name] if isinstance(h := self.home.get(s), int)]
+                if stages:
+                    found = max(stages)
+                elif not floating.isdisjoint(self.wiring.data[name]) or self._is_unique(name):
+                    open_nodes.append(name)
+                    floating.add(name)
+                    continue
+                else:
+                    found = Wherever.READ
+            self.home[name] = found
+            if name in self._fed:
+                del self.home[name]
+                floating.add(name)
+        self.home.update(dict.fromkeys((n for n in self._fed if n in self.wiring.nodes), FED_STAGE))
+        for name in reversed(open_nodes):
+            readers = (self.home.get(c) for c in self.wiring.consumers[name] if name in self.wiring.data[c])
+            self.home[name] = min((h for h in readers if isinstance(h, int)), default=FED_STAGE)
+
+    @cached_property
+    def _fed(self) -> frozenset[str]:
+        split = {node_of(name) for name, axis in self.item.inputs.items() if axis is not None}
+        return frozenset({*split, node_of(EXAMPLES), node_of(ALL_EXAMPLES)})
+
+    def _own_home(self, name: str) -> Home | None:
+        """The home of a node that its inputs do not decide."""
+        if name in self._fed:
+            return FED_STAGE
+        effect = self.wiring.effects.get(name)
+        if effect is not None:
+            owned = {self.stage_of[h] for h in effect.reads | effect.writes if h in self.stage_of}
+            if len(owned) > 1:
+                raise self._of_several(name)
+            if owned:
+                self._require_own_writes(name)
+                return owned.pop()
+            if effect.writes:
+                return Wherever.ALL
+        copies = self.item.replication.copies if self.item.replication else None
+        if copies is None or name in copies or name in self.item.pipeline_parts:
+            part = self.item.pipeline_parts.get(self.item.replica_of(name)[1])
+            return None if part is None else part.stage
+        return None
+
+    def _of_several(self, name: str) -> StrategyError:
+        effect = self.wiring.effects[name]
+        used = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
+        return StrategyError(
+            f"{name} ({self.wiring.nodes[name].op}) uses {listed(used)}, which are in different pipeline stages: one "
+            "operation is not cut. Put these variables into one stage."
+        )
+
+    def _require_own_writes(self, name: str) -> None:
+        """Passes an operation that writes no variable that every worker has beside those of its stage."""
+        effect = self.wiring.effects[name]
+        shared = sorted(self.item.by_handle[h].name for h in effect.writes if h not in self.stage_of)
+        owned = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
+        if shared:
+            raise StrategyError(
+                f"{name} ({self.wiring.nodes[name].op}) writes {listed(shared)}, which every worker holds, and uses "
+                f"{listed(owned)}, which a pipeline stage holds: the others would not see what it writes. Write them "
+                "by operations of their own."
+            )
+
+    def _is_unique(self, name: str) -> bool:
+        """Whether a node that nothing of a stage leads to may make something else on every worker that runs it."""
+        node = self.wiring.nodes[name]
+        if node.op in _TABLES or node.op in PASSES or name in self.wiring.effects or is_stateless(node.op):
+            return False
+        try:
+            return RESOURCE not in types_of_outputs(node)
+        except AttributeError:  # a function of the graph's, called as an op
+            return True
+
+    # -- what runs where -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def needed(self) -> frozenset[str]:
+        """All that the step's outputs and targets need."""
+        roots = [*map(node_of, self.item.outputs), *self.item.targets]
+        found: set[str] = set()
+        while roots:
+            name = roots.pop()
+            if name not in found:
+                found.add(name)
+                roots += self.wiring.sources[name]
+        return frozenset(found)
+
+    @cached_property
+    def runs_at(self) -> dict[str, frozenset[int]]:
+        """The pipeline stages that run each needed node."""
+        everywhere = frozenset(range(self.count))
+        roots = {*map(node_of, self.item.outputs), *self.item.targets}
+        found: dict[str, frozenset[int]] = {}
+        for name in reversed(self.wiring.order):
+            if name not in self.needed:
+                continue
+            home = self.home[name]
+            if isinstance(home, int):
+                found[name] = frozenset({home})
+            elif home is Wherever.ALL or name in roots:
+                found[name] = everywhere
+            else:
+                readers = self.wiring.consumers[name]
+                found[name] = frozenset().union(*(found[c] for c in readers if c in found))
+        return found
+
+    def crossings(self) -> Iterator[Crossing]:
+        """The tensors that travel, each to each of its readers once, in the order in which they are made."""
+        asked: dict[str, dict[tuple[str, int], None]] = {}
+        for name in self.needed:
+            for i in self.wiring.nodes[name].input:
+                if not is_control(i):
+                    self._ask(asked, tensor(i), self.runs_at[name])
+        for name in self.item.outputs:
+            self._ask(asked, tensor(name), range(self.count))
+        for name in self.wiring.order:
+            for one, reader in sorted(asked.get(name, ())):
+                home = self.home[name]
+                assert isinstance(home, int)
+                yield Crossing(one, home, reader)
+
+    def _ask(self, asked: dict[str, dict[tuple[str, int], None]], name: str, readers: Iterable[int]) -> None:
+        home = self.home[node_of(name)]
+        if isinstance(home, int):
+            asked.setdefault(node_of(name), {}).update(((name, r), None) for r in readers if r != home)

@@ -1,0 +1,88 @@
+"""Place stages: each worker of a pipeline runs its own part of the step, and hands on what the others need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import tensorflow as tf
+
+from autodist.errors import FetchedElsewhereError
+from autodist.graph.fragment import fragment
+from autodist.graph.item import GraphItem
+from autodist.graph.names import node_of
+from autodist.graph.step_editor import StepEditor
+from autodist.graph.waiting import wait_past
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.communicate.exchange import Exchange
+from autodist.kernels.pipelined.crossings import Post, parcels
+from autodist.kernels.pipelined.homes import Homes
+from autodist.kernels.pipelined.turns import find_order, take_turns
+
+
+@dataclass(frozen=True)
+class PlaceStages(Kernel):
+    """Deals out a step that is replicated as that of one worker: its micro-batches are the replicas.
+
+    A worker keeps what its pipeline stage computes and what updates its variables. Tensors that another one reads are
+    sent through queues as soon as they are there, those of a micro-batch by themselves, so that the stages work at
+    different ones side by side; in which order a worker takes these up, the schedule says. As no arithmetic is changed,
+    the result is, bit for bit, that of as many replicas on one worker.
+
+    A step ends on every worker once all have updated their variables, so that what is read between two steps is new.
+
+    Source: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS
+    2019.
+    """
+
+    name: ClassVar[str] = "place-stages"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if not context.goes_through_stages(item):
+            return item
+        homes = Homes(item, context)
+        _require_fetched_by_all(homes, context)
+        me = context.plan.stages.index(context.worker)
+        order, sent = find_order(homes, context), parcels(homes)
+        mine = {name for name, stages in homes.runs_at.items() if me in stages}
+        editor = StepEditor(item)
+        take_turns(editor, homes, order, me)
+        Post(editor, homes, context).exchange(sent)
+        _hand_out_tokens(editor, homes, context)
+        editor.run_no_more([name for name in editor.targets if name in homes.runs_at and name not in mine])
+        made = set(editor.names) - item.wiring.nodes.keys()
+        wait_past(editor, mine | made)
+        return editor.to_item()
+
+
+def _require_fetched_by_all(homes: Homes, context: Context) -> None:
+    """Passes if nothing that one pipeline stage has is fetched where workers may fetch different things."""
+    if context.sends_fetched:
+        return
+    for name in homes.item.outputs:
+        if isinstance(homes.home[node_of(name)], int):
+            raise FetchedElsewhereError(
+                f"{name} is computed by the stages of a pipeline, one after the other, and not all workers fetch it in "
+                "this run. Fetch it on every worker alike, and not under `if ad.is_chief`."
+            )
+
+
+def _hand_out_tokens(editor: StepEditor, homes: Homes, context: Context) -> None:
+    """Each worker tells the others that its variables are written."""
+    writes: dict[int, list[str]] = {}
+    for name, effect in homes.wiring.effects.items():
+        stages = {homes.stage_of[h] for h in effect.writes if h in homes.stage_of}
+        if name in homes.needed and stages:
+            writes.setdefault(stages.pop(), []).append(name)
+    me = context.plan.stages.index(context.worker)
+    for stage, names in sorted(writes.items()):
+        with fragment(editor, f"pipeline/token/{stage}") as f, tf.device(context.cpu(context.worker)):
+            exchange = Exchange(f, context, f"pipeline/token/{stage}")
+            done = tf.constant(True)
+            if stage == me:
+                for reader, worker in enumerate(context.plan.stages):
+                    if reader != me:
+                        exchange.send(worker, "done", [done], [f.after(names)])
+            else:
+                exchange.receive(context.plan.stages[stage], "done", [done])
+        editor.run(exchange.effects)

@@ -1,0 +1,77 @@
+"""Turns: a worker of a pipeline takes up its units one after the other."""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import cast
+
+import tensorflow as tf
+
+from autodist.errors import PartsError, StrategyError
+from autodist.graph.control_flow import find_inside
+from autodist.graph.fragment import fragment
+from autodist.graph.schedule import ONE_F_ONE_B, Order, Unit, make_schedule
+from autodist.graph.split import split
+from autodist.graph.step_editor import StepEditor
+from autodist.kernels.base import Context
+from autodist.kernels.pipelined.homes import Homes
+
+
+def find_order(homes: Homes, context: Context) -> Order:
+    """In which order each pipeline stage takes up its units.
+
+    Raises:
+        StrategyError: there is none, since units wait for each other in a circle.
+    """
+    try:
+        parts = split(homes.item, lambda name: homes.unit_of(name) if name in homes.needed else None)
+    except PartsError as error:
+        raise StrategyError(
+            f"the pipeline stages wait for each other: {error}. Put the variables that these nodes use into one stage."
+        ) from error
+    needs = cast(Mapping[Unit, frozenset[Unit]], parts.needs)
+    trains = any(unit.is_backward for unit in needs)
+    schedule = make_schedule(len(context.plan.stages), len(context.replicas), context.plan.schedule, trains)
+    order = tuple(tuple(unit for unit in units if unit in needs) for units in schedule)
+    waits: dict[Unit, set[Unit]] = {unit: set(before) for unit, before in needs.items()}
+    for units in order:
+        for before, unit in pairwise(units):
+            waits[unit].add(before)
+    try:
+        graphlib.TopologicalSorter(waits).prepare()
+    except graphlib.CycleError as error:
+        circle = ", ".join(f"{unit} of stage {unit.stage}" for unit in reversed(error.args[1]))
+        mend = (
+            "Take schedule: GPipe"
+            if context.plan.schedule == ONE_F_ONE_B
+            else "Take micro_batches: 1, or a strategy without pipeline stages"
+        )
+        raise StrategyError(
+            f"by the schedule {context.plan.schedule} micro-batches wait for each other ({circle}), since the step "
+            f"computes with what all of them make. {mend}."
+        ) from error
+    return order
+
+
+def take_turns(editor: StepEditor, homes: Homes, order: Order, stage: int) -> None:
+    """Lets each unit of a pipeline stage begin when the one before it has ended."""
+    nodes: dict[Unit, list[str]] = {unit: [] for unit in order[stage]}
+    inside = set(find_inside(homes.wiring))
+    for name in homes.wiring.order:
+        if name in homes.needed and name not in inside:
+            unit = homes.unit_of(name)
+            if unit is not None and unit.stage == stage:
+                nodes[unit].append(name)
+    members: Mapping[str, Unit] = {name: unit for unit, names in nodes.items() for name in names}
+    for before, unit in pairwise(order[stage]):
+        last = [n for n in nodes[before] if not any(members.get(c) == before for c in homes.wiring.consumers[n])]
+        first = [
+            n for n in nodes[unit]
+            if not any(members.get(s) == unit or s in inside for s in homes.wiring.data[n])
+        ]  # fmt: skip
+        with fragment(editor, f"pipeline/{before}_then_{unit}") as f, tf.control_dependencies([f.after(last)]):
+            done = f.name(tf.no_op())
+        for name in first:
+            editor.add_control(name, [done])

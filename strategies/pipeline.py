@@ -1,0 +1,204 @@
+"""Pipeline: the model lies in stages on several workers, which work at different micro-batches side by side."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from autodist.graph.schedule import SCHEDULES
+from autodist.nearest import listed
+from autodist.options import OptionError
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy
+from autodist.strategies.override_variables import OverrideVariables
+from autodist.strategies.placed import PlacedBuilder
+from autodist.strategies.ps import parameter_server_node
+from autodist.strategies.registry import register
+from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
+
+MOST_MICRO_BATCHES = 1024
+
+Stages = tuple[tuple[str, ...], ...]
+
+
+@register
+@dataclass(frozen=True)
+class Pipeline(StrategyBuilder):
+    """Each worker holds one stage of the model, and the batch goes from stage to stage in micro-batches.
+
+    For models that one device cannot hold, or whose gradients would be dear to send: a worker keeps the variables and
+    slots of its stage, and sends activations and their gradients to its neighbours. The first stage is the chief's,
+    which alone is fed. What is trained is, bit for bit, what as many replicas as there are micro-batches train on
+    one worker.
+
+    Cost: no gradient and no variable travels, but where several stages use one variable. With S stages and M
+    micro-batches, a worker waits (S - 1) / (M + S - 1) of a step, if all stages take equally long.
+
+    Source: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS
+    2019; D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC
+    2021 (1F1B).
+
+    Attributes:
+        stages: for each stage patterns (regular expressions) that match the whole names of its variables, of which the
+            first match in their order counts; or how many stages there are, which then share the bytes in the order in
+            which the variables were made. None: as many as there are workers. There is a worker for each.
+        micro_batches: into how many parts a batch goes.
+        schedule: GPipe goes forward with all micro-batches before it goes back; 1F1B goes back as soon as it can, so
+            that a stage keeps the activations of as many as there are stages from it on, and not of all.
+    """
+
+    stages: Annotated[int, Field(ge=1)] | Stages | None = None
+    micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
+    schedule: Literal["GPipe", "1F1B"] = "GPipe"
+
+    def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
+        variables = synced_variables(graph_item)
+        count = self.require_workers(resource_spec)
+        made = {variable.name: position for position, variable in enumerate(graph_item.variables)}
+        ordered = sorted(variables, key=lambda variable: made[variable.name])
+        given = self.stages
+        stage_of = _matched(ordered, given) if isinstance(given, tuple) else _balanced(ordered, count)
+        nodes = [parameter_server_node(name, stage) for name, stage in stage_of.items()]
+        strategy = make_strategy("Pipeline", self.arranged(resource_spec), variables, nodes)
+        strategy.pipeline.CopyFrom(
+            strategy_pb2.Pipeline(
+                schedule=strategy_pb2.Pipeline.Schedule.keys()[SCHEDULES.index(self.schedule)],
+                stages=[
+                    strategy_pb2.PipelineStage(worker=worker.index, device=worker.devices[0])
+                    for worker in resource_spec.workers
+                ],
+            )
+        )
+        return strategy
+
+    def require_workers(self, resource_spec: ResourceSpec) -> int:
+        """How many stages there are: a worker of one device for each.
+
+        Raises:
+            StrategyError: there are more, or fewer, workers, or one has more devices, or none.
+        """
+        workers = resource_spec.workers
+        count = len(workers) if self.stages is None else self.stages
+        count = len(count) if isinstance(count, tuple) else count
+        if count != len(workers):
+            which = "more" if count > len(workers) else "fewer"
+            raise OptionError(
+                "stages",
+                f"Pipeline has {count} stages, {which} than the {len(workers)} workers that there are "
+                f"({listed(worker.name for worker in workers)}), and each worker computes one. Give as many stages as "
+                "workers, or other `nodes` (`workers` gives a node several).",
+            )
+        for worker in workers:
+            if len(worker.devices) != 1:
+                raise OptionError(
+                    "stages",
+                    f"Pipeline puts one stage on each worker, and {worker.name} has {len(worker.devices)} devices. "
+                    "Give each worker one (`workers` of a node shares its `cpus` or `gpus` out).",
+                )
+        return count
+
+    def arranged(self, resource_spec: ResourceSpec) -> ResourceSpec:
+        """The machines, whose replicas are the micro-batches of the chief's device."""
+        return resource_spec.with_micro_batches(self.micro_batches)
+
+
+def arranged(builder: BuildsStrategy, resource_spec: ResourceSpec) -> ResourceSpec:
+    """The machines as a run is to see them by which a builder's strategies are carried out.
+
+    Raises:
+        StrategyError: the builder needs others.
+    """
+    if isinstance(builder, PlacedBuilder):
+        return builder.placed(lambda: arranged(builder.builder, resource_spec))
+    if isinstance(builder, OverrideVariables):
+        return arranged(builder.builder, resource_spec)
+    if not isinstance(builder, Pipeline):
+        return resource_spec
+    builder.require_workers(resource_spec)
+    return builder.arranged(resource_spec)
+
+
+def _matched(variables: Sequence[SyncedVariable], stages: Stages) -> dict[str, int]:
+    """The stage of each variable by the first pattern that matches its name.
+
+    Raises:
+        StrategyError: a pattern is none or matches nothing, a variable is in no stage, or a stage has none.
+    """
+    patterns = [(stage, pattern, _compiled(pattern)) for stage, given in enumerate(stages) for pattern in given]
+    found: dict[str, int] = {}
+    for variable in variables:
+        stage = next((stage for stage, _, known in patterns if known.fullmatch(variable.name)), None)
+        if stage is None:
+            raise OptionError(
+                "stages", f"{variable.name} is in no stage of the Pipeline: none of its patterns matches it. Add one."
+            )
+        found[variable.name] = stage
+    for stage, pattern, known in patterns:
+        if not any(known.fullmatch(variable.name) for variable in variables):
+            raise OptionError(
+                "stages",
+                f"the pattern {pattern!r} of stage {stage} matches no variable that is trained; these are "
+                f"{listed(variable.name for variable in variables)}.",
+            )
+    for stage in range(len(stages)):
+        if stage not in found.values():
+            raise OptionError(
+                "stages",
+                f"stage {stage} has no variable that an earlier stage has not matched before. Leave it out, or make "
+                "the patterns before it narrower.",
+            )
+    return found
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise OptionError("stages", f"the pattern {pattern!r} is no regular expression: {error}.") from error
+
+
+def _balanced(variables: Sequence[SyncedVariable], count: int) -> dict[str, int]:
+    """Runs of variables in their order, of which the largest has as few bytes as can be.
+
+    Those of one layer, which have one scope, stay together, if there are as many layers as stages.
+
+    Raises:
+        StrategyError: there are fewer variables than stages.
+    """
+    if len(variables) < count:
+        raise OptionError(
+            "stages",
+            f"Pipeline has {count} stages for {len(variables)} trained variables, and a stage without any computes "
+            "nothing. Take fewer stages, and as many workers.",
+        )
+    layers = [list(group) for _, group in groupby(variables, lambda variable: variable.name.rpartition("/")[0])]
+    groups = layers if len(layers) >= count else [[variable] for variable in variables]
+    cuts = _cuts([sum(variable.byte_size for variable in group) for group in groups], count)
+    return {
+        variable.name: stage
+        for stage, (start, end) in enumerate(pairwise(cuts))
+        for group in groups[start:end]
+        for variable in group
+    }
+
+
+def _cuts(sizes: Sequence[int], count: int) -> list[int]:
+    """Where `count` runs of sizes begin, and where the last ends, so that the largest sum is as small as can be."""
+    ends = list(accumulate(sizes, initial=0))
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [0])}
+    """For so many sizes: the largest sum, and the cuts."""
+    for run in range(1, count + 1):
+        best = {
+            end: min(
+                (max(largest, ends[end] - ends[start]), [*cuts, end])
+                for start, (largest, cuts) in best.items() if start < end
+            )
+            for end in range(run, len(sizes) - (count - run) + 1)
+        }  # fmt: skip
+    return best[len(sizes)][1]

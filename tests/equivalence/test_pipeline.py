@@ -1,0 +1,41 @@
+"""A pipeline of two processes: Keras's and a function's steps give the bits of as many replicas on one worker."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.equivalence.harness import ROOT, run_to_its_end
+
+pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
+
+
+def told_by(machines: str, dump: Path | None = None) -> list[str]:
+    script = [sys.executable, "-m", "tests.equivalence.staged_script", machines]
+    ended = run_to_its_end(script if dump is None else ["env", f"AUTODIST_DUMP={dump}", *script], ROOT, 240)
+    assert ended.problem is None, ended.output
+    if machines == "stages":
+        assert "Pipeline: 2 stages, 3 micro-batches by 1F1B" in ended.output
+        assert "in 3 micro-batches, of which 1 are empty" in ended.output
+    return [line for line in ended.output.splitlines() if "TOLD" in line]
+
+
+def products(dump: Path, worker: int) -> list[int]:
+    """How many products of matrices a worker computes, of layers and their gradients, in each step that was made."""
+    steps = sorted(dump.iterdir(), key=lambda folder: int(folder.name.removeprefix("step_")))
+    last = [max((step / f"worker_{worker}").iterdir(), key=lambda f: int(f.name.split("_")[0])) for step in steps]
+    return [sum(" = MatMul[" in line for line in (f / "step.txt").read_text().splitlines()) for f in last]
+
+
+def test_fit_evaluate_predict_and_a_function_are_those_of_replicas_on_one_worker(tmp_path: Path) -> None:
+    alone, staged = told_by("replicas"), told_by("stages", tmp_path)
+    other = "[localhost:1] "
+    assert [line for line in staged if not line.startswith(other)] == alone
+    assert [line.removeprefix(other) for line in staged if line.startswith(other)] == alone
+    assert len(alone) == 8
+    # Evaluated before training, trained, evaluated, predicted, trained: two layers a stage; x needs no gradient.
+    first, last = (products(tmp_path, worker) for worker in range(2))
+    assert first[1:] == [3 * 5, 3 * 2, 3 * 2, 3 * 5]
+    assert last == [0, 3 * 6, 3 * 2, 3 * 2, 3 * 6]

@@ -1,0 +1,151 @@
+"""Small models in float64 whose variables' names say in which of four parts they lie ("part_2_kernel")."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from autodist.graph.schedule import SCHEDULES
+from autodist.proto import strategy_pb2
+from tests.unit.kernels.in_one_process import CapturedFunction, Trained, capture, plan, train
+
+WORDS = 11
+
+Step = Callable[..., object]
+Apply = Callable[[Sequence[tf.Variable], Sequence[tf.Tensor]], None]
+
+
+class Parts:
+    """Makes variables, and applies gradients."""
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer) -> None:
+        self.optimizer, self.variables, self._draw = optimizer, [], np.random.default_rng(5)
+
+    def weight(self, part: int, name: str, *shape: int) -> keras.Variable:
+        value = self._draw.normal(size=shape) * 0.5
+        self.variables.append(keras.Variable(value, name=f"part_{part}_{name}", dtype="float64"))
+        return self.variables[-1]
+
+    def step(self, loss_of: Callable[..., tf.Tensor]) -> Step:
+        self.optimizer.build(self.variables)
+
+        def step(*batch):
+            with tf.GradientTape() as tape:
+                loss = loss_of(*batch)
+            gradients = tape.gradient(loss, [v.value for v in self.variables])
+            self.optimizer.apply_gradients(zip(gradients, self.variables, strict=True))
+            return loss
+
+        return step
+
+
+def mlp(parts: Parts) -> Step:
+    """Four layers."""
+    layers = [(parts.weight(k, "kernel", 5, 5), parts.weight(k, "bias", 5)) for k in range(4)]
+
+    def loss(x, y):
+        for kernel, bias in layers:
+            x = tf.tanh(x @ kernel.value + bias.value)
+        return tf.reduce_mean(tf.square(x - y))
+
+    return parts.step(loss)
+
+
+def skip(parts: Parts) -> Step:
+    """What the first part makes is read by the last, and the input by all."""
+    kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
+
+    def loss(x, y):
+        first = h = tf.tanh(x @ kernels[0].value)
+        for kernel in kernels[1:3]:
+            h = tf.nn.relu(h @ kernel.value + x)
+        return tf.reduce_mean(tf.square((h + first) @ kernels[3].value - y)) + 0.1 * tf.nn.l2_loss(kernels[1].value)
+
+    return parts.step(loss)
+
+
+def tied(parts: Parts) -> Step:
+    """The first part's table gives the last part's logits."""
+    table = parts.weight(0, "table", WORDS, 5)
+    kernels = [parts.weight(k, "kernel", 5, 5) for k in range(1, 4)]
+
+    def loss(words, following):
+        h = tf.gather(table.value, words)
+        for kernel in kernels:
+            h = tf.tanh(h @ kernel.value)
+        logits = tf.matmul(h, table.value, transpose_b=True)
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=following, logits=logits)
+        return tf.reduce_mean(losses)
+
+    return parts.step(loss)
+
+
+def dropout(parts: Parts) -> Step:
+    """Each part draws from a generator whose state is every worker's."""
+    layers = [keras.layers.Dropout(0.4, seed=k) for k in range(4)]
+    kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
+
+    def loss(x, y):
+        for layer, kernel in zip(layers, kernels, strict=True):
+            x = tf.tanh(layer(x, training=True) @ kernel.value)
+        return tf.reduce_mean(tf.square(x - y))
+
+    return parts.step(loss)
+
+
+MODELS = {"mlp": mlp, "skip": skip, "tied": tied, "dropout": dropout}
+RANDOM = {"dropout"}
+
+
+def batches(model: str, counts: Sequence[int], seed: int = 0) -> list[list[np.ndarray]]:
+    draw = np.random.default_rng(seed)
+    if model == "tied":
+        return [[draw.integers(0, WORDS, count) for _ in range(2)] for count in counts]
+    return [[draw.normal(size=(count, 5)) for _ in range(2)] for count in counts]
+
+
+OPTIMIZERS: Mapping[str, Callable[[], keras.optimizers.Optimizer]] = {
+    "sgd": functools.partial(keras.optimizers.SGD, 0.1, momentum=0.9),
+    "adam": functools.partial(keras.optimizers.Adam, 0.01),
+    "norm": functools.partial(keras.optimizers.Adam, 0.01, global_clipnorm=0.3),
+}
+
+
+def made(model: str, optimizer: str = "adam") -> Step:
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        return MODELS[model](Parts(OPTIMIZERS[optimizer]()))
+    finally:
+        keras.config.set_floatx(before)
+
+
+def stage_of(captured: CapturedFunction, stages: int) -> dict[str, int]:
+    """For each trained variable its pipeline stage, where the four parts are dealt out evenly."""
+    names = dict.fromkeys(g.variable for g in captured.item.gradients)
+    return {name: int(name.removeprefix("part_")[0]) * stages // 4 for name in names}
+
+
+def pipelined(
+    captured: CapturedFunction, stage_of: Mapping[str, int], stages: int, micro_batches: int, schedule: str = "GPipe"
+) -> strategy_pb2.Strategy:
+    """A strategy that lays variables into pipeline stages, of which stage s is worker s."""
+    strategy = plan(captured.item, 1, micro_batches, owners=stage_of, servers=stages - 1, one_machine=True)
+    strategy.pipeline.schedule = SCHEDULES.index(schedule)
+    for stage in range(stages):
+        strategy.pipeline.stages.add(worker=stage, device="cpu:0")
+    return strategy
+
+
+def trained(
+    step: Step, given: Sequence[Sequence[np.ndarray]], stages: int, micro_batches: int, schedule: str
+) -> tuple[Trained, Trained, CapturedFunction]:
+    """As a pipeline, and as as many replicas on one worker."""
+    captured = capture(step, *given[0], is_global=True)
+    strategy = pipelined(captured, stage_of(captured, stages), stages, micro_batches, schedule)
+    alone = plan(captured.item, 1, micro_batches)
+    return train(captured, strategy, given), train(captured, alone, given), captured

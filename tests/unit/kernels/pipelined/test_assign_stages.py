@@ -1,0 +1,87 @@
+"""Which pipeline stage computes what, and what is refused."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.errors import StrategyError
+from autodist.kernels import Context, rewrite
+from tests.unit.kernels.in_one_process import capture
+from tests.unit.kernels.pipelined.models import pipelined
+
+
+def variables(count):
+    return [tf.Variable(np.eye(3) * (k + 1), name=f"v{k}") for k in range(count)]
+
+
+def rewrite_for_both(step, stage_of):
+    captured = capture(step, np.ones((2, 3)))
+    strategy = pipelined(captured, stage_of, 2, 2)
+    return [rewrite(captured.item, Context(strategy, worker)) for worker in range(2)]
+
+
+def trained(loss_of, kernels):
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = loss_of(x)
+        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
+            kernel.assign_sub(gradient)
+        return loss
+
+    return step
+
+
+def test_a_way_that_goes_back_is_refused_by_the_node():
+    a, b, c = variables(3)
+    step = trained(lambda x: tf.reduce_mean(tf.matmul(tf.tanh(x @ a) @ b, c, name="last")), [a, b, c])
+    with pytest.raises(StrategyError) as caught:
+        rewrite_for_both(step, {"v0": 0, "v1": 1, "v2": 0})
+    told = str(caught.value)
+    assert "v2 is in pipeline stage 0, and what is computed with it, last (MatMul), needs matmul_1 of stage 1" in told
+    assert "goes back" in told
+
+
+def test_a_table_that_rows_of_a_later_stage_are_gathered_from_is_refused():
+    a, table = variables(2)
+    step = trained(
+        lambda x: (
+            tf.reduce_mean(tf.gather(table, tf.cast(tf.reduce_sum(tf.tanh(x @ a), 1) > 0.0, tf.int32)))
+            + 0.0 * tf.reduce_mean(x @ a)
+        ),
+        [a, table],
+    )
+    with pytest.raises(StrategyError, match="goes back"):
+        rewrite_for_both(step, {"v0": 1, "v1": 0})
+
+
+def test_two_groups_of_gradients_are_refused():
+    a, b = variables(2)
+
+    def step(x):
+        for kernel in (a, b):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.tanh(x @ a) @ b)
+            kernel.assign_sub(tape.gradient(loss, kernel))
+        return loss
+
+    with pytest.raises(StrategyError, match="differentiates 2 times"):
+        rewrite_for_both(step, {"v0": 0, "v1": 1})
+
+
+def test_one_operation_on_variables_of_two_stages_is_refused():
+    a, b = variables(2)
+
+    def loss_of(x):
+        return tf.reduce_mean(tf.while_loop(lambda k, _: k < 2, lambda k, h: (k + 1, tf.tanh(h @ a) @ b), (0, x))[1])
+
+    with pytest.raises(StrategyError, match="v0.*v1.*different pipeline stages|goes back"):
+        rewrite_for_both(trained(loss_of, [a, b]), {"v0": 0, "v1": 1})
+
+
+def test_a_weights_gradient_is_computed_where_the_weight_is():
+    a, b = variables(2)
+    first, last = rewrite_for_both(trained(lambda x: tf.reduce_mean(tf.tanh(x @ a) @ b), [a, b]), {"v0": 0, "v1": 1})
+    assert len(first.wiring.of_op("MatMul")) == 2 * 2  # forward, and the gradient of v0
+    assert len(last.wiring.of_op("MatMul")) == 2 * 3  # forward, the gradient of v1 and that of its input

@@ -1,0 +1,149 @@
+"""Pipeline stages: what they train is, bit for bit, what their micro-batches train as replicas of one worker."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.errors import FetchedElsewhereError, StrategyError
+from autodist.kernels import Context, rewrite
+from tests.unit.kernels.in_one_process import (
+    Session,
+    assert_same,
+    capture,
+    one_device,
+    plan,
+    rewritten,
+    task_of_device,
+    train,
+)
+from tests.unit.kernels.pipelined import models
+
+CASES = [
+    ("mlp", 2, 2, "GPipe", "sgd"),
+    ("mlp", 4, 3, "1F1B", "norm"),
+    ("mlp", 3, 1, "GPipe", "adam"),
+    ("skip", 3, 4, "1F1B", "adam"),
+    ("skip", 4, 2, "GPipe", "adam"),
+    ("tied", 2, 2, "1F1B", "adam"),
+    ("tied", 4, 2, "GPipe", "sgd"),
+    ("dropout", 2, 3, "1F1B", "adam"),
+]
+COUNTS = (8, 7, 1)
+
+
+def assert_same_bits(found, expected):
+    for name, value in expected.variables[0].items():
+        np.testing.assert_array_equal(found.variable(name), value, err_msg=name)
+    for outputs, (wanted,) in zip(found.outputs, expected.outputs, strict=True):
+        for mine in outputs:
+            for one, other in zip(mine, wanted, strict=True):
+                np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(("model", "stages", "micro_batches", "schedule", "optimizer"), CASES)
+def test_a_pipeline_trains_the_bits_of_as_many_replicas_and_what_one_device_trains(
+    model, stages, micro_batches, schedule, optimizer
+):
+    step, given = models.made(model, optimizer), models.batches(model, COUNTS)
+    found, alone, captured = models.trained(step, given, stages, micro_batches, schedule)
+    assert_same_bits(found, alone)
+    if model not in models.RANDOM:
+        assert_same(found, one_device(captured, step, given), rtol=1e-9)
+    slots = [{name for name in values if "part_" in name} for values in found.variables]
+    assert all(slots)
+    assert sum(map(len, slots)) == len(set().union(*slots))  # each is held by one worker
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+def test_each_worker_computes_its_own_layers_alone_and_activations_and_their_gradients_travel(schedule):
+    captured = capture(models.made("mlp", "sgd"), *models.batches("mlp", (8,))[0], is_global=True)
+    items = rewritten(captured, models.pipelined(captured, models.stage_of(captured, 4), 4, 2, schedule))
+    products = [len(item.wiring.of_op("MatMul")) for item in items]
+    assert products == [2 * 2, 2 * 3, 2 * 3, 2 * 3]  # forward and both ways back; the first needs no gradient of x
+    sent = {
+        (worker, task_of_device(node.device)): 0
+        for worker, item in enumerate(items) for node in item.wiring.of_op("QueueEnqueueV2")
+    }  # fmt: skip
+    kernels = {
+        worker: sum(len(n.attr["Tcomponents"].list.type) for n in item.wiring.of_op("QueueEnqueueV2"))
+        for worker, item in enumerate(items)
+    }
+    assert {(1, 2), (2, 3), (2, 1), (3, 2)} <= set(sent)
+    assert max(kernels.values()) < 30
+
+
+def test_rows_and_means_that_a_step_returns_come_to_every_worker():
+    kernels = [tf.Variable(np.full((3, 3), 0.1 * k), name=f"part_{k}_kernel") for k in (1, 2)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            rows = tf.tanh(tf.tanh(x @ kernels[0]) @ kernels[1])
+            loss = tf.reduce_mean(rows)
+        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
+            kernel.assign_sub(gradient)
+        return loss, rows, tf.reduce_sum(kernels[1])
+
+    given = [[np.random.default_rng(0).normal(size=(count, 3))] for count in (5, 2)]
+    captured = capture(step, *given[0], is_global=True)
+    strategy = models.pipelined(captured, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
+    assert_same(train(captured, strategy, given), one_device(captured, step, given))
+
+
+def test_what_does_not_train_goes_through_the_stages_too():
+    kernels = [tf.Variable(np.full((3, 3), 0.1 * k), name=f"part_{k}_kernel") for k in (1, 2)]
+    trained = capture(models_step(kernels), np.ones((1, 3)))
+
+    def predict(x):
+        return tf.tanh(tf.tanh(x @ kernels[0]) @ kernels[1])
+
+    given = [[np.random.default_rng(0).normal(size=(5, 3))]]
+    captured = capture(predict, *given[0], is_global=True, is_whole=True)
+    strategy = models.pipelined(trained, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
+    found = Session(captured, strategy)
+    assert [len(item.wiring.of_op("MatMul")) for item in found.items] == [2, 2]
+    assert_same(found.train(given), one_device(captured, predict, given))
+
+
+def models_step(kernels):
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ kernels[0]) @ kernels[1]))
+        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
+            kernel.assign_sub(gradient)
+        return loss
+
+    return step
+
+
+def test_a_run_whose_workers_may_fetch_different_things_is_refused():
+    kernels = [tf.Variable(np.eye(3), name=f"part_{k}_kernel") for k in (1, 2)]
+    captured = capture(models_step(kernels), np.ones((1, 3)))
+    strategy = models.pipelined(captured, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
+    with pytest.raises(FetchedElsewhereError, match="not all workers fetch it"):
+        rewrite(captured.item, Context(strategy, 0, joins_outputs=False))
+    rewrite(captured.item, Context(strategy, 0, joins_outputs=False, fetches_alike=True))
+
+
+def test_what_all_micro_batches_make_together_is_refused_where_the_schedule_does_not_bear_it():
+    """The loss is divided by a number that the last stage makes of all examples."""
+    kernels = [tf.Variable(np.eye(3), name=f"part_{k}_kernel") for k in (1, 2)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            rows = tf.tanh(x @ kernels[0]) @ kernels[1]
+            used = tf.cast(tf.stop_gradient(rows) > 0.0, tf.float64)
+            loss = tf.reduce_sum(rows * used) / tf.reduce_sum(used)
+        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
+            kernel.assign_sub(gradient)
+        return loss
+
+    given = [[np.random.default_rng(0).normal(size=(5, 3))]]
+    captured = capture(step, *given[0], is_global=True)
+    stage_of = {"part_1_kernel": 0, "part_2_kernel": 1}
+    with pytest.raises(StrategyError, match="wait for each other.*Take schedule: GPipe"):
+        rewritten(captured, models.pipelined(captured, stage_of, 2, 3, "1F1B"))
+    by_gpipe = models.pipelined(captured, stage_of, 2, 3, "GPipe")
+    assert_same_bits(train(captured, by_gpipe, given), train(captured, plan(captured.item, 1, 3), given))
+    assert_same(train(captured, by_gpipe, given), one_device(captured, step, given))

@@ -1,0 +1,162 @@
+"""Pipeline: which variable lies in which stage, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autodist.errors import StrategyError
+from autodist.resources import ResourceSpec
+from autodist.strategies import (
+    Pipeline,
+    arranged,
+    builder_from_section,
+    check_strategy,
+    strategy_table,
+)
+
+SHAPES = {"embedding/table": (100, 4), "block_0/kernel": (4, 8), "block_1/kernel": (8, 4), "head/kernel": (4, 2)}
+BY_PATTERNS = (("embedding/.*", "block_0/.*"), (".*",))
+
+
+def stage_of(strategy):
+    return {node.variable: node.parameter_server.owner for node in strategy.nodes}
+
+
+def test_the_first_pattern_that_matches_a_variable_says_its_stage(step, cluster):
+    planned, machines = step(SHAPES), cluster(2)
+    strategy = Pipeline(stages=BY_PATTERNS).build(planned, machines)
+    check_strategy(strategy, planned, machines)
+    assert stage_of(strategy) == {"embedding/table": 0, "block_0/kernel": 0, "block_1/kernel": 1, "head/kernel": 1}
+    assert [(stage.worker, stage.device) for stage in strategy.pipeline.stages] == [(0, "cpu:0"), (1, "cpu:0")]
+    assert {replica.worker for replica in strategy.graph_config.replicas} == {0}
+    assert len(strategy.graph_config.replicas) == 4
+
+
+@given(sizes=st.lists(st.integers(1, 30), min_size=1, max_size=7), stages=st.integers(1, 4), layered=st.booleans())
+def test_the_largest_of_balanced_stages_is_as_small_as_can_be(step, cluster, sizes, stages, layered):
+    stages = min(stages, len(sizes))
+    planned = step({f"layer_{k}/kernel" if layered else f"v{k}": (size,) for k, size in enumerate(sizes)})
+    strategy = Pipeline().build(planned, cluster(stages))
+    check_strategy(strategy, planned, cluster(stages))
+    again = Pipeline().build(planned, cluster(stages))
+    assert strategy.SerializeToString(deterministic=True) == again.SerializeToString(deterministic=True)
+    found = list(stage_of(strategy).values())
+    assert found == sorted(found)
+    assert set(found) == set(range(stages))
+
+    def largest(cuts):
+        return max(sum(sizes[a:b]) for a, b in itertools.pairwise([0, *cuts, len(sizes)]))
+
+    if layered:  # else all are one layer's, which is cut only where it must be
+        best = min(largest(cuts) for cuts in itertools.combinations(range(1, len(sizes)), stages - 1))
+        assert largest([found.index(stage) for stage in range(1, stages)]) == best
+
+
+def test_a_layer_is_not_cut_where_there_are_enough(step, cluster):
+    planned = step({"a/kernel": (10,), "a/bias": (90,), "b/kernel": (60,), "c/kernel": (1,)})
+    found = stage_of(Pipeline().build(planned, cluster(2)))
+    assert found == {"a/kernel": 0, "a/bias": 0, "b/kernel": 1, "c/kernel": 1}
+
+
+def test_the_table_shows_stages_and_what_a_worker_waits(step, cluster):
+    table = strategy_table(Pipeline(stages=BY_PATTERNS).build(step(SHAPES), cluster(2)), step(SHAPES), ["a", "b"])
+    assert str(table.title) == (
+        "Pipeline: 2 stages, 4 micro-batches by GPipe; a worker waits 20 % of a step, if stages take equally long"
+    )
+    cells = [list(column.cells) for column in table.columns]
+    assert [str(cell) for cell in cells[4]] == ["stage 0", "stage 0", "stage 1", "stage 1"]
+    assert [str(cell) for cell in cells[5]] == ["a", "a", "b", "b"]
+    assert {str(cell) for cell in cells[6]} == {"0 B"}
+
+
+@pytest.mark.parametrize(
+    ("stages", "told"),
+    [
+        ([["embedding/.*"], ["block.*"]], "head/kernel is in no stage of the Pipeline"),
+        ([[".*"], ["head/.*"]], "stage 1 has no variable that an earlier stage has not matched"),
+        ([[".*"], []], "stage 1 has no variable"),
+        ([["embedding/.*", "nothing"], [".*"]], "the pattern 'nothing' of stage 0 matches no variable"),
+        ([["("], [".*"]], "no regular expression"),
+        ([["embedding/.*"], ["block.*"], [".*"]], "has 3 stages, more than the 2 workers"),
+        (1, "has 1 stages, fewer than the 2 workers"),
+    ],
+)
+def test_stages_that_do_not_fit_are_refused_with_their_place(step, tmp_path, stages, told):
+    path = tmp_path / "cluster.yml"
+    path.write_text(
+        "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
+        f"strategy:\n  builder: Pipeline\n  stages: {stages}\n".replace("'", '"')
+    )
+    spec = ResourceSpec.from_file(path)
+    with pytest.raises(StrategyError, match="stage") as caught:
+        builder_from_section(spec.strategy).build(step(SHAPES), spec)
+    assert told in str(caught.value)
+    assert (caught.value.place.file, caught.value.place.line) == (str(path), 4)
+
+
+@pytest.mark.parametrize("stages", [[["a"], ["b"], ["c"]], 3])
+def test_too_many_stages_are_refused_before_processes_start(tmp_path, stages):
+    path = tmp_path / "cluster.yml"
+    path.write_text(
+        "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
+        f"strategy: {{builder: Pipeline, stages: {stages}}}\n".replace("'", '"')
+    )
+    spec = ResourceSpec.from_file(path)
+    with pytest.raises(StrategyError, match="3 stages, more than the 2 workers") as caught:
+        arranged(builder_from_section(spec.strategy), spec)
+    assert caught.value.place.line == 2
+
+
+def test_a_worker_of_several_devices_is_refused(cluster, step):
+    with pytest.raises(StrategyError, match="10.0.0.1 has 2 devices"):
+        Pipeline().build(step(SHAPES), cluster(2, devices=2))
+
+
+def test_more_stages_than_variables_are_refused(cluster, step):
+    with pytest.raises(StrategyError, match="2 stages for 1 trained variables"):
+        Pipeline().build(step({"v": (2,)}), cluster(2))
+
+
+@pytest.mark.parametrize(
+    ("use", "told"),
+    [
+        ("{synchronizer: PS, sync: false}", "updated asynchronously"),
+        ("{synchronizer: PS, staleness: 2}", "updated asynchronously"),
+        ("{synchronizer: PS, local_proxy_variable: true}", "has a proxy"),
+        ("{synchronizer: AllReduce}", "to be all-reduced"),
+        ("{synchronizer: PS, partition: {axis: 0, shards: 2}}", "is partitioned"),
+    ],
+)
+def test_what_does_not_go_beside_a_pipeline_is_refused_with_its_place(step, tmp_path, use, told):
+    path = tmp_path / "cluster.yml"
+    path.write_text(
+        "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
+        f"strategy:\n  builder: Pipeline\n  variables:\n    head/.*: {use}\n"
+    )
+    spec = ResourceSpec.from_file(path)
+    with pytest.raises(StrategyError, match="head/kernel") as caught:
+        builder_from_section(spec.strategy).build(step(SHAPES), spec)
+    assert told in str(caught.value)
+    assert caught.value.place.line == 5
+
+
+def test_a_variable_may_be_put_into_another_stage_by_its_owner(step, tmp_path):
+    path = tmp_path / "cluster.yml"
+    path.write_text(
+        "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
+        "strategy:\n  builder: Pipeline\n  variables:\n    head/.*: {synchronizer: PS, owner: 0}\n"
+    )
+    spec = ResourceSpec.from_file(path)
+    assert stage_of(builder_from_section(spec.strategy).build(step(SHAPES), spec))["head/kernel"] == 0
+
+
+def test_the_machines_of_a_run_have_the_micro_batches_for_replicas(cluster):
+    machines = arranged(Pipeline(micro_batches=3), cluster(2))
+    for spec in (machines, ResourceSpec.from_payload(machines.to_payload())):
+        assert spec.replica_workers == (0, 0, 0)
+        assert [spec.replicas_of(worker) for worker in range(2)] == [3, 0]
+        assert [worker.devices for worker in spec.workers] == [("cpu:0",), ("cpu:0",)]
