@@ -52,7 +52,9 @@ class StepPlans:
             StrategyError: it asks for what cannot be done.
         """
         if not item.gradients:
-            return strategy_pb2.Strategy(builder="none", graph_config=graph_config(self._spec))
+            return resolve_specs(
+                strategy_pb2.Strategy(builder="none", graph_config=graph_config(self._spec)), item, self._spec
+            )
         assert self._builder is not None, "the chief asks it"
         strategy = ask_builder(self._builder, item, self._spec)
         for node in strategy.nodes:
@@ -65,7 +67,7 @@ class StepPlans:
         self._require_arranged(strategy)
         if self._recorder is not None:
             self._recorder.require_exact(strategy)
-        return resolve_specs(strategy)
+        return resolve_specs(strategy, item, self._spec)
 
     def _require_arranged(self, strategy: strategy_pb2.Strategy) -> None:
         """Passes a pipeline of which the machines know, and which is not recorded.

@@ -14,8 +14,10 @@ from autodist.errors import RewriteError
 from autodist.graph.devices import cpu_of, home_of, task_of
 from autodist.graph.item import GraphItem
 from autodist.graph.origins import origins_in
+from autodist.graph.parts import Join
 from autodist.kernels.plan import Plan
 from autodist.proto import strategy_pb2
+from autodist.synchronizers import Teams
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,15 @@ class Context:
     def computing(self) -> tuple[int, ...]:
         """The workers that have replicas; the others own variables, and see what all see."""
         return tuple(sorted({r.worker for r in self.replicas}))
+
+    @functools.cached_property
+    def teams(self) -> Teams | None:
+        """The teams that add up by themselves first; None: all workers add up together."""
+        return Teams.of(self.strategy.graph_config.teams, self.computing)
+
+    def adds_in_teams(self, join: Join) -> bool:
+        """Whether a join is added up within teams first."""
+        return self.teams is not None and self.plan.in_teams(join)
 
     @property
     def computes(self) -> bool:

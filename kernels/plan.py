@@ -10,7 +10,7 @@ from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.parts import Join, JoinKind
 from autodist.graph.schedule import SCHEDULES
 from autodist.proto import strategy_pb2
-from autodist.synchronizers import COLLECTIVES, AllReduce, cut_of, named_synchronizers
+from autodist.synchronizers import COLLECTIVES, HIERARCHICAL, AllReduce, cut_of, named_synchronizers
 
 
 class Plan:
@@ -70,6 +70,11 @@ class Plan:
 
     def travels_by_shuffle(self, join: Join) -> bool:
         return self.collective is None and self.owner_of(join) is None
+
+    def in_teams(self, join: Join) -> bool:
+        """Whether a join is added up within teams first, where there are any; one that is for no variable is."""
+        said = self._said.get(join.variable) if join.kind is JoinKind.GRADIENT and join.variable else None
+        return not isinstance(said, AllReduce) or said.way == HIERARCHICAL
 
     def group(self, join: Join) -> Hashable:
         """Joins of one group may share a bucket."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import tensorflow as tf
 
@@ -35,6 +35,22 @@ def merged(parts: Sequence[tf.Tensor], how: Merge) -> tf.Tensor:
     if how is Merge.MIN:
         return tf.reduce_all(together, 0) if is_truth else tf.reduce_min(together, 0)
     return tf.reduce_prod(together, 0)
+
+
+def together(parts: Iterable[Sequence[tf.Tensor]], how: Merge = Merge.ADD) -> list[tf.Tensor]:
+    """What parts, each of a value and the weight of it if there is one, become: one such part."""
+    parts = list(parts)
+    weight = [ordered_sum([p[1] for p in parts])] if len(parts[0]) > 1 else []
+    return [merged([p[0] for p in parts], how), *weight]
+
+
+def mean_of(parts: Iterable[Sequence[tf.Tensor]], how: Merge = Merge.ADD) -> tf.Tensor:
+    """The sum of the parts' values, divided by the sum of their weights if they have any; or how else they merge."""
+    parts = list(parts)
+    total = merged([p[0] for p in parts], how)
+    if len(parts[0]) == 1:
+        return total
+    return tf.math.divide_no_nan(total, tf.cast(ordered_sum([p[1] for p in parts]), total.dtype))
 
 
 def nothing_like(value: tf.Tensor, how: Merge) -> tf.Tensor:

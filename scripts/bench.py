@@ -30,7 +30,7 @@ from bench.calls import compare_calls
 from bench.checkpoints import compare_checkpoints
 from bench.comparisons import GOAL, Result, compare, comparisons
 from bench.first_step import compare_first_step
-from bench.growth import compare_giving, compare_planning, compare_reading, compare_rewriting_growth
+from bench.growth import compare_giving, compare_planning, compare_reading, compare_rewriting_growth, compare_steps
 from bench.jobs import JobError, Length
 from bench.machine import made_with
 from bench.memory import MODELS as MEMORY_MODELS
@@ -117,6 +117,7 @@ def _measurements(told: argparse.Namespace) -> Iterator[Measurement]:
             "growth", "resnet50", "resnet50: rewriting for one of many workers",
             lambda: compare_rewriting_growth(REPEATED),
         ),
+        ("growth", "steps", "steps of many workers", compare_steps),
         ("growth", "data", "data for one of many workers", compare_reading),
         ("growth", "values", "values for many workers", compare_giving),
         ("paper", "paper", "communication on paper", compare_on_paper),

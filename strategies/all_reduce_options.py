@@ -10,7 +10,7 @@ from pydantic import Field
 from autodist.compressors import NO_COMPRESSOR, Compressor
 from autodist.proto import strategy_pb2
 
-SpecName = Literal["AUTO", "SHUFFLE", "RING", "NCCL"]
+SpecName = Literal["AUTO", "SHUFFLE", "HIERARCHICAL", "RING", "NCCL"]
 ChunkSize = Annotated[int, Field(ge=1)]
 
 
@@ -22,6 +22,7 @@ class AllReduceOptions:
         chunk_size: how many variables (or shards), one after the other, form a group. Gradients of one group are
             packed into buckets together, so a smaller group starts to travel earlier and makes more messages.
         all_reduce_spec: how sums travel between workers: SHUFFLE (a piece to each worker, summed in their order),
+            HIERARCHICAL (the same within teams of workers first, then between teams),
             RING or NCCL (TensorFlow's collectives; the whole model must then use the same one), or AUTO.
         compressor: what travels in place of the gradients. SHUFFLE alone carries it
             out, and the gradients must be dense and of a floating-point type.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import lcm
 
 from autodist.proto import strategy_pb2
 from autodist.strategies.cost import traffic
 from autodist.strategies.nodes import alike_pieces, whole_node
 from autodist.strategies.variables import SyncedVariable
-from autodist.synchronizers import cut_of
+from autodist.synchronizers import Synchronizer, Teams, cut_of
 
 Link = tuple[int, int]
 """The worker that sends and the one that receives."""
@@ -21,7 +21,8 @@ def link_bytes(
     """What one variable makes each worker send to each other, in bytes a step; links without any are left out.
 
     What a worker sends (`traffic`) goes to a parameter server's owner, or from there to all others alike. An all-reduce
-    by SHUFFLE, and gathered rows, go to all others alike; RING and NCCL send all to the next worker.
+    by SHUFFLE, and gathered rows, go to all others alike; RING and NCCL send all to the next worker;
+    HIERARCHICAL to its team and to workers of other teams (`Teams.shares`).
 
     Args:
         variable: of the captured step.
@@ -30,6 +31,7 @@ def link_bytes(
         rows: of a sparse variable, that each worker touches in a step.
     """
     cut, computing = cut_of(node), sorted({replica.worker for replica in config.replicas})
+    teams = Teams.of(config.teams, computing)
     is_shared = cut is not None and cut.axis == 0
     indices = max(variable.shape[0], 1) if is_shared else 1
     # Whole numbers of such parts of a byte: fractions would cost ten times as much, on as many links as workers².
@@ -41,12 +43,22 @@ def link_bytes(
         for worker, (step, row) in enumerate(zip(cost.step, cost.row, strict=True)):
             if not (step or row):
                 continue
-            targets = synchronizer.targets(worker, computing)
+            shares = _shares(synchronizer, piece, worker, computing, teams)
             scaled = count * (step * parts + row * rows * share * (parts // indices))
-            for target in targets:
+            total = sum(shares.values())
+            for target, part in shares.items():
                 link = worker, target
-                sent[link] = sent.get(link, 0) + scaled // len(targets)
+                sent[link] = sent.get(link, 0) + scaled * part // total
     return {link: _nearest(count, parts) for link, count in sorted(sent.items()) if count}
+
+
+def _shares(
+    synchronizer: Synchronizer, piece: SyncedVariable, worker: int, computing: Sequence[int], teams: Teams | None
+) -> Mapping[int, int]:
+    """By the workers to which one sends, in what proportion."""
+    if teams is not None and synchronizer.goes_by_teams:
+        return teams.shares(worker, piece.is_sparse)
+    return dict.fromkeys(synchronizer.targets(worker, computing), 1)
 
 
 def _nearest(count: int, parts: int) -> int:

@@ -1,12 +1,17 @@
-"""What AUTO stands for."""
+"""What AUTO stands for, and the teams of sums that teams make first."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.strategies.nodes import alike_pieces
+from autodist.strategies.teams import choose_teams
+from autodist.strategies.variables import GraphLike, synced_variables
 from autodist.synchronizers import (
     COLLECTIVES,
+    HIERARCHICAL,
     AllReduce,
     Synchronizer,
     all_synchronizers,
@@ -18,18 +23,45 @@ from autodist.synchronizers import (
 AUTO, SHUFFLE = "AUTO", "SHUFFLE"
 
 
-def resolve_specs(strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
-    """A copy in which no node says AUTO.
+def resolve_specs(
+    strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec
+) -> strategy_pb2.Strategy:
+    """A copy in which no node says AUTO, and that has teams where a node says HIERARCHICAL.
 
-    AUTO is SHUFFLE, which mixes with everything. Where every other variable is reduced by the same collective,
-    RING or NCCL, it follows that one, since collectives stand only by themselves.
+    Where every other variable is reduced by the same collective, RING or NCCL, AUTO follows that one, since collectives
+    stand only by themselves. Else it is HIERARCHICAL where teams pay (`choose_teams`), and what a step adds up besides,
+    losses and state, goes by teams, too; or SHUFFLE. Both mix with everything. HIERARCHICAL is SHUFFLE where there are
+    too few workers for teams.
+
+    Args:
+        strategy: one that `check_strategy` passes.
+        graph_item: the captured step that it is for.
+        resource_spec: the machines.
     """
     resolved = strategy_pb2.Strategy()
     resolved.CopyFrom(strategy)
-    spec = effective_spec(strategy)
+    teams = _teams(strategy, graph_item, resource_spec)
+    if teams:
+        resolved.graph_config.teams[:] = teams
+    spec = effective_spec(resolved)
     for node in resolved.nodes:
         _resolve(node, spec)
     return resolved
+
+
+def _teams(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec) -> tuple[int, ...]:
+    ways = {synchronizer.way for _, synchronizer in all_synchronizers(strategy)}
+    is_asked = HIERARCHICAL in ways
+    if effective_spec(strategy) in COLLECTIVES or (SHUFFLE in ways and AUTO not in ways and not is_asked):
+        return ()
+    variables = {variable.name: variable for variable in synced_variables(graph_item)}
+    byte_size = sum(
+        piece.byte_size * count
+        for node in strategy.nodes
+        for piece, said, count in alike_pieces(variables[node.variable], node)
+        if said.owner is None and not piece.is_sparse
+    )
+    return choose_teams(resource_spec, byte_size, is_asked)
 
 
 def resolve_node(node: strategy_pb2.VariableNode, spec: str) -> strategy_pb2.VariableNode:
@@ -43,18 +75,20 @@ def resolve_node(node: strategy_pb2.VariableNode, spec: str) -> strategy_pb2.Var
 def _resolve(node: strategy_pb2.VariableNode, spec: str) -> None:
     for part in parts_of(node):
         said = synchronizer_of(part)
-        if said.way == AUTO:
-            set_synchronizer(part, resolve_spec(said, spec))
+        found = resolve_spec(said, spec)
+        if found is not said:
+            set_synchronizer(part, found)
 
 
 def resolve_spec(synchronizer: Synchronizer, spec: str) -> Synchronizer:
-    """The same, with `spec` in place of AUTO."""
-    if isinstance(synchronizer, AllReduce) and synchronizer.way == AUTO:
-        return replace(synchronizer, spec=spec)
-    return synchronizer
+    """The same, with `spec` in place of AUTO, and SHUFFLE in place of HIERARCHICAL where there are no teams."""
+    is_open = synchronizer.way == AUTO or (synchronizer.way == HIERARCHICAL and spec == SHUFFLE)
+    return replace(synchronizer, spec=spec) if is_open and isinstance(synchronizer, AllReduce) else synchronizer
 
 
 def effective_spec(strategy: strategy_pb2.Strategy) -> str:
     """What AUTO stands for in this strategy."""
     ways = {synchronizer.way for _, synchronizer in all_synchronizers(strategy)} - {AUTO}
-    return next(iter(ways)) if len(ways) == 1 and ways <= set(COLLECTIVES) else SHUFFLE
+    if len(ways) == 1 and ways <= set(COLLECTIVES):
+        return next(iter(ways))
+    return HIERARCHICAL if strategy.graph_config.teams else SHUFFLE

@@ -17,7 +17,7 @@ from autodist.strategies.cost import Traffic, computing_workers, sent_for, worke
 from autodist.strategies.nodes import alike_pieces
 from autodist.strategies.specs import effective_spec, resolve_node
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
-from autodist.synchronizers import Sent, cut_of, synchronizers_of
+from autodist.synchronizers import Sent, Teams, cut_of, synchronizers_of
 
 NUMBERS = {"bytes", "bytes a step and worker", "bytes a step\nand worker"}
 COLUMNS = ("variable", "shape", "bytes", "gradient", "synchronizer", "where", "bytes a step and worker")
@@ -68,6 +68,7 @@ def strategy_table(
         caption = _held(trained_bytes(strategy, graph_item), names, " of trained variables")
     else:
         caption = _held(held, names, "")
+    caption = "; ".join(filter(None, (caption, _sums(config))))
     is_narrow = width is not None and width < NARROW
     table = Table(title=Text(_title(strategy, workers)), show_footer=True, caption=Text(caption), show_lines=is_narrow)
     costs = _costs(strategy, variables, rows or {})
@@ -153,6 +154,20 @@ def trained_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> tup
             else:
                 owned[part.owner] += piece.byte_size * count
     return tuple(everywhere + own for own in owned)
+
+
+def _sums(config: strategy_pb2.GraphConfig) -> str:
+    """In which teams sums are made, and what that spares a worker."""
+    computing = sorted(computing_workers(config))
+    teams = Teams.of(config.teams, computing)
+    if teams is None:
+        return ""
+    sizes = sorted({len(members) for members in teams.members})
+    of = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    return (
+        f"sums are made in {len(teams.members)} teams of {of} first, then between them: a worker's step calls at most "
+        f"{teams.most_called} others, {worker_count(config) - 1} without teams"
+    )
 
 
 def _held(held: Sequence[int], names: Sequence[str], of: str) -> str:

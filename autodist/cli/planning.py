@@ -165,7 +165,7 @@ class _Step:
         """
         strategy = ask_builder(builder, self._item, self._spec)
         check_strategy(strategy, self._item, self._spec)
-        strategy = resolve_specs(strategy)
+        strategy = resolve_specs(strategy, self._item, self._spec)
         if self._rehearses:
             rewrite(self._item, Context(strategy, 0), "plan")  # which tells what the kernels refuse
         synced = {variable.name: variable for variable in synced_variables(self._item)}

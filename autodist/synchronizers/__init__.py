@@ -4,7 +4,7 @@ A kind is one class in one file: what the strategy's message says of it, what is
 and who holds the variable. Strategies and kernels read messages through these alone.
 """
 
-from autodist.synchronizers.all_reduce import COLLECTIVES, AllReduce
+from autodist.synchronizers.all_reduce import COLLECTIVES, HIERARCHICAL, AllReduce
 from autodist.synchronizers.base import Synchronizer
 from autodist.synchronizers.parameter_server import ParameterServer
 from autodist.synchronizers.reading import (
@@ -18,15 +18,18 @@ from autodist.synchronizers.reading import (
     synchronizer_of,
     synchronizers_of,
 )
+from autodist.synchronizers.teams import Teams
 from autodist.synchronizers.traffic import Piece, Sent
 
 __all__ = [
     "COLLECTIVES",
+    "HIERARCHICAL",
     "AllReduce",
     "ParameterServer",
     "Piece",
     "Sent",
     "Synchronizer",
+    "Teams",
     "all_synchronizers",
     "cut_of",
     "field_of",

@@ -16,6 +16,9 @@ from autodist.synchronizers.traffic import INDEX_BYTES, Piece, Sent
 
 Spec = strategy_pb2.AllReduce.Spec
 
+HIERARCHICAL = "HIERARCHICAL"
+"""Within teams of workers first, then between teams."""
+
 COLLECTIVES = ("RING", "NCCL")
 """TensorFlow's own, which stand by themselves and send all to the next worker."""
 
@@ -66,6 +69,10 @@ class AllReduce(Synchronizer):
     @property
     def way(self) -> str:
         return self.spec
+
+    @property
+    def goes_by_teams(self) -> bool:
+        return self.spec == HIERARCHICAL and self.compressor == NO_COMPRESSOR
 
     @property
     def text(self) -> str:

@@ -72,6 +72,11 @@ class Synchronizer(ABC):
         """How the gradient crosses workers, in a word; two of them may not suit each other."""
 
     @property
+    def goes_by_teams(self) -> bool:
+        """Whether teams of workers, where there are any, add it up first or pass it on."""
+        return False
+
+    @property
     @abstractmethod
     def text(self) -> str:
         """For people, but for the group."""

@@ -16,6 +16,7 @@ from autodist.graph.parts import Join
 from autodist.kernels.communicate.buckets import Bucket, digest, key_of
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.communicate.memory import Memory
+from autodist.kernels.communicate.team_exchange import TeamExchange
 from autodist.kernels.sums import ordered_sum
 
 
@@ -28,6 +29,7 @@ class BucketReduction:
         bucket: what is reduced.
         exchange: between the workers.
         stored_as: by a variable's name, the name under which the session knows it.
+        team: by which what goes to all travels, if teams pass it on.
         initializers: filled with the operations that give memories their first value.
     """
 
@@ -35,6 +37,7 @@ class BucketReduction:
     bucket: Bucket
     exchange: Exchange
     stored_as: Mapping[str, str]
+    team: TeamExchange | None = None
     initializers: dict[str, tf.Operation] = field(default_factory=dict)
     _kept: list[tuple[Memory, tf.Tensor]] = field(default_factory=list)
 
@@ -76,6 +79,8 @@ class BucketReduction:
         if join.weight is None:
             return None
         weight = self.f.input(join.weight, join.weight_dtype, [])
+        if self.team is not None:
+            return ordered_sum([part[0] for part in self.team.gather("weight", [weight], to_learners=False)])
         for to in self.computing:  # nobody else adds anything up
             if to != self.worker:
                 self.send(to, "weight", [weight])
@@ -112,7 +117,7 @@ class BucketReduction:
         return self.exchange.parts(what, mine)
 
     def all_to_all(self, what: str, mine: Sequence[tf.Tensor | tf.TensorSpec]) -> list[list[tf.Tensor]]:
-        return self.exchange.all_to_all(what, mine)
+        return self.exchange.all_to_all(what, mine) if self.team is None else self.team.gather(what, mine)
 
     def memory(self, what: str, initial: tf.Tensor, gradient: Gradient | None = None) -> Memory:
         joins = self.bucket.joins if gradient is None else (_join(gradient),)

@@ -89,7 +89,11 @@ class Bucket:
 
     def cut(self, count: int) -> list[int]:
         """Sizes of `count` aligned pieces that together are the whole vector."""
-        steps = sum(self.lengths) // self.step
+        return self.cut_again(sum(self.lengths), count)
+
+    def cut_again(self, length: int, count: int) -> list[int]:
+        """Sizes of `count` aligned pieces that together are a piece of so many elements."""
+        steps = length // self.step
         return [(steps // count + (k < steps % count)) * self.step for k in range(count)]
 
 

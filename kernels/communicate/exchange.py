@@ -82,11 +82,13 @@ class Exchange:
                 if to != self.context.worker:
                     self.send(to, what, tensors, after)
 
-    def parts(self, what: str, mine: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-        """What each worker that computes sends here, in the order of the workers; `mine` in this one's place."""
-        me = self.context.worker
-        received = self.receive_all(what, {w: mine for w in self.context.computing if w != me})
-        return [list(mine) if w == me else received[w] for w in self.context.computing]
+    def parts(
+        self, what: str, mine: Sequence[tf.Tensor], sources: Sequence[int] | None = None
+    ) -> list[list[tf.Tensor]]:
+        """What each worker of `sources` (all that compute) sends here, in their order; `mine` in this one's place."""
+        me, sources = self.context.worker, self.context.computing if sources is None else sources
+        received = self.receive_all(what, {w: mine for w in sources if w != me})
+        return [list(mine) if w == me else received[w] for w in sources]
 
     def _take(self, source: int, what: str, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[str]:
         """Adds what takes from the queue that a worker sends to; returns the names of the tensors."""

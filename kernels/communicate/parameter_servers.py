@@ -22,9 +22,10 @@ from autodist.kernels.communicate.asked import NOBODY
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.communicate.own_part import OwnPart
-from autodist.kernels.communicate.reduce_by_shuffle import mean_of, own_rows, rows_of, weight_of
+from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.tokens import Group, group_writes
+from autodist.kernels.sums import mean_of
 from autodist.kernels.varying import after_loops
 
 PACK_BYTES = 256 << 10

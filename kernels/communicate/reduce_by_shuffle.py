@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,18 +13,24 @@ from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.parts import Join, Merge
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.communicate.adding_up import AddingUp, whole_in_teams
 from autodist.kernels.communicate.bucket_reduction import BucketReduction
-from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, key_of, make_buckets
+from autodist.kernels.communicate.buckets import BUCKET_BYTES, Bucket, digest, key_of, make_buckets
 from autodist.kernels.communicate.chosen_compressor import compressor_of
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.communicate.results import Results
-from autodist.kernels.sums import merged, ordered_sum, rows_together
+from autodist.kernels.communicate.team_exchange import TeamExchange
+from autodist.kernels.communicate.together import find_together
+from autodist.kernels.sums import ordered_sum, rows_together
 
 EVENLY_CUT = 16
 """Up to so many workers a bucket has one size; for more it grows with them, so that its pieces get no smaller."""
 
+EVENLY_CUT_IN_TEAMS = 32
+"""The same where teams add up first, which makes fewer messages."""
+
 DIRECT_BYTES = 64 << 10
-"""Up to this size a bucket goes whole to any number of workers: one hop, where cutting it into pieces takes two."""
+"""Up to this size a bucket, or a team's piece, goes whole to any number of workers: one hop, where pieces take two."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,10 @@ class ReduceByShuffle(Kernel):
     them itself: one hop, and between two workers no more bytes than that. Rows go whole too, since their number
     differs. Gradients that a strategy compresses are in buckets apart, which their compressor adds up; where there is
     one worker, nothing travels and nothing is compressed.
+
+    Where the strategy has teams, which it has for many workers, each team adds up first, and then the teams' sums are
+    added in the order of the teams (`AddingUp.in_teams`): a worker has to do with about 2·√W others in place of W-1.
+    Rows go from team to team as they are.
 
     Each element is the sum of the workers' in their order, whatever bucket it is in. So buckets may grow with the
     workers, as messages would otherwise: 2·(W-1) for each bucket and worker. Those of a compressor, which may look at a
@@ -56,11 +66,14 @@ class ReduceByShuffle(Kernel):
             return item
         results = Results(item, replication)
         stored_as = _names_in_session(item)
-        for bucket, compressor in self._buckets(mine, context):
-            if compressor is None:
-                _reduce_bucket(results, bucket, context)
-            else:
-                _compress_bucket(results, bucket, compressor, stored_as, context)
+        plain, compressed = self._buckets(mine, context)
+        together, alone = find_together(item, plain, [bucket for bucket, _ in compressed], context, DIRECT_BYTES)
+        for buckets in together:
+            _reduce_together(results, buckets, context)
+        for bucket in alone:
+            _reduce_bucket(results, bucket, context)
+        for bucket, compressor in compressed:
+            _compress_bucket(results, bucket, compressor, stored_as, context)
         for join in mine:
             if join.is_sparse:
                 _gather_rows(results, join, context)
@@ -68,31 +81,51 @@ class ReduceByShuffle(Kernel):
                 _put_one_after_the_other(results, join, context)
         return results.to_item(mine)
 
-    def _buckets(self, joins: Iterable[Join], context: Context) -> list[tuple[Bucket, Compressor | None]]:
+    def _buckets(self, joins: Iterable[Join], context: Context) -> tuple[list[Bucket], list[tuple[Bucket, Compressor]]]:
+        """What is added up as it is, and what compressors add up."""
         plan = context.plan
         compressors = {join.name: compressor_of(plan, join) for join in joins}
-        grown = self.bucket_bytes * max(len(context.computing), EVENLY_CUT) // EVENLY_CUT
 
         def group_of(join: Join) -> Hashable:
-            return plan.group(join), compressors[join.name]
+            return plan.group(join), compressors[join.name], context.adds_in_teams(join)
 
         dense = [join for join in joins if not join.is_sparse and join.merge is not Merge.ROWS]
         plain = [join for join in dense if compressors[join.name] is None]
-        compressed = [join for join in dense if compressors[join.name] is not None]
-        buckets = [*make_buckets(plain, plan.group, grown), *make_buckets(compressed, group_of, self.bucket_bytes)]
-        return [(bucket, compressors[bucket.joins[0].name]) for bucket in buckets]
+        by_all = [join for join in plain if not context.adds_in_teams(join)]
+        in_teams = [join for join in plain if context.adds_in_teams(join)]
+        buckets = make_buckets(by_all, plan.group, self._grown(context, EVENLY_CUT))
+        buckets += make_buckets(in_teams, plan.group, self._grown(context, EVENLY_CUT_IN_TEAMS))
+        left = make_buckets([j for j in dense if compressors[j.name]], group_of, self.bucket_bytes)
+        return buckets, [(b, c) for b in left if (c := compressors[b.joins[0].name])]
+
+    def _grown(self, context: Context, evenly_cut: int) -> int:
+        return self.bucket_bytes * max(len(context.computing), evenly_cut) // evenly_cut
 
 
 def _reduce_bucket(results: Results, bucket: Bucket, context: Context) -> None:
     with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Exchange(f, context, bucket.key)
-        flat = bucket.pack(f)
-        weight = weight_of(f, bucket.joins[0])
-        goes_whole = context.workers <= 2 or bucket.byte_size <= DIRECT_BYTES
-        reduce = _directly if goes_whole else _in_pieces
-        values = bucket.unpack(reduce(exchange, bucket, flat, weight))
+        mine = [bucket.pack(f), *weight_of(f, bucket.joins[0])]
+        adding, team = AddingUp(exchange, bucket, DIRECT_BYTES), _team(exchange, bucket.joins[0])
+        values = bucket.unpack(adding.by_all(mine) if team is None else adding.in_teams(team, mine))
     for join, value in zip(bucket.joins, values, strict=True):
         results.give(join, [f.name(value)])
+    results.editor.run(exchange.effects)
+
+
+def _reduce_together(results: Results, buckets: Sequence[Bucket], context: Context) -> None:
+    """Several small buckets in the same messages, where teams add up first."""
+    key = digest(";".join(bucket.key for bucket in buckets))
+    with fragment(results.editor, f"all_reduce/{key}") as f, tf.device(context.cpu(context.worker)):
+        exchange = Exchange(f, context, key)
+        team = _team(exchange, buckets[0].joins[0])
+        assert team is not None, "others travel alone"
+        mine = [[bucket.pack(f), *weight_of(f, bucket.joins[0])] for bucket in buckets]
+        wholes = whole_in_teams(team, buckets, mine)
+        values = [bucket.unpack(whole) for bucket, whole in zip(buckets, wholes, strict=True)]
+    for bucket, found in zip(buckets, values, strict=True):
+        for join, value in zip(bucket.joins, found, strict=True):
+            results.give(join, [f.name(value)])
     results.editor.run(exchange.effects)
 
 
@@ -101,7 +134,7 @@ def _compress_bucket(
 ) -> None:
     with fragment(results.editor, f"all_reduce/{bucket.key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Exchange(f, context, bucket.key)
-        reduction = BucketReduction(f, bucket, exchange, stored_as)
+        reduction = BucketReduction(f, bucket, exchange, stored_as, _team(exchange, bucket.joins[0]))
         values = compressor.add_up(reduction)
         reduction.finish(values)
     for join, value in zip(bucket.joins, values, strict=True):
@@ -116,40 +149,21 @@ def _names_in_session(item: GraphItem) -> dict[str, str]:
     return {v.name: stored[v.handle] for v in item.variables if v.handle in stored}
 
 
+def _team(exchange: Exchange, join: Join) -> TeamExchange | None:
+    """By what a join travels if teams add it up first."""
+    teams = exchange.context.teams
+    return TeamExchange(exchange, teams) if teams is not None and exchange.context.adds_in_teams(join) else None
+
+
+def _gathered(exchange: Exchange, join: Join, mine: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+    """What every worker that computes has of a join, in their order."""
+    team = _team(exchange, join)
+    return exchange.all_to_all("rows", mine) if team is None else team.gather("rows", mine)
+
+
 def weight_of(f: Fragment, join: Join) -> list[tf.Tensor]:
     """The weight that travels with a join, if there is one."""
     return [] if join.weight is None else [f.input(join.weight, join.weight_dtype, [])]
-
-
-def _directly(exchange: Exchange, bucket: Bucket, flat: tf.Tensor, weight: list[tf.Tensor]) -> tf.Tensor:
-    return mean_of(exchange.all_to_all("whole", [flat, *weight]), bucket.merge)
-
-
-def _in_pieces(exchange: Exchange, bucket: Bucket, flat: tf.Tensor, weight: list[tf.Tensor]) -> tf.Tensor:
-    context = exchange.context
-    owners = context.computing
-    pieces = dict(zip(owners, tf.split(flat, bucket.cut(len(owners))), strict=True))
-    mine = pieces.pop(context.worker, None)
-    if mine is not None:
-        for owner, piece in pieces.items():
-            exchange.send(owner, "piece", [piece, *weight])
-    summed = exchange.receive_all("sum", {owner: [piece] for owner, piece in pieces.items()})
-    if mine is not None:
-        whole = mean_of(exchange.parts("piece", [mine, *weight]), bucket.merge)
-        for to in range(context.workers):
-            if to != context.worker:
-                exchange.send(to, "sum", [whole])
-        summed[context.worker] = [whole]
-    return tf.concat([summed[owner][0] for owner in owners], 0)
-
-
-def mean_of(parts: Iterable[list[tf.Tensor]], merge: Merge = Merge.ADD) -> tf.Tensor:
-    """The sum of the parts' values, divided by the sum of their weights if they have any; or how else they merge."""
-    parts = list(parts)
-    total = merged([p[0] for p in parts], merge)
-    if len(parts[0]) == 1:
-        return total
-    return tf.math.divide_no_nan(total, tf.cast(ordered_sum([p[1] for p in parts]), total.dtype))
 
 
 def own_rows(f: Fragment, join: Join) -> list[tf.Tensor]:
@@ -170,7 +184,7 @@ def _gather_rows(results: Results, join: Join, context: Context) -> None:
     key = key_of([join])
     with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Exchange(f, context, key)
-        rows = rows_of(join, exchange.all_to_all("rows", own_rows(f, join)))
+        rows = rows_of(join, _gathered(exchange, join, own_rows(f, join)))
     results.give(join, [f.name(t) for t in rows])
     results.editor.run(exchange.effects)
 
@@ -179,7 +193,7 @@ def _put_one_after_the_other(results: Results, join: Join, context: Context) -> 
     key = key_of([join])
     with fragment(results.editor, f"all_gather/{key}") as f, tf.device(context.cpu(context.worker)):
         exchange = Exchange(f, context, key)
-        parts = exchange.all_to_all("rows", [f.input(join.local[0], join.dtype, join.shape)])
+        parts = _gathered(exchange, join, [f.input(join.local[0], join.dtype, join.shape)])
         whole = tf.concat([rows for (rows,) in parts], join.axis)
     results.give(join, [f.name(whole)])
     results.editor.run(exchange.effects)

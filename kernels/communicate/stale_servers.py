@@ -19,10 +19,11 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.communicate.parameter_servers import PACK_BYTES
-from autodist.kernels.communicate.reduce_by_shuffle import mean_of, own_rows, rows_of, weight_of
+from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.serving import Serving
 from autodist.kernels.communicate.tokens import group_writes
+from autodist.kernels.sums import mean_of
 
 Parts = list[list[tf.Tensor]]
 

@@ -66,7 +66,7 @@ def counts_of(item: GraphItem, builder: str, workers: int, rows: int) -> Counts:
     spec = ResourceSpec.from_dict({"nodes": nodes})
     strategy = ask_builder(find_builder(builder)(), item, spec)
     check_strategy(strategy, item, spec)
-    strategy = resolve_specs(strategy)
+    strategy = resolve_specs(strategy, item, spec)
     seen = [_crossing(rewrite(item, Context(strategy, k)), k) for k in range(min(LOOKED_AT, workers))]
     return Counts(
         bytes=_most_bytes(item, strategy, workers, rows),

@@ -7,6 +7,7 @@ from typing import Any
 
 from bench.comparisons import Result
 from bench.jobs import output_of
+from bench.network import compare_sums_on_paper
 
 LIMIT = 3600.0
 WORKERS, VARIABLES = 1024, 10_000
@@ -16,6 +17,8 @@ REWRITTEN = {64: 1.5, 256: 2.5}
 GIVING, MOST_TIMES = {4: 1.5, 8: 2.0}, 2.0
 """For so many workers, at most so many times the processor time that the chief takes for two, and on no link more than
 two times the values."""
+SERVED, MOST_STEP = 16, 8.0
+"""So many workers, and at most so many milliseconds of the processor for one's step."""
 READING = {2: 1.5, 8: 1.5}
 """For one of so many workers, at most so many times the time that an example of its own takes on one device."""
 
@@ -92,6 +95,17 @@ def compare_giving() -> list[Result]:
             _at_most(f"{what}: busiest link", times, MOST_TIMES, "times the values"),
         ]
     return results
+
+
+def compare_steps() -> list[Result]:
+    """Processor time of a small step for a worker of 16, all servers in one process; and sums on paper.
+
+    Raises:
+        JobError: the steps did not run.
+    """
+    told = _run("bench.serve_step", str(SERVED))
+    what, note = f"Dense(32), step of one of {SERVED}", f"calls {told['called']} other workers; processor time"
+    return [_at_most(what, 1000 * told["seconds"], MOST_STEP, "ms", note), *compare_sums_on_paper()]
 
 
 def _at_most(what: str, measured: float, most: float, unit: str, note: str = "") -> Result:

@@ -82,7 +82,7 @@ def main() -> None:
 def _plan(name, step, spec):
     strategy = ask_builder(find_builder(name)(), step, spec)
     check_strategy(strategy, step, spec)
-    return resolve_specs(strategy)
+    return resolve_specs(strategy, step, spec)
 
 
 def _show(strategy, step, names) -> None:

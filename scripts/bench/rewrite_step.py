@@ -87,7 +87,7 @@ def _rewriting(item: GraphItem, spec: ResourceSpec, builder: BuildsStrategy) -> 
     """
     strategy = builder.build(item, spec)
     check_strategy(strategy, item, spec)
-    context = Context(resolve_specs(strategy), min(1, len(spec.workers) - 1) if len(spec.nodes) > 1 else 0)
+    context = Context(resolve_specs(strategy, item, spec), min(1, len(spec.workers) - 1) if len(spec.nodes) > 1 else 0)
     gc.collect()
     start = time.thread_time()
     made = rewrite(item, context)

@@ -12,6 +12,7 @@ CLUSTERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "2x1": [{"cpus": [0]}, {"cpus": [0]}],
     "2x2": [{"cpus": [0, 1]}, {"cpus": [0, 1]}],
     "3x1": [{"cpus": [0]}, {"cpus": [0]}, {"cpus": [0]}],
+    "4x1": [{"cpus": [0]}, {"cpus": [0]}, {"cpus": [0]}, {"cpus": [0]}],
     "2+1": [{"cpus": [0, 1]}, {"cpus": [0]}],
     "server": [{"cpus": [0]}, {"cpus": [0]}, {"cpus": []}],
     "one_machine": [{"cpus": [0, 1], "workers": 2}],
@@ -24,6 +25,7 @@ _ALL = {"min_partition_bytes": 1}
 STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     "shuffle": {"builder": "AllReduce", "all_reduce_spec": "SHUFFLE"},
     "small_groups": {"builder": "AllReduce", "chunk_size": 1},
+    "hierarchical": {"builder": "AllReduce", "all_reduce_spec": "HIERARCHICAL"},
     "ring": {"builder": "AllReduce", "all_reduce_spec": "RING"},
     "nccl": {"builder": "AllReduce", "all_reduce_spec": "NCCL"},
     "float16": {"builder": "AllReduce", "compressor": {"kind": "FLOAT16", "error_feedback": True}},
@@ -84,7 +86,7 @@ class Case:
 
 _PAIRS: Mapping[str, str] = {
     "adamw": "ps 2x1, partitioned_ps server",
-    "aggregations": "shuffle 2x2",
+    "aggregations": "shuffle 2x2, hierarchical 4x1",
     "attention": "shuffle 2x1",
     "clipped_rows": "shuffle 2x1, partitioned_ps 2x2",
     "evaluation": "shuffle 2+1, shuffle server",

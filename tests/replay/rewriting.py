@@ -84,10 +84,10 @@ def machines(cluster: str) -> ResourceSpec:
 def build(item: GraphItem, strategy: str, spec: ResourceSpec) -> strategy_pb2.Strategy:
     """As a run does it: a step without gradients needs no plan."""
     if not item.gradients:
-        return strategy_pb2.Strategy(builder="none", graph_config=graph_config(spec))
+        return resolve_specs(strategy_pb2.Strategy(builder="none", graph_config=graph_config(spec)), item, spec)
     built = ask_builder(chosen_builder(STRATEGIES[strategy], None), item, spec)
     check_strategy(built, item, spec)
-    return resolve_specs(built)
+    return resolve_specs(built, item, spec)
 
 
 def _placed_as(planned: GraphItem, item: GraphItem, strategy: strategy_pb2.Strategy) -> GraphItem:

@@ -41,7 +41,7 @@ def test_spec_reaches_every_node(step, cluster):
     [
         ({"chunk_size": 0}, "chunk_size is 0, which is not allowed: input should be greater than or equal to 1"),
         ({"chunk_size": True}, "chunk_size is True, which is not allowed: input should be a valid integer"),
-        ({"all_reduce_spec": "TREE"}, "all_reduce_spec is 'TREE'.*'AUTO', 'SHUFFLE', 'RING' or 'NCCL'"),
+        ({"all_reduce_spec": "TREE"}, "all_reduce_spec is 'TREE'.*'AUTO', 'SHUFFLE', 'HIERARCHICAL', 'RING' or 'NCCL'"),
     ],
 )
 def test_options_out_of_range_are_refused_with_what_is_allowed(options, said):

@@ -172,7 +172,7 @@ def test_variables_become_overrides_in_their_order(read):
         ("chunk_size: 0", "chunk_size: AllReduce: chunk_size is 0, which is not allowed: "
                           "input should be greater than or equal to 1."),
         ("all_reduce_spec: ring", "all_reduce_spec: AllReduce: all_reduce_spec is 'ring', which is not allowed: "
-                                  "input should be 'AUTO', 'SHUFFLE', 'RING' or 'NCCL'."),
+                                  "input should be 'AUTO', 'SHUFFLE', 'HIERARCHICAL', 'RING' or 'NCCL'."),
     ],
 )  # fmt: skip
 def test_a_faulty_option_is_refused_at_its_line(refusal, options, said):
@@ -269,7 +269,7 @@ def test_zero_and_false_are_told_apart(refusal):
         ("{synchronizer: PS, partition: 3}", "partition is 3, which is not allowed"),
         ("{synchronizer: PS, ownr: 1}", "has no option ownr. Did you mean owner?"),
         ("{synchronizer: PS, owner: [[0]]}", "owner is [[0]], which is not allowed"),
-        ("{synchronizer: AllReduce, all_reduce_spec: TREE}", "'AUTO', 'SHUFFLE', 'RING' or 'NCCL'"),
+        ("{synchronizer: AllReduce, all_reduce_spec: TREE}", "'AUTO', 'SHUFFLE', 'HIERARCHICAL', 'RING' or 'NCCL'"),
     ],
 )
 def test_a_faulty_setting_is_refused_at_its_line(refusal, settings, said):

@@ -1,0 +1,55 @@
+"""Parcels: small tensors that travel as one, since each tensor that crosses workers costs a call of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+MOST_BYTES = 256 << 10
+"""Larger tensors are not copied for it."""
+
+
+def packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """One tensor that holds them all; the tensors themselves where they are large, or types or shapes forbid it."""
+    if not is_parcel(tensors):
+        return list(tensors)
+    return [tf.concat([_bytes_of(t) for t in tensors], 0)]
+
+
+def unpacked(came: Sequence[tf.Tensor], like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
+    """The tensors of which `packed` made what came; `like` has their types and shapes."""
+    if not is_parcel(like):
+        return list(came)
+    sizes = [_byte_size(t) for t in like]
+    pieces = tf.split(came[0], sizes)
+    return [_from_bytes(piece, t) for piece, t in zip(pieces, like, strict=True)]
+
+
+def like_packed(like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor | tf.TensorSpec]:
+    """Types and shapes of what `packed` makes."""
+    return [tf.TensorSpec([sum(map(_byte_size, like))], tf.uint8)] if is_parcel(like) else list(like)
+
+
+def is_parcel(like: Sequence[tf.Tensor | tf.TensorSpec]) -> bool:
+    """Whether such tensors travel as one."""
+    if len(like) < 2 or not all(t.shape.is_fully_defined() and _has_bytes(t.dtype) for t in like):
+        return False
+    return sum(map(_byte_size, like)) <= MOST_BYTES
+
+
+def _has_bytes(dtype: tf.DType) -> bool:
+    return bool(dtype.is_floating or dtype.is_integer)
+
+
+def _byte_size(t: tf.Tensor | tf.TensorSpec) -> int:
+    return int(t.shape.num_elements()) * t.dtype.size
+
+
+def _bytes_of(t: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(tf.bitcast(t, tf.uint8), [_byte_size(t)])
+
+
+def _from_bytes(piece: tf.Tensor, like: tf.Tensor | tf.TensorSpec) -> tf.Tensor:
+    width = [like.dtype.size] if like.dtype.size > 1 else []
+    return tf.bitcast(tf.reshape(piece, [*like.shape, *width]), like.dtype)

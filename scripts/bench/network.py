@@ -1,0 +1,113 @@
+"""The network on paper: what a bucket makes travel, in how many messages, by which link; and what that takes.
+
+Told from the description of the two ways alone, so that a test can hold it against rewritten graphs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from autodist.resources import ResourceSpec
+from autodist.strategies.teams import choose_teams, sum_cost
+from autodist.synchronizers import Teams
+from bench.comparisons import Result
+
+RESNET50 = 102_228_128
+"""Bytes of its gradients."""
+
+ON_PAPER = {16: 1.0, 64: 0.7, 256: 0.5}
+"""On so many workers teams take at most so much of the time that SHUFFLE takes."""
+
+Link = tuple[int, int]
+"""The worker that sends and the one that receives."""
+
+
+@dataclass(frozen=True)
+class Vector:
+    """What is added up.
+
+    Attributes:
+        elements: of it; a multiple of `step`.
+        element_bytes: of each.
+        step: what pieces are multiples of, in elements.
+        whole_bytes: up to this size it goes whole.
+    """
+
+    elements: int
+    element_bytes: int
+    step: int
+    whole_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return self.elements * self.element_bytes
+
+    @property
+    def goes_whole(self) -> bool:
+        return self.bytes <= self.whole_bytes
+
+    def cut(self, count: int) -> list[Vector]:
+        steps = self.elements // self.step
+        lengths = [(steps // count + (k < steps % count)) * self.step for k in range(count)]
+        return [Vector(length, self.element_bytes, self.step, self.whole_bytes) for length in lengths]
+
+
+def messages(vector: Vector, workers: int, computing: Sequence[int], teams: Teams | None) -> list[tuple[Link, int]]:
+    """All messages by which one vector is added up over the workers: link and bytes of each."""
+    found = _by_all(vector, range(workers), computing) if teams is None else _in_teams(vector, teams)
+    return [(link, size) for link, size in found if link[0] != link[1]]
+
+
+def by_link(sent: Sequence[tuple[Link, int]]) -> tuple[Counter[Link], Counter[Link]]:
+    """Messages and bytes of each link."""
+    count: Counter[Link] = Counter()
+    size: Counter[Link] = Counter()
+    for link, bytes_ in sent:
+        count[link] += 1
+        size[link] += bytes_
+    return count, size
+
+
+def _by_all(vector: Vector, readers: Sequence[int], owners: Sequence[int]) -> Iterator[tuple[Link, int]]:
+    if len(readers) <= 2 or vector.goes_whole:
+        yield from (((source, to), vector.bytes) for source in owners for to in readers)
+        return
+    for owner, piece in zip(owners, vector.cut(len(owners)), strict=True):
+        yield from (((source, owner), piece.bytes) for source in owners)
+        yield from (((owner, to), piece.bytes) for to in readers)
+
+
+def _in_teams(vector: Vector, teams: Teams) -> Iterator[tuple[Link, int]]:
+    everyone = [teams.everyone(team) for team in range(len(teams.members))]
+    if vector.goes_whole:
+        for team, members in enumerate(teams.members):
+            yield from (((source, to), vector.bytes) for source in members for to in everyone[team])
+            others = [to for other, all_ in enumerate(everyone) if other != team for to in all_]
+            yield from (((teams.sender(team, to), to), vector.bytes) for to in others)
+        return
+    for seat, piece in enumerate(vector.cut(teams.seats)):
+        for team, members in enumerate(teams.members):
+            yield from (((source, members[seat]), piece.bytes) for source in members)
+            yield from (((members[seat], to), piece.bytes) for to in everyone[team])
+        yield from _by_all(piece, teams.across(seat), teams.across(seat))
+
+
+def compare_sums_on_paper() -> list[Result]:
+    """ResNet50's gradients between workers on machines of their own at 25 Gbit/s, in teams and by all at once."""
+    results = []
+    for workers, most in ON_PAPER.items():
+        nodes = [
+            {"address": f"10.0.{k // 256}.{k % 256}", "cpus": [0], "chief": not k, "network_bandwidth": 25}
+            for k in range(workers)
+        ]
+        spec = ResourceSpec.from_dict({"nodes": nodes})
+        teams = Teams.of(choose_teams(spec, RESNET50, is_asked=True), range(workers))
+        ours, peer = sum_cost(teams, spec, RESNET50), sum_cost(None, spec, RESNET50)
+        told = [f"{1000 * cost.seconds:.0f} ms" for cost in (ours, peer)]
+        note = f"on paper; {ours.calls} workers called, {ours.messages * ours.buckets} messages, of {peer.calls} and "
+        note += f"{peer.messages * peer.buckets} by SHUFFLE"
+        what = f"resnet50, sums on {workers} workers"
+        results.append(Result("growth", what, *told, ours.seconds / peer.seconds, most, note))
+    return results

@@ -1,0 +1,126 @@
+"""Times a small step on many workers whose servers stand in one process: processor time for a worker and step.
+
+A process of its own. What crosses workers goes over the loopback as between machines; nothing else is shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from autodist import ResourceSpec
+from autodist.capture.function import CapturedFunction, capture_function
+from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
+from autodist.graph.names import node_of
+from autodist.kernels import Context, rewrite
+from autodist.runtime.host import Host
+from autodist.strategies import AllReduce, check_strategy, resolve_specs
+
+EXAMPLES_EACH, WIDTH = 4, 32
+WARMUP = 5
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("workers", type=int)
+    parser.add_argument("--spec", default="AUTO", help="all_reduce_spec")
+    parser.add_argument("--steps", type=int, default=40)
+    told = parser.parse_args()
+    captured = _captured()
+    spec = _machines(told.workers)
+    strategy = AllReduce(all_reduce_spec=told.spec).build(captured.item, spec)
+    check_strategy(strategy, captured.item, spec)
+    strategy = resolve_specs(strategy, captured.item, spec)
+    items = [rewrite(captured.item, Context(strategy, worker)) for worker in range(told.workers)]
+    steps = [
+        _prepared(server, item, captured, told.workers)
+        for server, item in zip(_servers(told.workers), items, strict=True)
+    ]
+    _run(steps, WARMUP)
+    start = time.process_time()
+    _run(steps, told.steps)
+    spent = (time.process_time() - start) / told.steps / told.workers
+    called = [_called(item, worker) for worker, item in enumerate(items)]
+    print(json.dumps({"seconds": spent, "called": max(called)}))
+
+
+def _captured() -> CapturedFunction:
+    model = keras.Sequential([keras.layers.Input((WIDTH,)), keras.layers.Dense(WIDTH)])
+    model.compile("sgd", loss="mse")
+    specs = (tf.TensorSpec([None, WIDTH], tf.float32), tf.TensorSpec([None, WIDTH], tf.float32))
+    return capture_function(lambda x, y: model.train_step((x, y)), specs, (0, 0))
+
+
+def _machines(workers: int) -> ResourceSpec:
+    nodes = [{"address": f"10.0.{k // 256}.{k % 256}", "cpus": [0], "chief": not k} for k in range(workers)]
+    return ResourceSpec.from_dict({"nodes": nodes})
+
+
+def _servers(workers: int) -> Sequence[tf.distribute.Server]:
+    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(workers)]
+    cluster = tf.train.ClusterSpec({"worker": [f"127.0.0.1:{one.getsockname()[1]}" for one in held]})
+    for one in held:
+        one.close()
+    config = _config()
+    return [
+        tf.distribute.Server(cluster, job_name="worker", task_index=k, protocol="grpc", config=config)
+        for k in range(workers)
+    ]
+
+
+def _config() -> tf.compat.v1.ConfigProto:
+    return tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=2)
+
+
+def _prepared(
+    server: tf.distribute.Server, item: GraphItem, captured: CapturedFunction, workers: int
+) -> Callable[[], object]:
+    """A step of one worker, whose variables have their first values."""
+    host = Host(server.target, _config())
+    present = {node.name for node in item.graph_def.node}
+    values = {v.handle: s.numpy() for v, s in zip(captured.item.variables, captured.sources, strict=True)}
+    with host.graph.as_default():
+        tf.import_graph_def(item.graph_def, name="")
+        for handle in values.keys() & present:
+            resource = host.graph.get_tensor_by_name(f"{handle}:0")
+            host.session.run(tf.raw_ops.AssignVariableOp(resource=resource, value=values[handle]))
+    host.session.run([host.graph.get_operation_by_name(name) for name in item.initializers.values()])
+    feeds = {name: np.ones((EXAMPLES_EACH, WIDTH), np.float32) for name in captured.item.inputs}
+    feeds |= {EXAMPLES: np.int64(EXAMPLES_EACH), ALL_EXAMPLES: np.int64(EXAMPLES_EACH * workers)}
+    feeds = {name: value for name, value in feeds.items() if node_of(name) in present}
+    outputs = [host.graph.get_tensor_by_name(name) for name in item.outputs]
+    targets = [host.graph.get_operation_by_name(name) for name in item.targets]
+    run = host.callable(outputs, targets, list(feeds))
+    return lambda: run(*feeds.values())
+
+
+def _run(steps: Sequence[Callable[[], object]], count: int) -> None:
+    """So many steps of all workers side by side."""
+
+    def repeat(step: Callable[[], object]) -> None:
+        for _ in range(count):
+            step()
+
+    threads = [threading.Thread(target=repeat, args=(step,)) for step in steps]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _called(item: GraphItem, worker: int) -> int:
+    """How many workers a step calls besides its own."""
+    tasks = {tf.DeviceSpec.from_string(node.device).task for node in item.graph_def.node if node.device}
+    return len(tasks - {None, worker})
+
+
+if __name__ == "__main__":
+    main()
