@@ -50,6 +50,8 @@ def resolve_specs(
 
 
 def _teams(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec) -> tuple[int, ...]:
+    if strategy.HasField("pipeline"):  # whose sums are made by the workers of a stage
+        return ()
     ways = {synchronizer.way for _, synchronizer in all_synchronizers(strategy)}
     is_asked = HIERARCHICAL in ways
     if effective_spec(strategy) in COLLECTIVES or (SHUFFLE in ways and AUTO not in ways and not is_asked):
