@@ -19,7 +19,7 @@ def make_odd_step(rate: float = 0.05) -> tuple[Callable[..., object], list[tf.Va
         return tf.Variable(tf.cast(0.5 * rng.normal(size=shape), dtype), name=name, trainable=trainable)
 
     single = variable("single", tf.float32, 6, 5)
-    double = variable("double", tf.float64, 5, 4)
+    double = variable("double", tf.float64, 6, 4)
     half, brain = variable("half", tf.float16, 4), variable("brain", tf.bfloat16, 7, 4)
     scalar, half_scalar = variable("scalar", tf.float64), variable("half_scalar", tf.float16)
     empty, empty_matrix = variable("empty", tf.float32, 0), variable("empty_matrix", tf.float64, 0, 4)
@@ -29,11 +29,13 @@ def make_odd_step(rate: float = 0.05) -> tuple[Callable[..., object], list[tf.Va
 
     def step(x: tf.Tensor) -> None:
         with tf.GradientTape() as tape:
-            hidden = tf.tanh(tf.cast(tf.cast(x, tf.float32) @ single, tf.float64) @ double)
+            hidden = tf.tanh(x @ double)
             gain = tf.cast(half, tf.float64) + tf.cast(tf.reduce_mean(brain, 0), tf.float64)
             hidden = hidden * gain * scalar + tf.cast(half_scalar, tf.float64) + tf.cast(untouched, tf.float64)
             nothing = tf.cast(tf.reduce_sum(empty), tf.float64) + tf.reduce_sum(empty_matrix)
-            loss = tf.reduce_mean(tf.square(hidden - 1.0)) + nothing
+            # By itself, since a product in float32 over examples is rounded as the processor adds them up.
+            apart = tf.reduce_mean(tf.square(tf.cast(x, tf.float32) @ single - 1.0))
+            loss = tf.reduce_mean(tf.square(hidden - 1.0)) + tf.cast(apart, tf.float64) + nothing
         for v, gradient in zip(trained, tape.gradient(loss, trained), strict=True):
             if gradient is not None:
                 v.assign_sub(tf.cast(rate, gradient.dtype) * gradient)
