@@ -199,6 +199,29 @@ class DistributedFunction:
         self._run.first_batches.look()
         return results
 
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `on_each` may make one call of several: their batches are to be there before the first is trained."""
+        return self._is_global and self._run.workers == 1 and self._run.recorder is None
+
+    def on_each(self, batches: Sequence[Any]) -> Any:
+        """Makes a step on each of some batches, in one call where they are alike; returns what the last step does."""
+        forms, arrays = zip(*(form_of((batch,)) for batch in batches), strict=True)
+        key = (forms[0], None if self.whole is None else self.whole.examples)
+        known = self._known.get(key) if forms[0] is not None and len({*forms}) == 1 and len(batches) > 1 else None
+        is_ready = known is not None and not self._is_outdated(known.traced) and tf.executing_eagerly()
+        if known is None or not is_ready or not known.traced.running.can_repeat:
+            return [self(batch) for batch in batches][-1]
+        if self._trains:
+            self._run.before_step(self)
+        own = known.own
+        with self._run.missed_step.noted(but=self.survivable):
+            for count in self.coming:
+                known.traced.running.require_even(count)
+            found = known.traced.running.repeat([own.of(some) for some in arrays], own.examples, own.all_examples)
+        self._run.first_batches.look()
+        return _results(known.traced, found)
+
     def _call_unknown(self, form: Hashable | None, arrays: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
         """A call of which nothing is known yet; what is found out is kept for those of the same form."""
         if self._in_graph is not None and not tf.executing_eagerly():
@@ -339,11 +362,7 @@ class DistributedFunction:
     def _run_step(self, traced: _Traced, own: OwnPart, values: Sequence[Any]) -> Any:
         for count in self.coming:
             traced.running.require_even(count)
-        results = iter(traced.running(own.of(values), own.examples, own.all_examples))
-        return tf.nest.map_structure(
-            lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.TensorSpec) else leaf,
-            traced.captured.outputs,
-        )
+        return _results(traced, traced.running(own.of(values), own.examples, own.all_examples))
 
     def _count(self, leaves: Sequence[Leaf]) -> int:
         """The number of examples of the global batch, or of what this worker passes."""
@@ -369,6 +388,14 @@ class DistributedFunction:
             np.asarray if x.axis is None else functools.partial(take, axis=x.axis, share=shares[x.rows]) for x in leaves
         ]
         return OwnPart(cuts, shares[examples].size, examples)
+
+
+def _results(traced: _Traced, found: Sequence[np.ndarray]) -> Any:
+    """What the step returns, of the values of its outputs."""
+    results = iter(found)
+    return tf.nest.map_structure(
+        lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.TensorSpec) else leaf, traced.captured.outputs
+    )
 
 
 def _with_a_row(leaf: Leaf) -> Cut:

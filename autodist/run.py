@@ -77,7 +77,7 @@ class Run:
         on_session: called with a session's variables, by name, before its first run that trains; gives, on the chief,
             what gives the value that one is to have.
         before_step: called before each training step of the script's, with what tells that from other steps.
-        after_step: called after each.
+        after_step: called after each, or after several that were made in one call.
         on_training: called where a step that trains is made ready to run on all replicas.
         on_first_program: called once the first one is.
         draws: operations of steps that draw from a state which TensorFlow keeps to itself.
@@ -438,9 +438,9 @@ class Run:
             told = f"{self._who(worker)} has come to {mine or 'a step'}, and the chief to {chiefs or 'a step'}"
             raise _not_alike(told, RESTORE if RESTORE in (mine, chiefs) else FIT)
 
-    def has_made_step(self) -> None:
-        """A training step was made."""
-        self.step += 1
+    def have_made(self, steps: int) -> None:
+        """Training steps were made, several of them in one call."""
+        self.step += steps
         self.after_step()
 
     def passes(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +81,24 @@ class RunningStep:
 
     def __call__(self, values: Sequence[Any], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """Runs one step on this worker's part of a batch; see `Program.run`."""
+        return self._make(lambda program: program.run(values, examples, all_examples=all_examples), 1)
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether `repeat` may be called.
+
+        Workers meet between two steps, and what one sends the others in a loop waits for them in each round: it is
+        what one worker trains alone that can be repeated.
+        """
+        if self._program is None or self._rewritten_for != self._placements:
+            return False
+        return self.run.workers == 1 and self.run.recorder is None and self._program.can_repeat
+
+    def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
+        """Runs a step on each of some batches, in one call; see `Program.repeat`."""
+        return self._make(lambda program: program.repeat(batches, examples, all_examples), len(batches))
+
+    def _make(self, call: Callable[[Program], list[np.ndarray]], steps: int) -> list[np.ndarray]:
         self.run.passes()
         if self._rewritten_for != self._placements:  # another step, which trains a variable, has moved it since
             self.rewrite()
@@ -91,9 +108,9 @@ class RunningStep:
         written_values = self.run.written_values
         while True:
             turn = written_values.before_step(self.variables.values(), self.run.land, self._keeps_pace)
-            run, empty = functools.partial(self._program.run, values, examples, all_examples=all_examples), None
+            empty = None
             try:
-                outputs = self.run.guard(run)
+                outputs = self.run.guard(call, self._program)
             except EmptyBatchError as error:  # told once the step is over
                 outputs, empty = [], error
             if not written_values.after_step(turn, self._written):
@@ -104,7 +121,7 @@ class RunningStep:
         if empty is not None:
             raise empty
         if self.item.gradients:
-            self.run.has_made_step()
+            self.run.have_made(steps)
         return outputs
 
     def after(self, outputs: Callable[[], Any]) -> None:

@@ -225,7 +225,7 @@ class DistributedSession(SessionInterface):
         if known is None and not (fetched.sets or fetched.looks):
             self._run.start_up.ends()
         if fetched.trains:
-            self._run.has_made_step()
+            self._run.have_made(1)
             if self._run.recorder is not None:
                 self._run.recorder.after_step(self._captured.whole(), self._run.index, self._values, dict)
         return request.filled(fetches, found)

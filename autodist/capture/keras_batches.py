@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
 from keras import tree
 
+from autodist.capture.keras_progress import TracedStep
+
 
 def without_optionals(data: Any) -> Any:
     """A batch as Keras's own functions hand it to a step: what a generator leaves out is None."""
     return tree.map_structure(lambda x: None if isinstance(x, tf.experimental.Optional) else x, data)
+
+
+def on_several(step: TracedStep, first: Any, others: Iterator[Any], most: int) -> Any:
+    """Makes a step on each of up to so many batches, fewer where the data end; returns what the last does.
+
+    Args:
+        step: of one batch.
+        first: of the batches.
+        others: gives those after it; what it raises comes once the steps before were made.
+        most: how many steps are made.
+    """
+    batches, fault = [first], None
+    try:
+        while len(batches) < most:
+            batches.append(without_optionals(next(others)))
+    except StopIteration:
+        pass
+    except Exception as error:  # noqa: BLE001 - it is the script's
+        fault = error
+    logs = step.on_each(batches)
+    if fault is not None:
+        raise fault
+    return logs

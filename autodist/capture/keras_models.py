@@ -13,7 +13,7 @@ import keras
 
 from autodist.capture.fit_batches import reading_own_batches, takes_parts
 from autodist.capture.fit_lengths import lengths_to_come, noting_lengths
-from autodist.capture.keras_batches import without_optionals
+from autodist.capture.keras_batches import on_several, without_optionals
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep, timing_the_start
@@ -167,6 +167,8 @@ class KerasModels:
                 if not distributed.traces:
                     make_state(model, data)
                 is_about_to_step(model)
+                if model.steps_per_execution > 1 and distributed.traces and distributed.reads_ahead:
+                    return on_several(distributed, data, iterator, model.steps_per_execution)
                 logs = step(data)
                 for _ in range(model.steps_per_execution - 1):
                     try:

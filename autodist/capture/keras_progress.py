@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import keras
@@ -22,16 +22,23 @@ class TracedStep(Protocol):
         coming: numbers of examples of batches that are known to come; those that the step cannot take are refused with
             the first one.
         whole: the global batch of which the next call is given this worker's part; None: it is given the whole.
+        reads_ahead: whether `on_each` may make one call of several.
     """
 
     coming: tuple[int, ...]
     whole: WholeBatch | None
 
     @property
+    def reads_ahead(self) -> bool: ...
+
+    @property
     def traces(self) -> int:
         """How many of its calls had to trace it so far; the first of them starts the run."""
 
     def __call__(self, data: Any) -> Any: ...
+
+    def on_each(self, batches: Sequence[Any]) -> Any:
+        """Makes a step on each of some batches; returns what the last does."""
 
 
 def timing_the_start(step: TracedStep, model: keras.Model) -> Callable[[Any], Any]:

@@ -18,6 +18,7 @@ from autodist.runtime.batches import require_even, require_examples, uneven
 from autodist.runtime.host import Host
 from autodist.runtime.hosts import Hosts
 from autodist.runtime.memory import collect_and_trim, trim_heaps
+from autodist.runtime.repeated import Parts, can_repeat, repeated
 from autodist.runtime.timeline import trace_file
 from autodist.runtime.updates import Updates
 
@@ -46,6 +47,7 @@ class Program:
         hosts.initialize(host, {key: prefix + name for key, name in item.initializers.items()})
         self._used = [node_of(name) in present for name in inputs]
         feeds = [prefix + name for name, used in zip(inputs, self._used, strict=True) if used]
+        batch = len(feeds)
         self._counts_examples = node_of(EXAMPLES) in present
         if self._counts_examples:
             feeds.append(prefix + EXAMPLES)
@@ -59,8 +61,12 @@ class Program:
         self._run = host.callable(outputs, operations, feeds, collective, trace)
         self._make_run_with_options = lambda: host.callable_with_options(outputs, operations, feeds, collective)
         self._updates = updates
-        self._gives_back = bool(item.gradients)
+        self._host, self._trace = host, trace
+        fed = [host.graph.get_tensor_by_name(name) for name in feeds]
         self._tells_of_examples = item.replication is not None and item.replication.counts_examples
+        self._parts = Parts(outputs, operations, fed[:batch], fed[batch:], self._tells_of_examples)
+        self._repeated: dict[int, Callable[..., list[np.ndarray]]] = {}
+        self._gives_back = bool(item.gradients)
         self._even = item.replication.even_parts if item.replication else None
         self._is_global = item.is_global
         self._update = _callable_of(host, prefix, item.served)
@@ -90,17 +96,47 @@ class Program:
             EmptyBatchError: no worker has examples; on all workers.
             UnevenBatchError: replicas have different numbers of examples, and all need equally many.
         """
-        self.require_even(examples, all_examples if self._is_global else None)
-        given = [value for value, used in zip(values, self._used, strict=True) if used]
-        if self._counts_examples:
-            given.append(np.int64(examples))
-        if self._counts_all:
-            given.append(np.int64(all_examples))
         if self._update is not None:
             self._updates.release(self._update)
         run = self._run
         if options is not None or metadata is not None:
             run = functools.partial(self._run_with_options, options=options, run_metadata=metadata)
+        return self._call(run, [values], examples, all_examples)
+
+    @functools.cached_property
+    def can_repeat(self) -> bool:
+        """Whether `repeat` may be called: several steps in one call are the same as one after the other."""
+        runs_alone = self._update is None and self.land is None and self._trace is None and bool(self._parts.batch)
+        return runs_alone and can_repeat(self._host.graph.as_graph_def())
+
+    def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
+        """One step on each of some batches, in one call; see `run`.
+
+        Args:
+            batches: of each step, the values of the inputs, of the same shapes.
+            examples: how many examples this worker has in each.
+            all_examples: how many all workers have in each, likewise.
+
+        Returns:
+            The values of the last step's outputs.
+
+        Raises:
+            EmptyBatchError: no worker has examples.
+            UnevenBatchError: replicas have different numbers of examples, and all need equally many.
+        """
+        if len(batches) not in self._repeated:
+            self._repeated[len(batches)] = repeated(self._host, self._parts, len(batches))
+        return self._call(self._repeated[len(batches)], batches, examples, all_examples)
+
+    def _call(
+        self, run: Callable[..., Any], batches: Sequence[Sequence[Any]], examples: int, all_examples: int
+    ) -> list[np.ndarray]:
+        self.require_even(examples, all_examples if self._is_global else None)
+        given = [value for values in batches for value, used in zip(values, self._used, strict=True) if used]
+        if self._counts_examples:
+            given.append(np.int64(examples))
+        if self._counts_all:
+            given.append(np.int64(all_examples))
         with nullcontext() if self._even is None else self._telling_of_uneven_parts(self._even):
             outputs = self._first_run(run, given) if self._gives_back else run(*given)
         if self._tells_of_examples:

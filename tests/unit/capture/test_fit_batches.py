@@ -31,7 +31,7 @@ class Steps:
         given = self.given_own if is_own else self.given
 
         class Step:
-            traces, coming = 1, ()
+            traces, coming, reads_ahead = 1, (), False
             whole: WholeBatch | None = None
 
             def __call__(self, data: Any) -> Any:

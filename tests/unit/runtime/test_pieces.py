@@ -99,3 +99,12 @@ def test_what_the_session_writes_does_not_reach_what_the_script_has_read(chief: 
         np.testing.assert_array_equal(value, np.ones(value.shape))
     for one in (large, small):
         np.testing.assert_array_equal(chief.value(one.shared_name, one.source.shape), np.full(one.source.shape, 2.0))
+
+
+def test_the_workers_that_are_named_get_their_pieces_and_no_others(chief: Chief):
+    chief.pieces.set([tracked(PLACEMENTS["rows at owners"])], workers=[0])
+    np.testing.assert_array_equal(chief.value("v/shard_1", (3, 6)), VALUE[1:])
+    with pytest.raises(tf.errors.OpError):
+        chief.value("v/shard_0", (1, 6))
+    chief.pieces.set([tracked(PLACEMENTS["rows at owners"])], workers=[1])
+    np.testing.assert_array_equal(chief.value("v/shard_0", (1, 6)), VALUE[:1])

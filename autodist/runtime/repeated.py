@@ -1,0 +1,131 @@
+"""Repeated: a step that a session makes several times in one call, on a batch after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.graph.ops import Trait, having
+from autodist.runtime.host import Host
+
+_STAYS_BEHIND = having(Trait.SEEDED)
+"""What draws from a state that TensorFlow keeps with the node: another node for it would begin anew."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Of what a step consists in a session's graph.
+
+    Attributes:
+        outputs: that it returns.
+        operations: that it runs besides.
+        batch: tensors that take another value in each step.
+        alike: tensors that take the same value in all.
+        tells_of_examples: whether the last of the outputs is the number of examples, which all steps need.
+    """
+
+    outputs: Sequence[tf.Tensor]
+    operations: Sequence[tf.Operation]
+    batch: Sequence[tf.Tensor]
+    alike: Sequence[tf.Tensor]
+    tells_of_examples: bool
+
+
+def can_repeat(graph_def: tf.compat.v1.GraphDef) -> bool:
+    """Whether a step does in a loop what it does by itself, as far as its ops tell."""
+    ops = {node.op for node in graph_def.node}
+    ops |= {node.op for function in graph_def.library.function for node in function.node_def}
+    moves = any(op.startswith(("Collective", "Nccl")) for op in ops)
+    return not moves and not (ops & _STAYS_BEHIND) and tf.compat.v1.control_flow_v2_enabled()
+
+
+def repeated(host: Host, step: Parts, times: int) -> Callable[..., list[np.ndarray]]:
+    """A step that is made so often in one call; the next begins when all that the one before it does is done.
+
+    Args:
+        host: where the step stands.
+        step: it.
+        times: how often.
+
+    Returns:
+        What takes `times` values for each tensor of `batch`, one step's after the other's, and one for each of `alike`,
+        and returns the outputs of the last step; for the number of examples, the least of all steps.
+    """
+    body = _body(host, step)
+    used = {name if ":" in name else f"{name}:0" for node in body.node for name in node.input}
+    with host.graph.as_default():
+        fed = [_like(tensor) for _ in range(times) for tensor in step.batch]
+        rows = [_in_turn(fed[k :: len(step.batch)]) for k in range(len(step.batch))]
+        same = [_like(tensor) for tensor in step.alike]
+
+        def once(number: tf.Tensor, *before: tf.Tensor) -> Sequence[tf.Tensor]:
+            given = {tensor.name: values.read(number) for tensor, values in zip(step.batch, rows, strict=True)}
+            given |= {tensor.name: tf.identity(value) for tensor, value in zip(step.alike, same, strict=True)}
+            given = {name: value for name, value in given.items() if name in used}
+            wanted = [*(t.name for t in step.outputs), *(op.name for op in step.operations)]
+            made = tf.import_graph_def(body, input_map=given, return_elements=wanted, name="repeated")
+            outputs = made[: len(step.outputs)]
+            if step.tells_of_examples:
+                outputs[-1] = tf.minimum(outputs[-1], before[-1])
+            with tf.control_dependencies(made[len(step.outputs) :]):
+                return (number + 1, *(tf.identity(output) for output in outputs))
+
+        first: list[Any] = [_of_no_rows(output) for output in step.outputs]
+        if step.tells_of_examples:
+            first[-1] = tf.fill(tf.shape(first[-1]), step.outputs[-1].dtype.max)
+        made, *outputs = tf.while_loop(
+            lambda number, *_: number < times,
+            once,
+            [tf.constant(0), *first],
+            shape_invariants=[tf.TensorShape([]), *(output.shape for output in step.outputs)],
+            parallel_iterations=1,
+        )
+    return host.callable(outputs, [made.op], [tensor.name for tensor in (*fed, *same)])
+
+
+def _body(host: Host, step: Parts) -> tf.compat.v1.GraphDef:
+    """What the step consists of, without what is fed."""
+    fed = {tensor.op for tensor in (*step.batch, *step.alike)}
+    found: dict[tf.Operation, None] = {}
+    waiting = [*(output.op for output in step.outputs), *step.operations]
+    while waiting:
+        operation = waiting.pop()
+        if operation not in found and operation not in fed:
+            found[operation] = None
+            waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    whole = host.graph.as_graph_def()
+    names = {operation.name for operation in found}
+    body = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
+    body.node.extend(node for node in whole.node if node.name in names)
+    for node in body.node:
+        node.attr.pop("_class", None)  # each says its device itself
+        kept = [name for name in node.input if not name.startswith("^") or name[1:] in names]
+        node.input[:] = kept  # a control edge from what is fed says nothing
+    return body
+
+
+def _like(tensor: tf.Tensor) -> tf.Tensor:
+    with tf.device(tensor.device):
+        return tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+
+
+def _in_turn(values: Sequence[tf.Tensor]) -> tf.TensorArray:
+    """Values of which each step reads its own; they are not copied."""
+    with tf.device(values[0].device):
+        made = tf.TensorArray(
+            values[0].dtype, len(values), infer_shape=False, element_shape=values[0].shape, clear_after_read=False
+        )
+        for k, value in enumerate(values):
+            made = made.write(k, value)
+    return made
+
+
+def _of_no_rows(output: tf.Tensor) -> tf.Tensor:
+    """What the loop begins with, in place of an output of the step before the first."""
+    shape = output.shape
+    with tf.device(output.device):
+        return tf.zeros([] if shape.rank is None else [n or 0 for n in shape.as_list()], output.dtype)
