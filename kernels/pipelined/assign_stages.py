@@ -38,9 +38,24 @@ class AssignStages(Kernel):
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
         if not context.goes_through_stages(item):
             return item
+        _require_apart(item)
         item = _without_shared_waits(item)
         found = _Assignment(item, stage_of_handles(item, context)).run()
         return replace(_without_waits_for_others(item, found), pipeline_parts=found)
+
+
+def _require_apart(item: GraphItem) -> None:
+    """Passes if no micro-batch waits for what others make before it is computed to its end.
+
+    Raises:
+        StrategyError: one does, and those after it begin when it has ended.
+    """
+    if item.whole_sums:
+        raise StrategyError(
+            f"the step adds up or gathers over all examples while it computes ({item.whole_sums[0].node}), as "
+            "synchronized batch normalisation and all_gather do, and the micro-batches of a pipeline come one after "
+            "the other. Set synchronized=False and gather nothing, or take a strategy without pipeline stages."
+        )
 
 
 def _without_shared_waits(item: GraphItem) -> GraphItem:

@@ -10,6 +10,7 @@ from autodist.errors import StrategyError
 from autodist.kernels import Context, rewrite
 from tests.unit.kernels.in_one_process import capture
 from tests.unit.kernels.pipelined.models import pipelined
+from tests.unit.kernels.whole_sum_steps import gathered
 
 
 def variables(count):
@@ -67,6 +68,13 @@ def test_two_groups_of_gradients_are_refused():
         return loss
 
     with pytest.raises(StrategyError, match="differentiates 2 times"):
+        rewrite_for_both(step, {"v0": 0, "v1": 1})
+
+
+def test_what_gathers_over_all_examples_is_refused():
+    a, b = variables(2)
+    step = trained(lambda x: tf.math.reduce_std(gathered(tf.tanh(x @ a) @ b)), [a, b])
+    with pytest.raises(StrategyError, match="gathers over all examples.*micro-batches of a pipeline come one after"):
         rewrite_for_both(step, {"v0": 0, "v1": 1})
 
 
