@@ -86,7 +86,7 @@ def tied(parts: Parts) -> Step:
 
 def dropout(parts: Parts) -> Step:
     """Each part draws from a generator whose state is every worker's."""
-    layers = [keras.layers.Dropout(0.4, seed=k) for k in range(4)]
+    layers = [keras.layers.Dropout(0.4, seed=k, dtype="float64") for k in range(4)]
     kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
 
     def loss(x, y):
