@@ -56,6 +56,11 @@ def test_a_script_whose_steps_are_compared_neither_saves_nor_waits_for_sigterm(
     saved = {"checkpoint": {"folder": str(tmp_path), "on_preempt": True}}
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0]}]} | saved)
     monkeypatch.setattr(api, "recorder", object)
-    ad = AutoDist(resource_spec=spec)
-    assert ad._run.spec.checkpoint is None  # of which the coordinator tells the workers
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        ad = AutoDist(resource_spec=spec)
+        assert ad._run.spec.checkpoint is None  # of which the coordinator tells the workers
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
