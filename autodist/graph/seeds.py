@@ -6,7 +6,7 @@ the whole batch, w / Σ w; that of a sum, or of rows, is 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from autodist.graph.item import GraphItem
@@ -95,16 +95,20 @@ def _declare_term(flows: Propagation, term: Term) -> None:
 
 
 def _joined(item: GraphItem) -> set[int]:
-    return {gradient.call for gradient in item.gradients} | summed_on_the_way(item)
+    joined = {gradient.call for gradient in item.gradients}
+    return joined | summed_on_the_way(item, joined)
 
 
-def summed_on_the_way(item: GraphItem) -> set[int]:
-    """Positions of the calls whose gradients a whole sum adds up over the replicas before they are what they are."""
+def summed_on_the_way(item: GraphItem, but: Collection[int]) -> set[int]:
+    """Positions of the calls whose gradients a whole sum adds up over the replicas before they are what they are.
+
+    Args:
+        item: the step.
+        but: positions of calls that are not asked about.
+    """
     gradients = [tensor(s.node) for s in item.whole_sums if s.of is not None]
-    if not gradients:
-        return set()
-    calls = enumerate(item.gradient_calls)
-    seen = {k: find_linearity(item.wiring, [call.seed]) for k, call in calls}
+    asked = [k for k in range(len(item.gradient_calls)) if k not in but] if gradients else []
+    seen = {k: find_linearity(item.wiring, [item.gradient_calls[k].seed]) for k in asked}
     return {k for k, found in seen.items() if any(found.of(name) is Grade.LINEAR for name in gradients)}
 
 

@@ -153,8 +153,7 @@ class _Assignment:
             self._touch(name, touched, given)
             return
         if not given:
-            if not self.of_batch.isdisjoint(self.wiring.data[name]):
-                self.of_batch.add(name)
+            self._leave_open(name)
             return
         held = [s for s in given if self.found[s].is_held]
         stage = max(self.found[s].stage for s in given)
@@ -164,6 +163,11 @@ class _Assignment:
             self.made_of[name] = frozenset().union(*(self.made_of[s] for s in held))
         else:
             self._use(name, stage, held)
+
+    def _leave_open(self, name: str) -> None:
+        """Notes what no variable leads to: of a batch it is computed where it is read."""
+        if not self.of_batch.isdisjoint(self.wiring.data[name]):
+            self.of_batch.add(name)
 
     def _use(self, name: str, stage: int, held: Iterable[str]) -> None:
         for source in held:
@@ -240,8 +244,7 @@ class _Assignment:
                 self.made_of[name] = self.stages.effects[name].reads
             return
         if not given:
-            if not self.of_batch.isdisjoint(self.wiring.data[name]):
-                self.of_batch.add(name)
+            self._leave_open(name)
             return
         held = [s for s in given if self.found[s].is_held]
         stages = [self.found[s].stage for s in given if not self.found[s].is_held]

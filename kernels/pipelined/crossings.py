@@ -15,6 +15,7 @@ from autodist.graph.names import is_control, node_of, output_index, tensor
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of
 from autodist.graph.schedule import Unit
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.exchange import Exchange
@@ -92,14 +93,8 @@ def _rounds(item: GraphItem, travelling: Collection[str]) -> Mapping[str, int]:
 
 def _leading_to_units(homes: Homes) -> set[str]:
     """The nodes that some unit waits for."""
-    front = [name for name in homes.needed if homes.unit_of(name) is not None]
-    found: set[str] = set()
-    while front:
-        name = front.pop()
-        if name not in found:
-            found.add(name)
-            front += homes.wiring.sources[name]
-    return found
+    units = (name for name in homes.needed if homes.unit_of(name) is not None)
+    return reach(units, homes.wiring.sources.__getitem__)
 
 
 class Post:

@@ -14,6 +14,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.op_types import RESOURCE, is_stateless, types_of_outputs
 from autodist.graph.ops import Trait, having
 from autodist.graph.schedule import Unit
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.pipelined.assign_stages import stage_of_handles
 from autodist.nearest import listed
@@ -161,13 +162,7 @@ class Homes:
     def needed(self) -> frozenset[str]:
         """All that the step's outputs and targets need."""
         roots = [*map(node_of, self.item.outputs), *self.item.targets]
-        found: set[str] = set()
-        while roots:
-            name = roots.pop()
-            if name not in found:
-                found.add(name)
-                roots += self.wiring.sources[name]
-        return frozenset(found)
+        return frozenset(reach(roots, self.wiring.sources.__getitem__))
 
     @cached_property
     def runs_at(self) -> dict[str, frozenset[int]]:

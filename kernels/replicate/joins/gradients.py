@@ -36,7 +36,7 @@ class GradientJoins:
         they are for no variable, have such seeds, too.
         """
         joined = {g.call for g in self._joiner.stages.gradients}
-        added_up = joined | summed_on_the_way(self._joiner.item)
+        added_up = joined | summed_on_the_way(self._joiner.item, joined)
         for k in live_calls(self._joiner.item):
             if self._joiner.item.gradient_calls[k].terms:
                 TermSeeds(self._joiner, k).seed()

@@ -49,16 +49,17 @@ class WholeRows:
 
     What replicas read is the same on all, so that the gradient of a replica's rows is the sum of what all replicas have
     for them.
-    """
 
-    def __init__(self, joiner: Joiner, name: str, captured: str, axis: int, depth: int, is_of_all: bool) -> None:
-        """Arguments:
+    Args:
+        joiner: of the replicated graph.
         name: of the joins.
         captured: whose rows they are.
         axis: along which they stand.
         depth: of the exchange that gathers them.
         is_of_all: whether over the replicas of all workers, or else over the local ones.
-        """
+    """
+
+    def __init__(self, joiner: Joiner, name: str, captured: str, axis: int, depth: int, is_of_all: bool) -> None:
         self._joiner, self._name, self._captured, self._axis = joiner, name, captured, axis
         self._depth, self._is_of_all = depth, is_of_all
         self._counts: str | None = None
