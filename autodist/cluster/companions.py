@@ -46,12 +46,18 @@ class Companions:
             raise
         return self
 
-    def __exit__(self, *about: object) -> None:
+    def end(self) -> None:
+        """Ends them all; what they have said can be read to its end."""
         # The group's id is its own until it was waited for.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._keeper.pid, signal.SIGKILL)
+        if self._keeper.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._keeper.pid, signal.SIGKILL)
         for program in (*self._programs, self._keeper):
             program.wait(_END_LIMIT)
+
+    def __exit__(self, *about: object) -> None:
+        self.end()
+        for program in (*self._programs, self._keeper):
             for stream in (program.stdin, program.stderr):
                 if stream is not None:
                     stream.close()

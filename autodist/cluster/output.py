@@ -24,8 +24,9 @@ class Output:
     """Writes whole lines, each with the name of its worker before it.
 
     A line goes to the file descriptor in one piece, past Python's buffer: a line that the chief's script is in the
-    middle of printing stays in that buffer and is not torn (where it has one: not under PYTHONUNBUFFERED). A thread
-    of its own writes, so that what else workers say is heard while nobody reads what they print.
+    middle of printing stays in that buffer and is not torn. Under PYTHONUNBUFFERED, where `print` would write it word
+    by word, the chief's outputs are buffered by lines from here on, as on a terminal. A thread of its own writes, so
+    that what else workers say is heard while nobody reads what they print.
 
     Attributes:
         lines: how many came so far.
@@ -38,6 +39,9 @@ class Output:
         self._lost: set[str] = set()
         self._written = self._left_out = 0
         self.lines = 0
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper) and stream.write_through:
+                stream.reconfigure(line_buffering=True, write_through=False)
 
     def line(self, stream: str, name: str, text: str) -> None:
         """Has one line written to "stdout" or "stderr"; what cannot be written is lost, which is said once a stream.

@@ -26,7 +26,9 @@ DONE = "debug1: Entering interactive session."
 JOINED = ": master session id: "
 """That a command has joined a connection; what comes behind is the command's own."""
 
-OF_NO_CONNECTION = ("kex_exchange_identification: ", "Connection closed by UNKNOWN")
+OF_NO_CONNECTION = (
+    "kex_exchange_identification: ", "Connection closed by UNKNOWN", "banner exchange: Connection to UNKNOWN",
+)  # fmt: skip
 """How lines begin of a program whose connection was to be another command, which has ended."""
 
 _NOT_SAID = ("debug1: ", "Killed by signal", "OpenSSH_", "Transferred: ", "Bytes per second: ")
@@ -175,5 +177,7 @@ _CAUSES: Sequence[tuple[re.Pattern[str], Callable[[re.Match[str], str], Exceptio
         (r"^channel \d+: open failed: (.*?): (.*)$", _behind_a_jump),
         (r"^kex_exchange_identification: (.*)$", _hung_up),
         (r"^(Connection (?:closed|reset) by .*)$", _hung_up),
+        # The other end was gone before it was greeted, not after.
+        (r"^banner exchange: (Connection to .*: Broken pipe)$", _hung_up),
     ]
 ]

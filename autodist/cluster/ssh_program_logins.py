@@ -53,11 +53,14 @@ class ProgramLogins:
         for stream in self._streams:
             with contextlib.suppress(OSError):
                 stream.shutdown(socket.SHUT_RDWR)  # whoever still reads it wakes
-        self._companions.__exit__()
-        for login in self._logins:
-            login.close()
-        for stream in self._streams:
-            stream.close()
+        try:
+            self._companions.end()
+            for login in self._logins:
+                login.close()  # before the streams are closed that it reads
+        finally:
+            self._companions.__exit__()
+            for stream in self._streams:
+                stream.close()
 
     def start(self, command: Sequence[str], told: bytes) -> OverProgram:
         """Starts a command; see `Machine.start`."""

@@ -45,9 +45,7 @@ os.chdir("/")  # the others are started where this one was, wherever it goes
 {note}
 def failed(error):
     note("failed")
-    said = f"FAILED {{error.worker}} | {{error.reason}} | {{list(error.last_lines)}}\\n"
-    sys.stdout.write(said)  # whole, which `print` is not where PYTHONUNBUFFERED is set: another worker's line may come
-    sys.stdout.flush()
+    print("FAILED", error.worker, "|", error.reason, "|", list(error.last_lines), flush=True)
     stop.set()
 
 stop = threading.Event()

@@ -27,6 +27,19 @@ def test_line_goes_to_the_descriptor_past_a_line_that_is_being_printed(monkeypat
         assert received.read().decode() == "[host:1] whole \N{BULLET}\nhalf a line\n"
 
 
+def test_under_pythonunbuffered_a_line_is_not_torn_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    reading, writing = os.pipe()
+    with io.TextIOWrapper(io.FileIO(writing, "w"), write_through=True) as stream, os.fdopen(reading, "rb") as received:
+        monkeypatch.setattr(sys, "stdout", stream)
+        output = Output()
+        print("half", end=" ")
+        _show(output, "stdout", "a", "whole")
+        print("a line")
+        _show(output, "stdout", "a", "last")
+        stream.close()
+        assert received.read().decode() == "[a] whole\nhalf a line\n[a] last\n"
+
+
 def test_stand_in_without_a_descriptor_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in = io.StringIO()
     monkeypatch.setattr(sys, "stderr", stand_in)

@@ -18,6 +18,7 @@ DENIED = "ann@10.9.9.9: Permission denied (publickey,password).\n"
 PARTLY = 'Authenticated using "publickey" with partial success.\n'
 CLOSED = "kex_exchange_identification: Connection closed by remote host\nConnection closed by 10.9.9.9 port 2222\n"
 RESET = "kex_exchange_identification: read: Connection reset by peer\n"
+GONE = "banner exchange: Connection to 10.9.9.9 port 2222: Broken pipe\n"
 REFUSED = "ssh: connect to host 10.9.9.9 port 2222: Connection refused\n"
 
 # What it says, the words for it, and whether it may pass while a machine boots.
@@ -59,6 +60,7 @@ CASES: list[tuple[str, list[str], bool]] = [
     ("Connection timed out during banner exchange\n", ["no SSH session came about", "raise `connect_timeout`"], False),
     (CLOSED, ["it closed the connection at once"], True),
     (RESET, ["Connection reset by peer"], True),
+    (GONE, ["it closed the connection at once"], True),
     ("channel 0: open failed: connect failed: Connection refused\n", ["the jump host could not connect to it"], True),
     (
         "Unable to negotiate with 10.9.9.9 port 2222: no matching cipher found. Their offer: 3des-cbc\n",

@@ -11,6 +11,9 @@ import pytest
 
 from autodist.cluster import ssh_program
 from autodist.cluster.ssh_program import command_line, find_way, joining, master, require_program
+from autodist.cluster.ssh_program_connections import Connection
+from autodist.cluster.ssh_program_failures import why_no_login
+from autodist.cluster.ssh_program_logins import ProgramLogins
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.cluster.ways import ssh_settings
 from autodist.errors import ClusterError
@@ -84,6 +87,24 @@ def test_jump_hosts_are_reached_as_their_groups_say_each_with_a_log_of_its_own(f
     assert innermost[innermost.index("-W") + 1 :] == ["[mid]:2200", "--", "gate"]
     assert 'UserKnownHostsFile="/a b%%"' in innermost and innermost[innermost.index("-l") + 1] == "eve"
     assert "ProxyCommand=" not in " ".join(innermost)
+
+
+@needs_openssh
+@pytest.mark.parametrize("end", ["kex_exchange_identification: Connection closed by remote host", "{}: Broken pipe"])
+def test_a_proxy_command_that_has_ended_is_the_cause_however_early(folder: Path, end: str) -> None:
+    (folder / "config").write_text("Host lab\n  ProxyCommand sh -c 'echo broken >&2; exit 3'\n")
+    said = f"broken\n{end.format('banner exchange: Connection to UNKNOWN port 65535')}\n"
+    error = why_no_login(find_way(SSHSettings("lab")), str(folder), said, 255)
+    assert "the ProxyCommand \"sh -c 'echo broken >&2; exit 3'\" failed: broken. Try `ssh " in str(error)
+
+
+def test_leaving_a_machine_lets_what_reads_its_programs_come_to_their_end() -> None:
+    for _ in range(20):
+        with ProgramLogins(SSHSettings("lab"), 1.0, lambda seconds: True) as logins:
+            speaking = ["sh", "-c", "while :; do echo word >&2; done"]
+            program = logins._companions.start(speaking, subprocess.DEVNULL, subprocess.DEVNULL, subprocess.PIPE)
+            logins._logins.append(Connection(None, program))
+        assert logins._logins[0].has_ended()
 
 
 def test_a_way_in_a_circle_and_a_key_that_is_not_there_are_told(folder: Path) -> None:
