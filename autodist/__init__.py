@@ -34,9 +34,8 @@ def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module 'autodist' has no attribute {name!r}")
     import importlib
-    import sys
 
-    from autodist.quiet import quiet_tensorflow
+    from autodist.importing import importing_tensorflow
 
-    with quiet_tensorflow(when="tensorflow" not in sys.modules):
+    with importing_tensorflow():
         return getattr(importlib.import_module(_WHERE[name]), name)

@@ -1,10 +1,8 @@
 """Our compressors. They do arithmetic, so that TensorFlow is imported with them, and they only where one is named."""
 
-import sys
+from autodist.importing import importing_tensorflow
 
-from autodist.quiet import quiet_tensorflow
-
-with quiet_tensorflow(when="tensorflow" not in sys.modules):
+with importing_tensorflow():
     from autodist.compressors.power_sgd import PowerSGD
     from autodist.compressors.sixteen_bits import BFloat16, Float16
     from autodist.compressors.top_k import TopK
