@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.autograph.impl.api import autograph_artifact  # what AutoGraph calls as it is
 
 from autodist.batch_axis import name_by_path
 from autodist.bound_functions import BoundFunction, BoundFunctions
 from autodist.capture.batch_length import Dealt, fault_in_parts, require_any_length
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
+from autodist.converting import converting, ours
 from autodist.errors import CaptureError, EmptyBatchError, UnevenBatchError
 from autodist.graph_function import GraphFunction, GraphSessions
 from autodist.known_calls import Cut, OwnPart, form_of
@@ -91,7 +91,7 @@ class _Known:
     own: OwnPart
 
 
-@autograph_artifact
+@ours
 class DistributedFunction:
     """A captured step; calling it runs the step on this worker's replicas and combines with the other workers.
 
@@ -307,8 +307,11 @@ class DistributedFunction:
         )  # fmt: skip
 
     def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf], made_for: TracedFor) -> _Traced:
+        function = converting(self._function) if self._tracing.autograph else self._function
+
+        @ours
         def step(*tensors: tf.Tensor) -> Any:
-            return self._arguments.call(self._function, self._arguments.put_together(arguments, tensors))
+            return self._arguments.call(function, self._arguments.put_together(arguments, tensors))
 
         axes = [leaf.axis for leaf in leaves]
         name = self._name

@@ -19,6 +19,7 @@ import tensorflow as tf
 from tensorflow.python.data.util import structure  # by which data sets hand elements to functions
 from tensorflow.python.framework import op_def_registry
 
+from autodist.converting import ours
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import propagate
 from autodist.graph.propagation.kinds import PerExample
@@ -247,7 +248,7 @@ def _counted(pipeline: _Pipeline, own_rows: OwnRows) -> tf.data.Dataset:
         data = _CUTS[_kind_of(cut)](data, cut)
     size = pipeline.batch._batch_size
     batches = data.window(size, drop_remainder=pipeline.batch._drop_remainder).enumerate()
-    mine = batches.flat_map(lambda number, batch: _own_of(number, batch, own_rows))
+    mine = batches.flat_map(ours(lambda number, batch: _own_of(number, batch, own_rows)))
     for one in pipeline.maps:
         mine = mine.map(_behind_the_count(one), **_parallel(one))
     # Each batch but the last has as many of its own, so that these are those of one batch after the other.
@@ -255,7 +256,7 @@ def _counted(pipeline: _Pipeline, own_rows: OwnRows) -> tf.data.Dataset:
     for one in pipeline.behind:
         is_cut = _kind_of(one) in _CUTS
         parts = _CUTS[_kind_of(one)](parts, one) if is_cut else parts.map(_behind_the_count(one), **_parallel(one))
-    return parts.map(lambda told, rows: Counted(told[0][0], told[1][0], rows)).prefetch(tf.data.AUTOTUNE)
+    return parts.map(ours(lambda told, rows: Counted(told[0][0], told[1][0], rows))).prefetch(tf.data.AUTOTUNE)
 
 
 def _own_of(number: tf.Tensor, batch: Any, own_rows: OwnRows) -> tf.data.Dataset:
@@ -271,6 +272,7 @@ def _own_of(number: tf.Tensor, batch: Any, own_rows: OwnRows) -> tf.data.Dataset
 def _digest(elements: tf.data.Dataset) -> tf.Tensor:
     """Tells batches apart: by it workers see whether they read the same."""
 
+    @ours
     def add(state: tf.Tensor, *element: Any) -> tf.Tensor:
         for leaf in tf.nest.flatten(element, expand_composites=True):
             state = 31 * state + tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(leaf), 1 << 31)
@@ -283,6 +285,7 @@ def _behind_the_count(data: Any) -> Callable[[Any, Any], Any]:
     """The function of a map, as it was traced, on elements that come with what is told of their batch."""
     takes, gives, function = data._input_dataset.element_spec, data.element_spec, data._map_func.function
 
+    @ours
     def call(told: Any, element: Any) -> Any:
         results = function(*structure.to_tensor_list(takes, element))
         return told, structure.from_compatible_tensor_list(gives, results)

@@ -15,6 +15,7 @@ from keras import tree
 from autodist.batch_axis import is_array
 from autodist.capture.keras_batches import without_optionals
 from autodist.capture.keras_progress import TracedStep
+from autodist.converting import converting, ours
 from autodist.errors import NotSharedError
 from autodist.messages import ALIKE_EVERYWHERE
 
@@ -95,8 +96,9 @@ class _Shared:
         self._how, self._model, self._name, self._plain = how, model, name, plain
         own = getattr(model, f"{name}_step")
 
+        @ours
         def step(data: Any) -> Any:
-            return own(data)
+            return converting(own)(data)
 
         step.__name__ = f"{name}_step"
         self._step: TracedStep | None = how.distribute(step, model.jit_compile)
@@ -198,6 +200,7 @@ def _until_end(iterator: Iterator[Any]) -> Iterable[Any]:
 def _iterator_of(data: Any, spec: Any) -> Iterator[Any]:
     """An iterator of one batch, which Keras's function takes for one of the iterator that the batch comes from."""
 
+    @ours
     def as_open(*leaves: Any) -> Any:
         return tf.nest.pack_sequence_as(spec, [_as_open(*pair) for pair in zip(leaves, specs, strict=True)])
 

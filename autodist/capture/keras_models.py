@@ -20,6 +20,7 @@ from autodist.capture.keras_progress import TracedStep, timing_the_start
 from autodist.capture.keras_state import is_about_to_step, make_state
 from autodist.capture.other_strategies import require_no_strategy
 from autodist.capture.own_frames import hiding_own_frames
+from autodist.converting import converting, ours
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.own_batches import PartsIterator, Reading, whole_of
 
@@ -147,8 +148,9 @@ class KerasModels:
             vars(model)[name] = hiding_own_frames(method)
 
     def _train_function(self, model: keras.Model, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:
+        @ours
         def train_step(data: Any) -> Any:
-            return model.train_step(data)
+            return converting(model.train_step)(data)
 
         of_batches = self._distribute(train_step, model.jit_compile, batch_axis)
         batches = timing_the_start(of_batches, model), of_batches

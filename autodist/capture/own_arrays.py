@@ -12,6 +12,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tensorflow.python.util import nest  # tf.nest, with where each leaf stands
 
 from autodist.batch_axis import keras_name
+from autodist.converting import ours
 from autodist.own_batches import Counted, OwnBatches, OwnRows
 
 
@@ -28,6 +29,7 @@ def own_arrays(adapter: Any, own_rows: OwnRows) -> OwnBatches | None:
     order = ArrayDataAdapter(numbers, batch_size=adapter._batch_size, shuffle=adapter._shuffle).get_tf_dataset()
     inputs = tree.lists_to_tuples(array_slicing.convert_to_sliceable(adapter._inputs, target_backend="tensorflow"))
 
+    @ours
     def gather(batch: Any, arrays: Any) -> Counted:
         (indices,) = tf.nest.flatten(batch)
         examples = tf.size(indices, tf.int64)
