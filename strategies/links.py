@@ -57,7 +57,7 @@ def _shares(
 ) -> Mapping[int, int]:
     """By the workers to which one sends, in what proportion."""
     if teams is not None and synchronizer.goes_by_teams:
-        return teams.shares(worker, piece.is_sparse)
+        return teams.shares(worker, piece.is_sparse or synchronizer.goes_to_all)
     return dict.fromkeys(synchronizer.targets(worker, computing), 1)
 
 

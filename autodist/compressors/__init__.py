@@ -11,7 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from autodist.compressors.base import Compressor, Dense, register_compressor, registered_compressors
-from autodist.compressors.reduction import Gradient, Memory, Reduction
+from autodist.compressors.reduction import Code, Gradient, Memory, Reduction, Summed
 from autodist.compressors.uncompressed import NO_COMPRESSOR, Uncompressed
 
 if TYPE_CHECKING:
@@ -19,11 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_COMPRESSOR",
+    "Code",
     "Compressor",
     "Dense",
     "Gradient",
     "Memory",
     "Reduction",
+    "Summed",
     "Uncompressed",
     "register_compressor",
     "registered_compressors",

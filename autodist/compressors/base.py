@@ -91,6 +91,10 @@ class Compressor(ABC):
     """Whether each worker sends what it has to all others, as where that cannot be added up: W-1 times its bytes in
     place of 2·(W-1)/W times."""
 
+    goes_by_teams: ClassVar[bool] = False
+    """Whether it travels by `all_to_all` and `add_by_owners` alone, which teams of workers pass on where there are any;
+    what `send` sends goes straight to whom it is for."""
+
     def __post_init__(self) -> None:
         check_options(self)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import tensorflow as tf
 from pydantic import Field
@@ -46,8 +46,8 @@ class PowerSGD(Compressor):
 
     M is a worker's share of the gradient, with what it still owes: M - P·(Mᵀ·P)ᵀ of the step before. Both sums are made
     by one worker, the matrix's owner; it makes P orthogonal and sends that, so that no two workers can find different
-    bases. The matrices of a bucket are dealt out to owners by size. An n × m gradient makes the workers send
-    2·(W-1) · rank·(n+m) elements in all, 2·(W-1)/W · rank·(n+m) each on average.
+    bases. The matrices of a bucket are dealt out to owners by size, and travel to each as one vector. An n × m gradient
+    makes the workers send 2·(W-1) · rank·(n+m) elements in all, 2·(W-1)/W · rank·(n+m) each on average.
 
     A gradient of more than two axes is the matrix [all axes but the last, the last]. Vectors, and matrices with no more
     than rank·(n+m) elements, are left alone. Types of 16 bits are computed, and travel, as float32.
@@ -62,6 +62,8 @@ class PowerSGD(Compressor):
     rank: Annotated[int, Field(ge=1, lt=2**31)] = DEFAULT_RANK
     error_feedback: bool = True
 
+    goes_by_teams: ClassVar[bool] = True
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require_error_feedback(self.error_feedback)
@@ -74,11 +76,14 @@ class PowerSGD(Compressor):
 
     def add_up(self, reduction: Reduction) -> list[tf.Tensor]:
         gradients = reduction.gradients
-        owners = deal_out([sum(_sides(gradient)) for gradient in gradients], reduction.computing, reduction.number)
+        owners = deal_out([sum(_sides(gradient)) for gradient in gradients], reduction.owners, reduction.number)
         if reduction.computes:
             left, right = self._factors(reduction, owners)
         else:
-            left, right = (_learn(reduction, what, owners, self._specs(gradients, what)) for what in ("left", "right"))
+            left, right = (
+                _add_up_by_owner(reduction, what, owners, self._specs(gradients, what), tf.identity)
+                for what in ("left", "right")
+            )
         return [
             tf.cast(tf.reshape(tf.matmul(p, q, transpose_b=True), gradient.shape), gradient.dtype)
             for gradient, p, q in zip(gradients, left, right, strict=True)
@@ -160,38 +165,36 @@ def _add_up_by_owner(
     reduction: Reduction,
     what: str,
     owners: Sequence[int],
-    parts: Sequence[tf.Tensor],
+    parts: Sequence[tf.Tensor | tf.TensorSpec],
     then: Callable[[tf.Tensor], tf.Tensor],
 ) -> list[tf.Tensor]:
-    """`then` of the sum of each part over the workers, made by the part's owner and sent to all."""
-    me = reduction.worker
-    for owner, places in _by_owner(owners):
-        if owner != me:
-            reduction.send(owner, what, [parts[k] for k in places])
-    made = _learn(reduction, what, owners, parts)
-    own = [k for k, owner in enumerate(owners) if owner == me]
-    if own:
-        received = reduction.parts(what, [parts[k] for k in own])
-        whole = [then(reduction.ordered_sum(one)) for one in zip(*received, strict=True)]
-        for to in range(reduction.workers):
-            if to != me:
-                reduction.send(to, f"{what}_sum", whole)
-        for k, value in zip(own, whole, strict=True):
-            made[k] = value
-    return made
+    """`then` of the sum of each part over the workers, made by the part's owner and told to all."""
+    places = {owner: [k for k, one in enumerate(owners) if one == owner] for owner in sorted(set(owners))}
+
+    def made_of(summed: tf.Tensor) -> tf.Tensor:
+        return _flat([then(one) for one in _apart(summed, [parts[k] for k in places[reduction.worker]])])
+
+    vectors = {owner: _flat([parts[k] for k in found]) for owner, found in places.items()}
+    summed = reduction.add_by_owners(vectors, then=made_of, name=f"{what}_")
+    by_place = {
+        k: value
+        for owner, found in places.items()
+        for k, value in zip(found, _apart(summed[owner].whole, [parts[k] for k in found]), strict=True)
+    }
+    return [by_place[k] for k in range(len(parts))]
 
 
-def _learn(reduction: Reduction, what: str, owners: Sequence[int], like: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """What the other owners have made of the parts that are theirs; this worker's own parts as they are."""
-    made = list(like)
-    for owner, places in _by_owner(owners):
-        if owner != reduction.worker:
-            received = reduction.receive(owner, f"{what}_sum", [like[k] for k in places])
-            for k, value in zip(places, received, strict=True):
-                made[k] = value
-    return made
+def _flat(parts: Sequence[tf.Tensor | tf.TensorSpec]) -> tf.Tensor | tf.TensorSpec:
+    """Matrices as one vector; what it looks like, if only that is known of them."""
+    if isinstance(parts[0], tf.TensorSpec):
+        return tf.TensorSpec([sum(_elements(part) for part in parts)], parts[0].dtype)
+    return tf.concat([tf.reshape(part, [_elements(part)]) for part in parts], 0)
 
 
-def _by_owner(owners: Sequence[int]) -> list[tuple[int, list[int]]]:
-    """Each owner with the places of what it owns."""
-    return [(owner, [k for k, one in enumerate(owners) if one == owner]) for owner in sorted(set(owners))]
+def _apart(vector: tf.Tensor, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
+    pieces = tf.split(vector, [_elements(part) for part in like])
+    return [tf.reshape(piece, part.shape) for piece, part in zip(pieces, like, strict=True)]
+
+
+def _elements(part: tf.Tensor | tf.TensorSpec) -> int:
+    return int(part.shape.num_elements())

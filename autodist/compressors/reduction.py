@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -26,6 +27,32 @@ class Memory(Protocol):
     @property
     def value(self) -> tf.Tensor:
         """That it holds when the step begins."""
+
+
+class Code(Protocol):
+    """What a vector becomes for its way to another worker."""
+
+    def encode(self, vector: tf.Tensor) -> list[tf.Tensor]:
+        """What travels in its place."""
+
+    def decode(self, sent: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+        """What is read of it, a vector of the given type."""
+
+    def specs(self, length: int, dtype: tf.DType) -> list[tf.TensorSpec]:
+        """What `encode` makes of a vector of so many elements; the shapes are fully known."""
+
+
+@dataclass(frozen=True)
+class Summed:
+    """A vector that an owner has added up.
+
+    Attributes:
+        whole: what all workers have of it, with the same bits.
+        lost: what the code took from what this worker has sent of it; None where it has sent nothing.
+    """
+
+    whole: tf.Tensor
+    lost: tf.Tensor | None = None
 
 
 class Reduction(Protocol):
@@ -59,6 +86,10 @@ class Reduction(Protocol):
     @property
     def computes(self) -> bool:
         """Whether this worker has a share."""
+
+    @property
+    def owners(self) -> Sequence[int]:
+        """Indices of the workers that may own what is added up by `add_by_owners`, and to whom it is dealt out."""
 
     @property
     def number(self) -> int:
@@ -99,6 +130,25 @@ class Reduction(Protocol):
         """What every worker that has a share sends to all, in the order of the workers; its own part among them.
 
         A worker without one says by specs what comes.
+        """
+
+    def add_by_owners(
+        self,
+        vectors: Mapping[int, tf.Tensor | tf.TensorSpec],
+        code: Code | None = None,
+        then: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        name: str = "",
+    ) -> dict[int, Summed]:
+        """The sums of vectors that each have an owner, who adds them up and tells all.
+
+        On many workers they are added up within teams first, so that a worker has to do with few others; whoever uses
+        `send` has to do with all of them.
+
+        Args:
+            vectors: by owner, which is one of `owners`; a worker without a share says by specs what they look like.
+            code: what they travel as on every hop; None: as they are.
+            then: what the owner makes of a sum, of the same length, before it tells it.
+            name: tells the sums apart that are made of the same gradients.
         """
 
     # -- from step to step

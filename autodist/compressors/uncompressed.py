@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from autodist.compressors.base import Compressor, Dense, register_compressor
 from autodist.compressors.reduction import Reduction
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Uncompressed(Compressor):
     """Nothing is made smaller, and nothing lost. It stands where a builder's compressor is to be taken away."""
+
+    goes_by_teams: ClassVar[bool] = True
 
     def bytes_of(self, gradient: Dense) -> int:
         return gradient.byte_size

@@ -72,7 +72,11 @@ class AllReduce(Synchronizer):
 
     @property
     def goes_by_teams(self) -> bool:
-        return self.spec == HIERARCHICAL and self.compressor == NO_COMPRESSOR
+        return self.spec == HIERARCHICAL and self.compressor.goes_by_teams
+
+    @property
+    def goes_to_all(self) -> bool:
+        return self.compressor.goes_to_all
 
     @property
     def text(self) -> str:

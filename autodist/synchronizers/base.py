@@ -77,6 +77,11 @@ class Synchronizer(ABC):
         return False
 
     @property
+    def goes_to_all(self) -> bool:
+        """Whether each worker's part of a dense gradient goes to all others, since it cannot be added up on its way."""
+        return False
+
+    @property
     @abstractmethod
     def text(self) -> str:
         """For people, but for the group."""

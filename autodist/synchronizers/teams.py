@@ -75,16 +75,16 @@ class Teams:
         """The workers that have a seat of one number, by team."""
         return tuple(members[seat] for members in self.members)
 
-    def shares(self, worker: int, is_sparse: bool) -> dict[int, int]:
+    def shares(self, worker: int, is_gathered: bool) -> dict[int, int]:
         """By other worker, in what proportion a worker sends it what it sends.
 
         Args:
             worker: one that computes.
-            is_sparse: whether rows are gathered, and not vectors added up in pieces.
+            is_gathered: whether what each has goes to all, as rows do, and is not added up in pieces on its way.
         """
         team, seat = self.team_of(worker), self.seat_of(worker)
         found: Counter[int] = Counter()
-        if is_sparse:
+        if is_gathered:
             found.update(self.everyone(team))
             told = [w for other in range(len(self.members)) if other != team for w in self.everyone(other)]
             found.update({w: len(self.members[team]) for w in told if self.sender(team, w) == worker})

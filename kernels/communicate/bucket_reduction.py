@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import cast
@@ -10,12 +10,13 @@ from typing import cast
 import tensorflow as tf
 
 from autodist import compressors
-from autodist.compressors import Gradient
+from autodist.compressors import Code, Gradient, Summed
 from autodist.graph.fragment import Fragment
 from autodist.graph.parts import Join
 from autodist.kernels.communicate.buckets import Bucket, digest, key_of
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.communicate.memory import Memory
+from autodist.kernels.communicate.owned_sums import AsItIs, OwnedSums
 from autodist.kernels.communicate.team_exchange import TeamExchange
 from autodist.kernels.sums import ordered_sum
 
@@ -29,7 +30,7 @@ class BucketReduction:
         bucket: what is reduced.
         exchange: between the workers.
         stored_as: by a variable's name, the name under which the session knows it.
-        team: by which what goes to all travels, if teams pass it on.
+        team: by which what goes to all and to owners travels, if teams pass it on.
         initializers: filled with the operations that give memories their first value.
     """
 
@@ -64,6 +65,13 @@ class BucketReduction:
     @property
     def computes(self) -> bool:
         return self.exchange.context.computes
+
+    @property
+    def owners(self) -> Sequence[int]:
+        if self.team is None:
+            return self.computing
+        teams = self.team.teams
+        return [worker for seat in range(teams.seats) for worker in teams.across(seat)]
 
     @property
     def number(self) -> int:
@@ -119,6 +127,16 @@ class BucketReduction:
     def all_to_all(self, what: str, mine: Sequence[tf.Tensor | tf.TensorSpec]) -> list[list[tf.Tensor]]:
         return self.exchange.all_to_all(what, mine) if self.team is None else self.team.gather(what, mine)
 
+    def add_by_owners(
+        self,
+        vectors: Mapping[int, tf.Tensor | tf.TensorSpec],
+        code: Code | None = None,
+        then: Callable[[tf.Tensor], tf.Tensor] | None = None,
+        name: str = "",
+    ) -> dict[int, Summed]:
+        sums = OwnedSums(self.exchange, code or AsItIs(), then or _unchanged, name)
+        return sums.by_all(vectors) if self.team is None else sums.in_teams(self.team, vectors)
+
     def memory(self, what: str, initial: tf.Tensor, gradient: Gradient | None = None) -> Memory:
         joins = self.bucket.joins if gradient is None else (_join(gradient),)
         # Two models in one process may have variables of equal names, and the session tells these apart.
@@ -141,6 +159,10 @@ class BucketReduction:
         is_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(value)) for value in summed])
         for memory, value in self._kept:
             self.exchange.effects.append(self.f.name(memory.write_if(is_finite, value)))
+
+
+def _unchanged(summed: tf.Tensor) -> tf.Tensor:
+    return summed
 
 
 def _join(gradient: Gradient) -> Join:

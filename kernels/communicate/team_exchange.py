@@ -76,38 +76,39 @@ class TeamExchange:
             found |= {worker: block[k * count : (k + 1) * count] for k, worker in enumerate(team)}
         return [found[worker] for worker in sorted(found)]
 
-    def to_seats(self, what: str, pieces: Sequence[Sequence[tf.Tensor]]) -> list[Tensors]:
+    def to_seats(self, what: str, pieces: Sequence[Sequence[tf.Tensor | tf.TensorSpec]]) -> list[Tensors]:
         """Sends to each seat of the team its piece; returns, where this worker has a seat, all members' pieces for it.
 
         Args:
             what: travels.
-            pieces: for each seat.
+            pieces: for each seat; of this worker's own seat at least what it looks like. Nothing travels for a seat for
+                which there is nothing.
         """
         members, seat = self.teams.members[self.my_team], self.teams.seat_of(self.me)
         if self.me in members:
             for to, piece in zip(members, pieces, strict=False):
-                if to != self.me:
+                if to != self.me and piece:
                     self.exchange.send(to, what, piece)
-        return [] if seat is None else self.exchange.parts(what, pieces[seat], members)
+        return [] if seat is None or not pieces[seat] else self.exchange.parts(what, pieces[seat], members)
 
     def to_team(
-        self, what: str, made: Sequence[tf.Tensor] | None, like: Sequence[Sequence[tf.Tensor]]
+        self, what: str, made: Sequence[tf.Tensor] | None, like: Sequence[Sequence[tf.Tensor | tf.TensorSpec]]
     ) -> list[Tensors]:
         """What each seat of this worker's team has made, which it tells all of the team.
 
         Args:
             what: travels.
             made: by this worker, if it has a seat.
-            like: dtypes and static shapes of what each seat makes.
+            like: dtypes and static shapes of what each seat makes; nothing for a seat that makes nothing.
         """
         seat, seated = self.teams.seat_of(self.me), self.teams.members[self.my_team][: self.teams.seats]
         if seat is not None and made is not None:
             for to in self.teams.everyone(self.my_team):
                 if to != self.me:
                     self.exchange.send(to, what, made)
-        others = {source: like[k] for k, source in enumerate(seated) if k != seat}
+        others = {source: like[k] for k, source in enumerate(seated) if k != seat and like[k]}
         received = self.exchange.receive_all(what, others)
-        return [list(made or ()) if k == seat else received[source] for k, source in enumerate(seated)]
+        return [list(made or ()) if k == seat else received.get(source, []) for k, source in enumerate(seated)]
 
     def _received(
         self, what: str, like: Mapping[int, Sequence[tf.Tensor | tf.TensorSpec]], mine: Sequence[tf.Tensor]

@@ -44,22 +44,24 @@ def rounding(dtype: tf.DType, error_feedback: bool, workers: int) -> Model:
     """Vectors whose length is a multiple of the alignment: piece by piece, each added up by its owner."""
     residuals: list[Array] = []
 
-    def to_short(piece: Array) -> Array:
-        unit = max(np.abs(piece).max(), 1e-30) / 2**15 if dtype == tf.float16 else 1.0
-        return (piece / unit).astype(dtype.as_numpy_dtype).astype(piece.dtype) * unit
-
     def add_up(shares: list[Array]) -> Array:
         residuals[:] = residuals or [np.zeros_like(s) for s in shares]
         owed = [s + r * error_feedback for s, r in zip(shares, residuals, strict=True)]
         total = np.zeros_like(shares[0])
         for owner, place in enumerate(pieces(total, workers)):
-            sent = [o[place] if w == owner else to_short(o[place]) for w, o in enumerate(owed)]
-            total[place] = to_short(sum(sent))
+            sent = [o[place] if w == owner else to_short(o[place], dtype) for w, o in enumerate(owed)]
+            total[place] = to_short(sum(sent), dtype)
             for w, o in enumerate(owed):
                 residuals[w][place] = sum(sent) - total[place] if w == owner else o[place] - sent[w]
         return total
 
     return add_up
+
+
+def to_short(piece: Array, dtype: tf.DType) -> Array:
+    """A piece after its way in 16 bits."""
+    unit = max(np.abs(piece).max(initial=0), 1e-30) / 2**15 if dtype == tf.float16 else 1.0
+    return (piece / unit).astype(dtype.as_numpy_dtype).astype(piece.dtype) * unit
 
 
 def pieces(vector: Array, workers: int) -> list[slice]:
