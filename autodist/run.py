@@ -244,8 +244,7 @@ class Run:
         if self.strategy is None and strategy.nodes:
             self.strategy = strategy
             if self.index == 0:
-                workers = [w.name for w in self.spec.workers]
-                tell_strategy(strategy, item, self._plans.rehearsed, workers, self.start_up.columns, shapes or {})
+                tell_strategy(strategy, item, self._plans.rehearsed, self.spec, self.start_up.columns, shapes or {})
         return strategy, renaming
 
     def program(

@@ -11,6 +11,7 @@ import rich.console
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.item import GraphItem
 from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
 from autodist.strategies import strategy_table
 
 log = logging.getLogger("autodist")
@@ -23,7 +24,7 @@ def tell_strategy(
     strategy: strategy_pb2.Strategy,
     item: GraphItem,
     rewritten: GraphItem | None,
-    workers: Sequence[str],
+    spec: ResourceSpec,
     columns: int | None,
     shapes: Mapping[str, Sequence[int]],
 ) -> None:
@@ -33,7 +34,7 @@ def tell_strategy(
         strategy: the plan for the step.
         item: the step as it was captured.
         rewritten: the same, rewritten, where it is by now; of one worker it is not needed.
-        workers: their names.
+        spec: the machines.
         columns: of the terminal; None: there is none.
         shapes: of the step's inputs, in the chief's part of the first batch, where it is known.
     """
@@ -42,8 +43,9 @@ def tell_strategy(
     # A file of its own: what captures flushes standard output too, and ends the process if nobody reads that.
     text, width = io.StringIO(), columns or WIDTH
     console = rich.console.Console(file=text, width=width, force_jupyter=False)
-    held, rows = _held_bytes(item, rewritten, len(workers)), gradient_rows(item, shapes)
-    console.print(strategy_table(strategy, item, workers, width, held, rows))
+    names = [worker.name for worker in spec.workers]
+    held, rows = _held_bytes(item, rewritten, len(names)), gradient_rows(item, shapes)
+    console.print(strategy_table(strategy, item, names, width, held, rows, spec))
     log.info("the strategy:\n%s", text.getvalue())
 
 

@@ -56,14 +56,18 @@ def _teams(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec
     is_asked = HIERARCHICAL in ways
     if effective_spec(strategy) in COLLECTIVES or (SHUFFLE in ways and AUTO not in ways and not is_asked):
         return ()
+    return choose_teams(resource_spec, summed_bytes(strategy, graph_item), is_asked)
+
+
+def summed_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> int:
+    """Of what a step adds up over all workers for dense gradients, as it travels."""
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
-    byte_size = sum(
-        piece.byte_size * count
+    return sum(
+        said.dense_bytes(piece) * count
         for node in strategy.nodes
         for piece, said, count in alike_pieces(variables[node.variable], node)
-        if said.owner is None and not piece.is_sparse
+        if isinstance(said, AllReduce) and not piece.is_sparse
     )
-    return choose_teams(resource_spec, byte_size, is_asked)
 
 
 def resolve_node(node: strategy_pb2.VariableNode, spec: str) -> strategy_pb2.VariableNode:

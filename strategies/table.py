@@ -12,12 +12,14 @@ from rich.text import Text
 from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.schedule import SCHEDULES, bubble, make_schedule
 from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
 from autodist.strategies.check_pipeline import stage_of
 from autodist.strategies.cost import Traffic, computing_workers, sent_for, worker_count
 from autodist.strategies.nodes import alike_pieces
 from autodist.strategies.specs import effective_spec, resolve_node
+from autodist.strategies.told_sums import told_sums
 from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
-from autodist.synchronizers import Sent, Teams, cut_of, synchronizers_of
+from autodist.synchronizers import Sent, cut_of, synchronizers_of
 
 NUMBERS = {"bytes", "bytes a step and worker", "bytes a step\nand worker"}
 COLUMNS = ("variable", "shape", "bytes", "gradient", "synchronizer", "where", "bytes a step and worker")
@@ -44,6 +46,7 @@ def strategy_table(
     width: int | None = None,
     held: Sequence[int] | None = None,
     rows: Mapping[str, int] | None = None,
+    resource_spec: ResourceSpec | None = None,
 ) -> Table:
     """How each variable is kept and synchronised, where, and what it costs; a last row for the whole step.
 
@@ -58,6 +61,7 @@ def strategy_table(
             variables that have a gradient are told.
         rows: that a worker's part of the first batch touches, by sparse variable, where they are known; then the table
             says what a step of that batch costs.
+        resource_spec: the machines; with them the table says what sums take by the model of the network.
     """
     config = strategy.graph_config
     workers = worker_count(config)
@@ -68,7 +72,7 @@ def strategy_table(
         caption = _held(trained_bytes(strategy, graph_item), names, " of trained variables")
     else:
         caption = _held(held, names, "")
-    caption = "; ".join(filter(None, (caption, _sums(config))))
+    caption = "; ".join(filter(None, (caption, told_sums(strategy, graph_item, resource_spec))))
     is_narrow = width is not None and width < NARROW
     table = Table(title=Text(_title(strategy, workers)), show_footer=True, caption=Text(caption), show_lines=is_narrow)
     costs = _costs(strategy, variables, rows or {})
@@ -154,20 +158,6 @@ def trained_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> tup
             else:
                 owned[part.owner] += piece.byte_size * count
     return tuple(everywhere + own for own in owned)
-
-
-def _sums(config: strategy_pb2.GraphConfig) -> str:
-    """In which teams sums are made, and what that spares a worker."""
-    computing = sorted(computing_workers(config))
-    teams = Teams.of(config.teams, computing)
-    if teams is None:
-        return ""
-    sizes = sorted({len(members) for members in teams.members})
-    of = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
-    return (
-        f"sums are made in {len(teams.members)} teams of {of} first, then between them: a worker's step calls at most "
-        f"{teams.most_called} others, {worker_count(config) - 1} without teams"
-    )
 
 
 def _held(held: Sequence[int], names: Sequence[str], of: str) -> str:

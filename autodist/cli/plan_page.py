@@ -48,6 +48,8 @@ def _add_plan(body: ElementTree.Element, plan: Plan) -> None:
     _add(body, "h2", f"{plan.strategy}: {plan.replicas} replicas on {len(plan.workers)} workers")
     if plan.rows_are_missing:
         _add(body, "p", "How many rows of sparse variables a step touches is not known; their bytes come on top.")
+    if plan.sums:
+        _add(body, "p", f"{plan.sums[0].upper()}{plan.sums[1:]}.")
     _add(body, "h3", "Memory held by each worker")
     _add_bars(body, [(worker.name, worker.held) for worker in plan.workers][:MOST_BARS])
     _add_more(body, len(plan.workers), "workers")

@@ -110,6 +110,7 @@ def _workers(plan: Plan) -> Table:
     counts = {"replicas", "sends a step", "receives", "holds", "FLOPs a step"}
     rows = " + rows" if plan.rows_are_missing else ""
     table = _table("workers", ["worker", "replicas", "sends a step", "receives", "holds", "FLOPs a step"], right=counts)
+    table.caption = Text(plan.sums) if plan.sums else None
     for w in plan.workers:
         sent, received = (readable_bytes(count) + rows for count in (w.sent, w.received))
         table.add_row(*map(Text, [w.name, str(w.replicas), sent, received, readable_bytes(w.held), flops(w.flops)]))

@@ -35,6 +35,7 @@ from autodist.strategies import (
 from autodist.strategies.links import Link
 from autodist.strategies.nodes import alike_pieces, pieces
 from autodist.strategies.table import synchronizer_text
+from autodist.strategies.told_sums import told_sums
 from autodist.synchronizers import cut_of
 
 
@@ -187,6 +188,7 @@ class _Step:
                 LinkPlan(source=self._names[source], target=self._names[target], bytes=count)
                 for (source, target), count in sorted(links.items())
             ),
+            sums=told_sums(strategy, self._item, self._spec),
         )
 
     def _variable(

@@ -115,6 +115,7 @@ class Plan(_Part):
         variables: in the order of their gradients.
         workers: by index.
         links: those on which something goes.
+        sums: how they are made and what they take on paper, in a sentence; empty: there are none, or it is not known.
     """
 
     strategy: str
@@ -122,6 +123,7 @@ class Plan(_Part):
     variables: tuple[VariablePlan, ...]
     workers: tuple[WorkerPlan, ...]
     links: tuple[LinkPlan, ...]
+    sums: str = ""
 
     @property
     def replicas(self) -> int:

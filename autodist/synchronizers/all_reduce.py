@@ -83,6 +83,11 @@ class AllReduce(Synchronizer):
         lossy = "" if self.compressor == NO_COMPRESSOR else f" {self.compressor.text}"
         return f"AllReduce {self.spec}{lossy}"
 
+    def dense_bytes(self, piece: Piece) -> int:
+        """Of what stands for a dense gradient."""
+        dense = Dense(piece.shape, piece.element_bytes)
+        return self.compressor.bytes_of(dense) if self.compressor.saves_bytes(dense) else piece.byte_size
+
     def without_group(self) -> AllReduce:
         return replace(self, group=0) if self.group else self
 

@@ -111,6 +111,8 @@ def test_one_plan_fits_the_terminal_and_several_stand_side_by_side(
         assert max(map(len, result.stdout.splitlines())) <= columns
         assert "weight" in result.stdout and "localhost:0" in result.stdout and "slots" in result.stdout
     both = plan("--workers", "2", "--strategy", "PS", "--strategy", "AllReduce", script).stdout
+    assert "on paper" not in result.stdout  # servers add nothing up
+    assert "on paper a step's sums take" in plan("--workers", "2", "--strategy", "AllReduce", script).stdout
     row = next(line for line in both.splitlines() if "4 × 3" in line)
     assert "localhost:0" in row and "all workers" in row
 

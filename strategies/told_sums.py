@@ -1,0 +1,61 @@
+"""How a step's sums are made, in a sentence, and what they take by the model of the network that AUTO chooses by."""
+
+from __future__ import annotations
+
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.strategies.cost import computing_workers, worker_count
+from autodist.strategies.specs import effective_spec, summed_bytes
+from autodist.strategies.teams import LEAST_WORKERS, choose_teams, sum_cost
+from autodist.strategies.variables import GraphLike
+from autodist.synchronizers import COLLECTIVES, Teams
+
+
+def told_sums(strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec | None = None) -> str:
+    """In which teams sums are made, what that spares a worker, and what the sums of dense gradients take.
+
+    Args:
+        strategy: one that `check_strategy` passes.
+        graph_item: the captured step that it is for.
+        resource_spec: the machines; None: no times are told.
+    """
+    config = strategy.graph_config
+    computing = sorted(computing_workers(config))
+    teams = Teams.of(config.teams, computing)
+    times = "" if resource_spec is None else _times(strategy, graph_item, resource_spec, teams)
+    if teams is None:
+        return times and f"on paper a step's sums take {times}"
+    sizes = sorted({len(members) for members in teams.members})
+    of = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    told = (
+        f"sums are made in {len(teams.members)} teams of {of} first, then between them: a worker's step calls at most "
+        f"{teams.most_called} others, {worker_count(config) - 1} without teams"
+    )
+    return f"{told}; on paper they take {times}" if times else told
+
+
+def _times(
+    strategy: strategy_pb2.Strategy, graph_item: GraphLike, resource_spec: ResourceSpec, teams: Teams | None
+) -> str:
+    """What the sums take as they are made, and in the other way; nothing where the model knows nothing of them."""
+    byte_size = 0 if strategy.pipeline.stages else summed_bytes(strategy, graph_item)
+    computing = sorted(computing_workers(strategy.graph_config))
+    if not byte_size or len(computing) < 2 or effective_spec(strategy) in COLLECTIVES:
+        return ""
+    took = milliseconds(sum_cost(teams, resource_spec, byte_size).seconds)
+    if teams is not None:
+        return f"{took}, {milliseconds(sum_cost(None, resource_spec, byte_size).seconds)} without"
+    if len(computing) < LEAST_WORKERS:
+        return took
+    others = Teams.of(choose_teams(resource_spec, byte_size, is_asked=True), computing)
+    return f"{took}, {milliseconds(sum_cost(others, resource_spec, byte_size).seconds)} in teams"
+
+
+def milliseconds(seconds: float) -> str:
+    """For people, with three digits that count.
+
+    >>> milliseconds(0.0123456), milliseconds(0.52)
+    ('12.3 ms', '520 ms')
+    """
+    count = 1000 * seconds
+    return f"{count:.{2 if count < 9.995 else 1 if count < 99.95 else 0}f} ms"
