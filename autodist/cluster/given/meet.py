@@ -5,16 +5,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from autodist.cluster.given.find import find, require
-from autodist.cluster.given.follower import Order, follow
 from autodist.cluster.given.form import MET
-from autodist.cluster.given.here import hello_of
-from autodist.cluster.given.meeting import Meeting
 from autodist.cluster.script import Script
 from autodist.cluster.transport import Channel
 from autodist.errors import ClusterError, ResourceSpecError
 from autodist.resources import ResourceSpec
+
+if TYPE_CHECKING:
+    from autodist.cluster.given.meeting import Meeting
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -45,6 +46,11 @@ def meet(spec: ResourceSpec, replicas: int | None, count_gpus: Callable[[], int]
             'met already. Put the part of the script that trains under `if __name__ == "__main__":`, so that those '
             "which only import the script (as `multiprocessing` makes them) leave it out."
         )
+    # Here: each process that imports AutoDist would make ready how processes meet, and few of them do.
+    from autodist.cluster.given.follower import Order, follow
+    from autodist.cluster.given.here import hello_of
+    from autodist.cluster.given.meeting import Meeting
+
     given = require(os.environ)
     if given.index:
         follow(Order(given, Script.of_this_process(), spec.join_timeout))

@@ -14,11 +14,14 @@ ROWS = (*arithmetic.ROWS, *layout.ROWS, *network.ROWS, *state.ROWS)
 TABLE: Mapping[str, Row] = {name: row for row in ROWS for name in row.names.split()}
 """By op, the row that it stands in."""
 
+_BITS = {name: row.traits.value for name, row in TABLE.items()}  # flags themselves are slow, and asked 20 000 times
+
 
 @functools.cache
 def having(traits: Trait) -> frozenset[str]:
     """The ops that have one of these traits, or several."""
-    return frozenset(name for name, row in TABLE.items() if row.traits & traits)
+    wanted = traits.value
+    return frozenset(name for name, bits in _BITS.items() if bits & wanted)
 
 
 def linear_operands(op: str, count: int) -> tuple[Sequence[int], bool] | None:
