@@ -72,28 +72,19 @@ PARAMETER_SERVERS = (
     "fit_after_other_layers",
     "fit_last_batch_of_one_example",
     "fit_masked_kernel",
-    "fit_masked_lstm",
-    "fit_outputs_reduced_in_two_ways",
-    "fit_sum_reduced_loss",
+    "fit_metrics_and_validation",
     "graph_alternating_optimizers",
-    "graph_feedable_iterator",
-    "graph_loop",
-    "graph_one_example",
     "graph_without_initialiser",
     "step_large_matrix",
     "step_scalar_variable",
     "step_statistics",
-    "step_two_optimizers",
 )
 """What is not among PARTITIONED, whose shards lie at servers too, and some that have much that may lie there whole."""
 
 PARTITIONED = (
-    "fit_evaluated",
     "fit_gradient_accumulation",
-    "fit_learning_rate_by_callback",
     "fit_loss_scale",
     "fit_masked_lstm",
-    "function-embedding-adam-clipped",
     "graph-embedding-adam-clipped",
     "graph_called_step",
     "graph_decay_and_averages",
@@ -110,15 +101,9 @@ PARTITIONED = (
     "step_written_past_assign",
 )
 
-RING = (
-    "fit_last_batch_of_one_example",
-    "function-embedding-adam-clipped",
-    "graph_run_options",
-    "step_statistics",
-    "step_tied_embedding",
-)
+RING = ("fit_last_batch_of_one_example", "function-embedding-adam-clipped")
 
-MIXED = ("fit_masked_lstm", "graph_global_norm", "graph-embedding-adam-clipped")
+MIXED = ("graph_global_norm", "graph-embedding-adam-clipped")
 
 BY_STRATEGY = {
     "shuffle": ALL_REDUCE,
@@ -178,6 +163,9 @@ FEATURES: dict[str, tuple[pytest.MarkDecorator, ...]] = {
 }
 """What programs show, for the table of features."""
 
+AT_SERVERS = {"ps_load_balancing": 2, "partitioned_ps": 2}
+"""Trained in runs of their own, beside those of the others."""
+
 GLOBAL = Cluster("ps_load_balancing", workers=2, replicas=1, batch="global")
 
 
@@ -187,7 +175,9 @@ def _case(name: str, cluster: Cluster, program: str) -> Any:
 
 
 CASES = [
-    _case(strategy, Cluster(strategy), program) for strategy, programs in BY_STRATEGY.items() for program in programs
+    _case(strategy, Cluster(strategy, run=AT_SERVERS.get(strategy, 0)), program)
+    for strategy, programs in BY_STRATEGY.items()
+    for program in programs
 ]
 CASES += [_case("global", GLOBAL, "graph_global_batches")]
 

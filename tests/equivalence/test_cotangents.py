@@ -33,10 +33,10 @@ STEPS = (
 FEW = ("step_cotangents_clip_per_example", "step_cotangents_adversarial", "step_cotangents_two_groups")
 
 BY_CLUSTER = {
-    Cluster("shuffle"): STEPS,
-    Cluster("shuffle", workers=1): STEPS,
+    Cluster("shuffle", run=2): STEPS,
+    Cluster("shuffle", workers=1): FEW,
     Cluster("ring", replicas=1): FEW,
-    Cluster("ps_load_balancing"): FEW,
+    Cluster("ps_load_balancing", run=2): FEW,
     Cluster("partitioned_ps", replicas=1): FEW,
 }
 
