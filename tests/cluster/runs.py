@@ -175,18 +175,29 @@ class Run:
 
     def assert_gone(self, limit: float = 10) -> None:
         """Nothing of the run is left, on any of its hosts, within `limit` seconds from now."""
-        assert within(limit, lambda: not survivors(self.mark)), [_describe(pid) for pid in survivors(self.mark)]
+        assert all_gone(self.mark, limit), [_describe(pid) for pid in survivors(self.mark)]
 
 
 def survivors(mark: str) -> list[int]:
     """All living processes of a run."""
-    found = []
-    wanted = f"{MARK}={mark}".encode()
-    for directory in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if wanted in (directory / "environ").read_bytes().split(b"\0"):
-                found.append(int(directory.name))
-    return found
+    return [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _is_of(pid, mark)]
+
+
+def all_gone(mark: str, limit: float = 10) -> bool:
+    """Whether no process of a run is left in time: who was found is asked for, and all of the machine when none is."""
+    left: list[int] = []
+
+    def none_left() -> bool:
+        left[:] = [pid for pid in left if _is_of(pid, mark)] or survivors(mark)
+        return not left
+
+    return within(limit, none_left)
+
+
+def _is_of(pid: int, mark: str) -> bool:
+    with contextlib.suppress(OSError):
+        return f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return False
 
 
 def within(limit: float, condition: Callable[[], object]) -> bool:

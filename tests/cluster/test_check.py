@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.hosts import HOST_KINDS
-from tests.cluster.runs import MARK, survivors, within
+from tests.cluster.runs import MARK, all_gone, survivors, within
 
 pytestmark = pytest.mark.processes
 
@@ -42,7 +42,7 @@ def test_faults_of_some_machines_keep_no_other_from_being_measured(tmp_path: Pat
             hosts.chief_command(command), cwd=tmp_path, env=os.environ | {MARK: mark}, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=LIMIT, check=False,
         )  # fmt: skip
-        assert within(10, lambda: not survivors(mark))
+        assert all_gone(mark)
     assert done.returncode == 1, done.stderr
     told = json.loads(done.stdout)
     chief, refused, unknown, fine = told["machines"]
@@ -74,7 +74,7 @@ def test_ctrl_c_while_links_are_measured_leaves_nothing(tmp_path: Path) -> None:
         assert within(60, lambda: len(survivors(mark)) >= 4)  # the check, the measuring, an agent, its guard
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         assert process.wait(30) != 0
-        assert within(10, lambda: not survivors(mark))
+        assert all_gone(mark)
         assert "Traceback" not in (tmp_path / "said").read_text()
     finally:
         for pid in survivors(mark):

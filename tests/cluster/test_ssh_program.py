@@ -26,7 +26,7 @@ from autodist.cluster.ssh_reach import reach
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
 from tests.cluster.hosts import HOST_KINDS, Host, Hosts, LoopbackHosts
-from tests.cluster.runs import MARK, Run, command, parent, survivors, within
+from tests.cluster.runs import MARK, Run, all_gone, command, parent, survivors, within
 
 pytestmark = [
     pytest.mark.processes,
@@ -155,7 +155,7 @@ def test_check_reaches_the_machines_so(tmp_path: Path) -> None:
             cwd=tmp_path, env=os.environ | {MARK: spec["ssh"]["host1"]["shared_envs"][MARK]}, stdin=subprocess.DEVNULL,
             capture_output=True, text=True, timeout=180, check=False,
         )  # fmt: skip
-        assert within(10, lambda: not survivors(spec["ssh"]["host1"]["shared_envs"][MARK]))
+        assert all_gone(spec["ssh"]["host1"]["shared_envs"][MARK])
     machines = json.loads(done.stdout)["machines"]
     assert [machine["is_reached"] for machine in machines] == [True, True]
     assert [machine["faults"] for machine in machines] == [[], []]

@@ -14,7 +14,7 @@ import zipfile
 import pytest
 from packaging.metadata import Metadata
 
-from tests.cluster.runs import MARK, survivors, within
+from tests.cluster.runs import MARK, all_gone
 from tests.unit.test_packaging import FOLDERS, LINE_OF_COMPILER, PROJECT, PROTOS, ROOT, installed_name, sources
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -143,7 +143,7 @@ def test_its_command_trains_an_example_as_on_one_device(
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "alike: 2 steps on 2 workers" in done.stdout
-    assert within(10, lambda: not survivors(mark))
+    assert all_gone(mark)
 
 
 def test_what_the_wheel_holds_can_be_imported(installed: pathlib.Path, tmp_path: pathlib.Path) -> None:

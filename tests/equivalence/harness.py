@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodist.differences import relative_difference
-from tests.cluster.runs import MARK, Chief, survivors, within
+from tests.cluster.runs import MARK, Chief, all_gone, survivors, within
 from tests.forked_python.start import ON_CPU, forked_python
 
 ROOT = Path(__file__).parents[2]
@@ -310,7 +310,7 @@ def _problem_of(process: Chief, limit: float, mark: str) -> str | None:
         return f"it still runs after {limit:.0f} s"
     status = process.wait()
     problem = f"exit status {status}" if status else None
-    if not within(10, lambda: not survivors(mark)):
+    if not all_gone(mark):
         return f"{problem or 'it ended'}; processes are left: {survivors(mark)}"
     return problem
 

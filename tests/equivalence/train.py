@@ -6,11 +6,15 @@
 Each worker leaves `PROGRAM.INDEX.npz`, or `STRATEGY:PROGRAM.INDEX.npz`. With `--cores N` the machine seems to have N
 cores per worker.
 """
+# ruff: noqa: E402
 
 from __future__ import annotations
 
-import argparse
 import gc
+
+gc.disable()  # what is imported stays
+
+import argparse
 import os
 from pathlib import Path
 from typing import Any
@@ -34,7 +38,8 @@ def main() -> None:
     parser.add_argument("--unseeded", action="store_true", help="set no seed anywhere")
     parser.add_argument("programs", nargs="+")
     arguments = parser.parse_args()
-    gc.freeze()  # what was imported stays, and is not gone through with each program
+    gc.freeze()  # nor is it gone through with each program
+    gc.enable()
     keras.config.set_floatx("float64")
     if arguments.cores is not None:
         _pretend_cores(arguments.cores)
