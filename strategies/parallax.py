@@ -9,23 +9,25 @@ from autodist.resources import ResourceSpec
 from autodist.strategies.all_reduce import all_reduce_nodes
 from autodist.strategies.all_reduce_options import AllReduceOptions
 from autodist.strategies.base import StrategyBuilder, make_strategy
-from autodist.strategies.ps_load_balancing import load_balanced_nodes
+from autodist.strategies.partition_options import PartitionOptions
 from autodist.strategies.registry import register
+from autodist.strategies.served import cuts_where_one_owner_is_too_few, served_nodes
 from autodist.strategies.server_options import ServerOptions
 from autodist.strategies.variables import GraphLike, synced_variables
 
 
 @register
 @dataclass(frozen=True)
-class Parallax(AllReduceOptions, ServerOptions, StrategyBuilder):
+class Parallax(AllReduceOptions, ServerOptions, PartitionOptions, StrategyBuilder):
     """Dense gradients by all-reduce, sparse ones by parameter servers that share the bytes evenly.
 
     For models that hold both, such as language models with an embedding: a gather of sparse gradients sends every
     touched row to every worker, a parameter server to the row's owner alone.
 
     Cost: with W workers and b bytes of dense gradients, each worker sends 2·b·(W-1)/W bytes a step and receives as
-    many; of each sparse variable it sends the rows that it touches once and receives them once, and the owner
-    sends and receives them for the W-1 others.
+    many; of each sparse variable it sends the rows that it touches once and receives them once. The owner of a whole
+    one sends and receives them for the W-1 others; so from four workers on tables are cut along axis 0, and owners
+    share the rows, as evenly as batches touch them (see `cuts_where_one_owner_is_too_few`).
 
     Source: S. Kim et al., "Parallax: Sparsity-aware Data Parallel Training of Deep Neural Networks", EuroSys 2019.
 
@@ -33,6 +35,8 @@ class Parallax(AllReduceOptions, ServerOptions, StrategyBuilder):
         chunk_size, compressor: of the dense variables; see AllReduceOptions.
         all_reduce_spec: how the dense sums travel. RING and NCCL cannot stand beside parameter servers, so they
             are refused where the model has a sparse variable.
+        max_shards, min_partition_bytes: of the sparse variables; see PartitionOptions. With `max_shards` they are cut
+            on any number of workers, with 1 never.
         sync, staleness, local_proxy_variable: of the sparse variables; see ServerOptions. Workers still wait for each
             other at the dense ones.
     """
@@ -42,5 +46,6 @@ class Parallax(AllReduceOptions, ServerOptions, StrategyBuilder):
         dense = [variable for variable in variables if not variable.is_sparse]
         sparse = [variable for variable in variables if variable.is_sparse]
         nodes = all_reduce_nodes(dense, self)
-        nodes += load_balanced_nodes(sparse, resource_spec, self)
+        cuts = cuts_where_one_owner_is_too_few(sparse, resource_spec, self)
+        nodes += served_nodes(sparse, cuts, resource_spec, self)
         return make_strategy("Parallax", resource_spec, variables, nodes)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import StrategyBuilder, make_strategy
-from autodist.strategies.cut import shards_of
-from autodist.strategies.loads import GreedyLoads
-from autodist.strategies.nodes import node_of
+from autodist.strategies.loads import usual_owners
 from autodist.strategies.partition_options import PartitionOptions, fair_shards
 from autodist.strategies.registry import register
+from autodist.strategies.served import served_nodes
 from autodist.strategies.server_options import ServerOptions
 from autodist.strategies.variables import GraphLike, synced_variables
 
@@ -38,18 +37,7 @@ class PartitionedPS(ServerOptions, PartitionOptions, StrategyBuilder):
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
-        loads = GreedyLoads(resource_spec)
-        shards = fair_shards(variables, len(loads.owners))
+        shards = fair_shards(variables, len(usual_owners(resource_spec)))
         cuts = {variable.name: self.cut(variable, 0, shards[variable.name]) for variable in variables}
-        owners = loads.place_pieces(
-            {
-                (variable.name, index): shard.byte_size
-                for variable in variables
-                for index, shard in enumerate(shards_of(variable, cuts[variable.name]))
-            }
-        )
-        servers: dict[str, list[strategy_pb2.ParameterServer]] = {variable.name: [] for variable in variables}
-        for (name, _), owner in sorted(owners.items()):
-            servers[name].append(self.parameter_server(owner))
-        nodes = [node_of(name, cuts[name], servers[name]) for name in servers]
+        nodes = served_nodes(variables, cuts, resource_spec, self)
         return make_strategy("PartitionedPS", resource_spec, variables, nodes)

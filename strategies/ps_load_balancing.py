@@ -1,48 +1,44 @@
-"""PSLoadBalancing: each variable has one owner, and the owners share the bytes evenly."""
+"""PSLoadBalancing: variables have owners that share the bytes evenly; what one owner cannot carry is cut."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import StrategyBuilder, make_strategy
-from autodist.strategies.loads import GreedyLoads
-from autodist.strategies.nodes import whole_node
+from autodist.strategies.partition_options import PartitionOptions
 from autodist.strategies.registry import register
+from autodist.strategies.served import cuts_where_one_owner_is_too_few, served_nodes
 from autodist.strategies.server_options import ServerOptions
-from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
+from autodist.strategies.variables import GraphLike, synced_variables
 
 
 @register
 @dataclass(frozen=True)
-class PSLoadBalancing(ServerOptions, StrategyBuilder):
+class PSLoadBalancing(ServerOptions, PartitionOptions, StrategyBuilder):
     """Parameter servers on all workers: variables are dealt out by bytes, weighed by the owners' bandwidths.
 
     For models with large sparse variables, for machines with links of unequal speed, and for optimizers with much
     state, of which each worker then keeps its share only. Where nodes without replicas are given, they alone own.
 
+    Each variable has one owner, but for sparse ones and those larger than b/W, which are cut from four workers on (see
+    `cuts_where_one_owner_is_too_few`); PartitionedPS cuts all that are large enough.
+
     Cost: with W workers alike and b bytes of dense gradients, each worker owns about b/W, so it sends about
-    2·b·(W-1)/W bytes a step, half as a worker and half as an owner, and receives as many. A variable larger than
-    b/W makes its owner's link the slowest: the owner of v bytes sends (W-1)·v as an owner.
+    2·b·(W-1)/W bytes a step, half as a worker and half as an owner, and receives as many.
 
     Source: the greedy rule of R. L. Graham, "Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math.
-    17(2), 1969, largest first.
+    17(2), 1969, largest first; for the cut S. Kim et al., see Parallax.
 
     Attributes:
+        max_shards, min_partition_bytes: of what is cut; see PartitionOptions. With `max_shards` it is on any number of
+            workers, with 1 never.
         sync, staleness, local_proxy_variable: see ServerOptions.
     """
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
-        nodes = load_balanced_nodes(variables, resource_spec, self)
+        cuts = cuts_where_one_owner_is_too_few(variables, resource_spec, self)
+        nodes = served_nodes(variables, cuts, resource_spec, self)
         return make_strategy("PSLoadBalancing", resource_spec, variables, nodes)
-
-
-def load_balanced_nodes(
-    variables: Sequence[SyncedVariable], resource_spec: ResourceSpec, options: ServerOptions
-) -> list[strategy_pb2.VariableNode]:
-    """A parameter server's node for each variable, the owners by `GreedyLoads`."""
-    owners = GreedyLoads(resource_spec).place_all(variables)
-    return [whole_node(name, options.parameter_server(owner)) for name, owner in owners.items()]

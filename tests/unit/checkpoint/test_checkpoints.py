@@ -88,9 +88,9 @@ CHAIN = [
     (ShardedAllReduce(**SHARDS), 2),
     (PS(), 1),
     (PartitionedAR(max_shards=2, **SHARDS), 3),
-    (Parallax(), 2),
+    (Parallax(max_shards=2, **SHARDS), 2),
     (UnevenPartitionedPS(max_shards=4, **SHARDS), 2),
-    (PSLoadBalancing(), 3),
+    (PSLoadBalancing(max_shards=2, **SHARDS), 3),
     (RandomAxisPartitionAR(max_shards=3, seed=1, **SHARDS), 2),
     (PartitionedPS(max_shards=2, **SHARDS), 3),
 ]
