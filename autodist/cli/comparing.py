@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autodist.differences import relative_difference
-from autodist.recording import OUTPUTS
+from autodist.recorded import OUTPUTS
 
 Values = Mapping[str, NDArray[Any]]
 """By kind and name, what one step has left."""

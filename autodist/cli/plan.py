@@ -15,7 +15,7 @@ from autodist.cli.options import Arguments, Cluster, IsModule, Replicas, Script,
 from autodist.cli.plans import Plan, Plans
 from autodist.cli.script import Target
 from autodist.cli.telling import output, require_writable, write_file
-from autodist.quiet import quiet_tensorflow
+from autodist.importing import importing_tensorflow
 from autodist.resources import ResourceSpec
 
 
@@ -78,7 +78,7 @@ def make_plans_quietly(
 ) -> tuple[tuple[Plan, ...], ResourceSpec]:
     """`make_plans`, with what the script prints on standard error."""
     target.require()  # before TensorFlow is imported, which takes seconds
-    with quiet_tensorflow():
+    with importing_tensorflow():
         from autodist.cli.planning import make_plans
     with contextlib.redirect_stdout(sys.stderr):
         return make_plans(target, asked, strategies)

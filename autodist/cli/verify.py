@@ -12,7 +12,6 @@ from autodist.asked import Asked
 from autodist.cli.options import Arguments, IsModule, Script, Strategy, Traceback
 from autodist.cli.script import Target
 from autodist.cli.telling import output
-from autodist.quiet import quiet_tensorflow
 
 DIFFERENT = 1
 """Exit status where the two trainings lie further apart than is promised."""
@@ -43,9 +42,9 @@ def verify(
     * `autodist verify --strategy Parallax --workers 2 --replicas 2 --steps 20 train.py --batch-size 64`
     """
     target = Target(script, is_module, arguments or [])
-    target.require()  # before TensorFlow is imported, which takes seconds
-    with quiet_tensorflow():
-        from autodist.cli.verifying import verify_script
+    target.require()
+    from autodist.cli.verifying import verify_script  # and NumPy
+
     with tempfile.TemporaryDirectory(prefix="autodist-verify-") as folder:
         asked = Asked(None, workers, replicas, strategy)
         verified = verify_script(target, asked, steps, Path(folder), shows_output=traceback)

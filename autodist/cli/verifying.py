@@ -18,7 +18,7 @@ from autodist.asked import Asked, named_builder
 from autodist.cli.comparing import FLOAT64_LIMIT, FLOORS, LAST_BIT, Compared, compare, rounding_floor, steps_of
 from autodist.cli.script import Target
 from autodist.cli.telling import ScriptFailedError, UsageError
-from autodist.recording import ERROR, NOTES, Recording
+from autodist.recorded import ERROR, NOTES, Recording
 
 PERMUTATIONS = 2
 """Of the examples of each batch, by which the rounding floor is measured."""

@@ -97,8 +97,10 @@ def test_who_reads_no_further_hears_no_more(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (1, "")
 
 
-def test_neither_the_command_nor_its_help_imports_tensorflow() -> None:
-    code = "import sys, autodist.cli.app; sys.exit(sorted({'tensorflow', 'keras', 'paramiko'} & set(sys.modules)) or 0)"
+@pytest.mark.parametrize("module", ["app", "verifying"])
+def test_neither_the_command_nor_its_help_nor_what_compares_two_runs_imports_tensorflow(module: str) -> None:
+    name = f"autodist.cli.{module}"
+    code = f"import sys, {name}; sys.exit(sorted({{'tensorflow', 'keras', 'paramiko'}} & set(sys.modules)) or 0)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
 
