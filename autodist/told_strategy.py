@@ -53,9 +53,10 @@ def _held_bytes(item: GraphItem, rewritten: GraphItem | None, workers: int) -> l
     """Bytes of variables that each worker holds; None where the step is not rewritten yet."""
     if workers > 1 and rewritten is None:
         return None
-    variables, owners = (item.variables, {}) if rewritten is None else (rewritten.variables, rewritten.owners)
+    placed = item if rewritten is None else rewritten
     held = [0] * workers
-    for variable in variables:
-        for worker in range(workers) if variable.name not in owners else [owners[variable.name]]:
+    for variable in placed.variables:
+        owner = placed.owners.get(variable.name) if rewritten is not None else None
+        for worker in range(workers) if owner is None else (owner, *placed.mates.get(owner, ())):
             held[worker] += variable.byte_size
     return held

@@ -120,6 +120,19 @@ class Context:
         takes_a_batch = any(axis is not None for axis in item.inputs.values())
         return bool(self.plan.stages) and (bool(item.gradients) or takes_a_batch)
 
+    @functools.cached_property
+    def seat(self) -> tuple[int, int]:
+        """This worker's pipeline stage, and its place among those of the stage."""
+        return next(
+            (stage, workers.index(self.worker))
+            for stage, workers in enumerate(self.plan.seats) if self.worker in workers
+        )  # fmt: skip
+
+    def near(self, owner: int) -> int:
+        """The worker that has for this one what `owner` owns: of several that hold the same, that of its pipeline."""
+        mates = self.plan.mates.get(owner)
+        return (owner, *mates)[self.seat[1]] if mates else owner
+
     def task(self, worker: int) -> str:
         """The TensorFlow device prefix of a worker."""
         return task_of(worker, self.workers)
@@ -138,7 +151,7 @@ class Context:
 
     @functools.cached_property
     def _first_devices(self) -> dict[int, str]:
-        found = {stage.worker: stage.device for stage in self.strategy.pipeline.stages}
+        found = {one.worker: one.device for stage in self.strategy.pipeline.stages for one in (stage, *stage.beside)}
         for replica in self.replicas:
             found.setdefault(replica.worker, replica.device)
         return found

@@ -21,7 +21,8 @@ class Plan:
 
     Attributes:
         cuts: of the variables that are cut.
-        stages: the worker of each pipeline stage; none where every replica computes all of the model.
+        seats: for each pipeline stage its workers, one of each pipeline; none where every replica computes all of the
+            model.
         schedule: the order in which a pipeline takes up the micro-batches.
     """
 
@@ -30,8 +31,23 @@ class Plan:
         self._said = {name: said for pieces in self._pieces.values() for name, said in pieces.items()}
         found = {node.variable: cut_of(node) for node in strategy.nodes}
         self.cuts = {variable: cut for variable, cut in found.items() if cut is not None}
-        self.stages = tuple(stage.worker for stage in strategy.pipeline.stages)
+        self.seats = tuple((one.worker, *(b.worker for b in one.beside)) for one in strategy.pipeline.stages)
         self.schedule = SCHEDULES[strategy.pipeline.schedule]
+
+    @property
+    def stages(self) -> tuple[int, ...]:
+        """The worker of each pipeline stage; where there are several, the first, which stands for them as an owner."""
+        return tuple(workers[0] for workers in self.seats)
+
+    @property
+    def pipelines(self) -> int:
+        """How many stand side by side, each over its part of the batch."""
+        return len(self.seats[0]) if self.seats else 1
+
+    @cached_property
+    def mates(self) -> dict[int, tuple[int, ...]]:
+        """For an owner the others that hold the same: those of its pipeline stage."""
+        return {workers[0]: workers[1:] for workers in self.seats if len(workers) > 1}
 
     @property
     def variables(self) -> Collection[str]:

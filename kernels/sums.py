@@ -23,6 +23,12 @@ def ordered_sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
     return tf.reduce_sum(tf.stack(parts), 0)
 
 
+def sum_of_sums(parts: Sequence[tf.Tensor], groups: int) -> tf.Tensor:
+    """The sum of tensors of one shape, of which those of each group are added first: as many follow one another."""
+    size = len(parts) // groups
+    return ordered_sum([ordered_sum(parts[start : start + size]) for start in range(0, len(parts), size)])
+
+
 def merged(parts: Sequence[tf.Tensor], how: Merge) -> tf.Tensor:
     """What tensors of one shape become: their sum in their order, or the largest, smallest or product by element."""
     if how is Merge.ADD:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from autodist.errors import StrategyError
+from autodist.nearest import listed
 from autodist.proto import strategy_pb2
 from autodist.strategies.check_nodes import PlaceOf
 from autodist.synchronizers import ParameterServer, cut_of, synchronizers_of
@@ -14,6 +15,44 @@ def stage_of(strategy: strategy_pb2.Strategy, node: strategy_pb2.VariableNode) -
     return workers.index(node.parameter_server.owner)
 
 
+def pipelines_of(strategy: strategy_pb2.Strategy) -> int:
+    """How many pipelines stand side by side."""
+    return 1 + len(strategy.pipeline.stages[0].beside)
+
+
+def workers_of(strategy: strategy_pb2.Strategy, stage: int) -> list[int]:
+    """The workers that compute a pipeline stage, the owner of its variables first."""
+    said = strategy.pipeline.stages[stage]
+    return [said.worker, *(one.worker for one in said.beside)]
+
+
+def mates_of(strategy: strategy_pb2.Strategy) -> dict[int, list[int]]:
+    """For each worker that owns the variables of a pipeline stage, the others that hold the same."""
+    found = (workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages)))
+    return {workers[0]: workers[1:] for workers in found}
+
+
+def _check_seats(strategy: strategy_pb2.Strategy) -> None:
+    """Passes a strategy without pipeline stages, or one in which each worker computes one of them in one pipeline.
+
+    Raises:
+        StrategyError: it does not.
+    """
+    seats = [workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages))]
+    workers, pipelines = [worker for one in seats for worker in one], {len(one) for one in seats}
+    count = strategy.graph_config.workers or 1
+    if seats and (len(pipelines) > 1 or sorted(workers) != list(range(count))):
+        raise StrategyError(
+            f"the pipeline's stages are computed by the workers {seats}, and there are {count}: each has to compute "
+            "one stage of one pipeline, and each stage as many as the others. Correct the builder."
+        )
+    replicas = len(strategy.graph_config.replicas)
+    if seats and replicas % pipelines.pop():
+        raise StrategyError(
+            f"{replicas} micro-batches cannot be dealt out to {len(seats[0])} pipelines evenly. Correct the builder."
+        )
+
+
 def check_pipeline(strategy: strategy_pb2.Strategy, place_of: PlaceOf) -> None:
     """Passes a strategy without pipeline stages, or one in which each variable is held by the worker of one stage.
 
@@ -21,6 +60,7 @@ def check_pipeline(strategy: strategy_pb2.Strategy, place_of: PlaceOf) -> None:
         StrategyError: names the variable, the reason and the mend.
     """
     stages = {stage.worker for stage in strategy.pipeline.stages}
+    _check_seats(strategy)
     for node in strategy.nodes if stages else ():
         if cut_of(node) is not None:
             raise StrategyError(
@@ -49,6 +89,7 @@ def check_pipeline(strategy: strategy_pb2.Strategy, place_of: PlaceOf) -> None:
             )
         if said.owner not in stages:
             raise StrategyError(
-                f"{node.variable} is owned by worker {said.owner}, which computes no stage of the pipeline.",
+                f"{node.variable} is owned by worker {said.owner}, which is not the first of those that compute a stage"
+                f": these are {listed(map(str, sorted(stages)))}. Take one of them for owner.",
                 place_of(node.variable, "owner"),
             )

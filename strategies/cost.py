@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from autodist.proto import strategy_pb2
 from autodist.strategies.nodes import alike_pieces
 from autodist.strategies.variables import SyncedVariable
 from autodist.synchronizers import Sent, cut_of
+from autodist.synchronizers.traffic import INDEX_BYTES
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,17 @@ def sent_for(variable: SyncedVariable, node: strategy_pb2.VariableNode, computin
         synchronizer.add_traffic(piece, share, one_step, one_row)
         step.add_times(one_step, count)
         row.add_times(one_row, count)
+    return step, row
+
+
+def sent_to_mates(variable: SyncedVariable, holders: Sequence[int]) -> tuple[Sent, Sent]:
+    """What `sent_for` tells, of a variable that the workers of a pipeline stage hold: each sends its part to all."""
+    step, row = Sent(frozenset()), Sent(frozenset())
+    for holder in holders:
+        if variable.is_sparse:
+            row.add(0, holder, (variable.row_bytes + INDEX_BYTES) * (len(holders) - 1))
+        else:
+            step.add(0, holder, variable.byte_size * (len(holders) - 1))
     return step, row
 
 

@@ -17,6 +17,7 @@ from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy
 from autodist.strategies.override_variables import OverrideVariables
+from autodist.strategies.pipeline_mesh import PipelineMesh, count_stages, dealt_out
 from autodist.strategies.placed import PlacedBuilder
 from autodist.strategies.ps import parameter_server_node
 from autodist.strategies.registry import register
@@ -38,7 +39,8 @@ class Pipeline(StrategyBuilder):
     one worker.
 
     Cost: no gradient and no variable travels, but where several stages use one variable. With S stages and M
-    micro-batches, a worker waits (S - 1) / (M + S - 1) of a step, if all stages take equally long.
+    micro-batches, a worker waits (S - 1) / (M + S - 1) of a step, if all stages take equally long. Of D pipelines side
+    by side, a worker sends the gradients of its stage, added up over its micro-batches, to the D - 1 others of that.
 
     Source: Y. Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS
     2019; D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC
@@ -47,15 +49,19 @@ class Pipeline(StrategyBuilder):
     Attributes:
         stages: for each stage patterns (regular expressions) that match the whole names of its variables, of which the
             first match in their order counts; or how many stages there are, which then share the bytes in the order in
-            which the variables were made. None: as many as there are workers. There is a worker for each.
-        micro_batches: into how many parts a batch goes.
+            which the variables were made. None: as many as there are workers for. There is a worker for each, or
+            several (`mesh`).
+        micro_batches: into how many parts the batch of a pipeline goes.
         schedule: GPipe goes forward with all micro-batches before it goes back; 1F1B goes back as soon as it can, so
             that a stage keeps the activations of as many as there are stages from it on, and not of all.
+        mesh: how many pipelines stand side by side, each over its part of the batch; None: one. The workers of a stage
+            follow one another.
     """
 
     stages: Annotated[int, Field(ge=1)] | Stages | None = None
     micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
     schedule: Literal["GPipe", "1F1B"] = "GPipe"
+    mesh: PipelineMesh | None = None
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
         variables = synced_variables(graph_item)
@@ -64,36 +70,30 @@ class Pipeline(StrategyBuilder):
         ordered = sorted(variables, key=lambda variable: made[variable.name])
         given = self.stages
         stage_of = _matched(ordered, given) if isinstance(given, tuple) else _balanced(ordered, count)
-        nodes = [parameter_server_node(name, stage) for name, stage in stage_of.items()]
+        nodes = [parameter_server_node(name, stage * self.pipelines) for name, stage in stage_of.items()]
         strategy = make_strategy("Pipeline", self.arranged(resource_spec), variables, nodes)
         strategy.pipeline.CopyFrom(
             strategy_pb2.Pipeline(
                 schedule=strategy_pb2.Pipeline.Schedule.keys()[SCHEDULES.index(self.schedule)],
-                stages=[
-                    strategy_pb2.PipelineStage(worker=worker.index, device=worker.devices[0])
-                    for worker in resource_spec.workers
-                ],
+                stages=dealt_out(resource_spec.workers, self.pipelines),
             )
         )
         return strategy
 
+    @property
+    def pipelines(self) -> int:
+        """How many stand side by side."""
+        return 1 if self.mesh is None else self.mesh.data
+
     def require_workers(self, resource_spec: ResourceSpec) -> int:
-        """How many stages there are: a worker of one device for each.
+        """How many stages there are: a worker of one device for each, in each pipeline.
 
         Raises:
             StrategyError: there are more, or fewer, workers, or one has more devices, or none.
         """
         workers = resource_spec.workers
-        count = len(workers) if self.stages is None else self.stages
-        count = len(count) if isinstance(count, tuple) else count
-        if count != len(workers):
-            which = "more" if count > len(workers) else "fewer"
-            raise OptionError(
-                "stages",
-                f"Pipeline has {count} stages, {which} than the {len(workers)} workers that there are "
-                f"({listed(worker.name for worker in workers)}), and each worker computes one. Give as many stages as "
-                "workers, or other `nodes` (`workers` gives a node several).",
-            )
+        given = len(self.stages) if isinstance(self.stages, tuple) else self.stages
+        count = count_stages(given, self.mesh, workers)
         for worker in workers:
             if len(worker.devices) != 1:
                 raise OptionError(
@@ -104,8 +104,8 @@ class Pipeline(StrategyBuilder):
         return count
 
     def arranged(self, resource_spec: ResourceSpec) -> ResourceSpec:
-        """The machines, whose replicas are the micro-batches of the chief's device."""
-        return resource_spec.with_micro_batches(self.micro_batches)
+        """The machines, whose replicas are the micro-batches of all pipelines, of the chief's device."""
+        return resource_spec.with_micro_batches(self.micro_batches * self.pipelines)
 
 
 def arranged(builder: BuildsStrategy, resource_spec: ResourceSpec) -> ResourceSpec:

@@ -11,10 +11,11 @@ from rich.text import Text
 
 from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.schedule import SCHEDULES, bubble, make_schedule
+from autodist.nearest import listed
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.strategies.check_pipeline import stage_of
-from autodist.strategies.cost import Traffic, computing_workers, sent_for, worker_count
+from autodist.strategies.check_pipeline import mates_of, pipelines_of, stage_of, workers_of
+from autodist.strategies.cost import Traffic, computing_workers, sent_for, sent_to_mates, worker_count
 from autodist.strategies.nodes import alike_pieces
 from autodist.strategies.specs import effective_spec, resolve_node
 from autodist.strategies.told_sums import told_sums
@@ -82,8 +83,9 @@ def strategy_table(
     lines = [_row(one.variable, resolve_node(one.node, spec), one, names) for one in shown]
     if strategy.pipeline.stages:
         lines = [
-            (*line[:4], f"stage {stage_of(strategy, one.node)}", *line[5:])
+            (*line[:4], f"stage {stage}", listed([names[worker] for worker in workers_of(strategy, stage)]), line[6])
             for line, one in zip(lines, shown, strict=True)
+            for stage in [stage_of(strategy, one.node)]
         ]
     if len(shown) < len(costs):
         left = sum(one.variable.byte_size for one in costs) - sum(one.variable.byte_size for one in shown)
@@ -103,8 +105,11 @@ def _title(strategy: strategy_pb2.Strategy, workers: int) -> str:
     if not strategy.pipeline.stages:
         return f"{strategy.builder}: {_count(count, 'replica')} on {_count(workers, 'worker')}"
     stages, schedule = len(strategy.pipeline.stages), SCHEDULES[strategy.pipeline.schedule]
+    pipelines = pipelines_of(strategy)
+    count //= pipelines
     waits = round(100 * bubble(make_schedule(stages, count, schedule)))
-    parts = f"{_count(stages, 'stage')}, {count} micro-batch{'es' if count > 1 else ''} by {schedule}"
+    beside = f"{pipelines} pipelines of " if pipelines > 1 else ""
+    parts = f"{beside}{_count(stages, 'stage')}, {count} micro-batch{'es' if count > 1 else ''} by {schedule}"
     return f"{strategy.builder}: {parts}; a worker waits {waits} % of a step, if stages take equally long"
 
 
@@ -130,13 +135,26 @@ class _Cost:
 def _costs(
     strategy: strategy_pb2.Strategy, variables: Mapping[str, SyncedVariable], rows: Mapping[str, int]
 ) -> list[_Cost]:
-    # Of a pipeline no other worker reads a variable, or has a part in its gradient.
-    computing = frozenset() if strategy.pipeline.stages else computing_workers(strategy.graph_config)
+    if strategy.pipeline.stages:
+        return [_cost_in_pipeline(strategy, variables[node.variable], node, rows) for node in strategy.nodes]
+    computing = computing_workers(strategy.graph_config)
     return [
         _Cost(variable, node, *sent_for(variable, node, computing), rows.get(variable.name, 0))
         for node in strategy.nodes
         for variable in [variables[node.variable]]
     ]
+
+
+def _cost_in_pipeline(
+    strategy: strategy_pb2.Strategy,
+    variable: SyncedVariable,
+    node: strategy_pb2.VariableNode,
+    rows: Mapping[str, int],
+) -> _Cost:
+    """Those that hold a variable exchange its gradient; no other worker reads it, or has a part in that."""
+    holders = workers_of(strategy, stage_of(strategy, node))
+    touched = -(-rows.get(variable.name, 0) // len(holders))
+    return _Cost(variable, node, *sent_to_mates(variable, holders), touched)
 
 
 def _largest(costs: Sequence[_Cost]) -> list[_Cost]:
@@ -151,12 +169,14 @@ def trained_bytes(strategy: strategy_pb2.Strategy, graph_item: GraphLike) -> tup
     """Bytes of the variables with a gradient that each worker holds, without optimizer slots."""
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
     everywhere, owned = 0, [0] * worker_count(strategy.graph_config)
+    mates = mates_of(strategy)
     for node in strategy.nodes:
         for piece, part, count in alike_pieces(variables[node.variable], node):
             if part.owner is None or part.has_proxy:
                 everywhere += piece.byte_size * count
             else:
-                owned[part.owner] += piece.byte_size * count
+                for holder in (part.owner, *mates.get(part.owner, ())):
+                    owned[holder] += piece.byte_size * count
     return tuple(everywhere + own for own in owned)
 
 

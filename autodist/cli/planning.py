@@ -247,7 +247,8 @@ def held_bytes(item: GraphItem, strategy: strategy_pb2.Strategy, workers: int) -
             if shard.owner == EVERY_WORKER:
                 everywhere += size
             else:
-                held[shard.owner] += size
+                for holder in (shard.owner, *shard.mates):
+                    held[holder] += size
     synced = {variable.name: variable for variable in synced_variables(item)}
     for node in strategy.nodes:
         for piece, part, count in alike_pieces(synced[node.variable], node):

@@ -85,6 +85,7 @@ class GraphItem:
         spec_of: static shape and dtype of a tensor of the captured graph.
         origin_of: where the script has made a captured node.
         owners: the worker that holds a variable (or a shard), by its name; every worker holds the others.
+        mates: for an owner, others that hold the same.
         cuts: how variables are cut, by the captured variable's name; `variables` has their shards in their place.
         flows: how the captured tensors depend on the batch, where a kernel has changed the graph since in ways that
             propagation does not follow.
@@ -117,6 +118,7 @@ class GraphItem:
     spec_of: SpecOf = field(default=nothing_known, compare=False, repr=False)
     origin_of: Origins = field(default=no_origins, compare=False, repr=False)
     owners: Mapping[str, int] = field(default_factory=dict)
+    mates: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     cuts: Mapping[str, Cut] = field(default_factory=dict)
     flows: Propagation | None = None
     initializers: Mapping[str, str] = field(default_factory=dict)
@@ -148,7 +150,8 @@ class GraphItem:
         cut = self.cuts.get(variable)
         names = [variable] if cut is None else [shard_name(variable, k) for k in range(len(cut.sizes))]
         owners = tuple(self.owners.get(name, EVERY_WORKER) for name in names)
-        return Placement(cut, owners, tuple(tuple(sorted(self.copies.get(name, ()))) for name in names))
+        copies = tuple(tuple(sorted(self.copies.get(name, ()))) for name in names)
+        return Placement(cut, owners, copies, self.mates.get(owners[0], ()) if cut is None else ())
 
     @cached_property
     def named(self) -> frozenset[str]:

@@ -51,6 +51,7 @@ class Shard:
         shape: its length on each axis.
         owner: the worker that holds it, or `EVERY_WORKER`.
         copies: what is appended to its name for copies that every worker has besides.
+        mates: workers that hold it as its owner does.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Shard:
     shape: tuple[int, ...]
     owner: int
     copies: tuple[str, ...] = ()
+    mates: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,13 @@ class Placement:
         cut: into which shards; None: it is whole.
         owners: the worker that holds it, or each of its shards; `EVERY_WORKER` where each holds it.
         copies: what is appended to its name, or to each shard's, for copies that every worker has besides.
+        mates: of a whole one, workers that hold it as its owner does.
     """
 
     cut: Cut | None = None
     owners: tuple[int, ...] = (EVERY_WORKER,)
     copies: tuple[tuple[str, ...], ...] = ((),)
+    mates: tuple[int, ...] = ()
 
     def with_copies_of(self, other: Placement) -> Placement:
         """This placement, with the other's copies too where it is cut alike."""
@@ -84,7 +88,7 @@ class Placement:
     def shards(self, shape: Sequence[int]) -> Iterator[Shard]:
         """The parts of a variable of this shape; one, if it is whole."""
         if self.cut is None:
-            yield Shard("", (0,) * len(shape), tuple(shape), self.owners[0], self.copies[0])
+            yield Shard("", (0,) * len(shape), tuple(shape), self.owners[0], self.copies[0], self.mates)
             return
         for k, (start, size) in enumerate(zip(self.cut.starts, self.cut.sizes, strict=True)):
             begin = tuple(start if axis == self.cut.axis else 0 for axis in range(len(shape)))

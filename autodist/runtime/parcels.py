@@ -136,10 +136,10 @@ class Listing:
 def _parts(values: Sequence[Kept]) -> Iterator[Part]:
     for k, kept in enumerate(values):
         for shard in kept.shards:
-            name = kept.shared_name + shard.name
-            yield Part(
-                k, name, kept.dtype.name, shard.begin, shard.shape, shard.owner, tuple(shard.copies), kept.on_cpu
-            )
+            name, about = kept.shared_name + shard.name, (kept.dtype.name, shard.begin, shard.shape)
+            yield Part(k, name, *about, shard.owner, tuple(shard.copies), kept.on_cpu)
+            for mate in shard.mates:
+                yield Part(k, name, *about, mate, (), kept.on_cpu)
 
 
 def _parcels(parts: Sequence[Part], to: set[int]) -> Iterator[Parcel]:

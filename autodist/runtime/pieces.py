@@ -116,7 +116,7 @@ class Pieces:
     def named_holders(self, shard: Shard) -> Iterator[tuple[int, str]]:
         """Every worker that has the shard or a copy of it, and what it calls that."""
         for worker in range(self._workers):
-            if shard.owner in (EVERY_WORKER, worker):
+            if shard.owner in (EVERY_WORKER, worker) or worker in shard.mates:
                 yield worker, shard.name
             for copy in shard.copies:
                 yield worker, shard.name + copy

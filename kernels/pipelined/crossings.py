@@ -31,7 +31,7 @@ class Parcel:
     there is travels by itself.
 
     Attributes:
-        source: the pipeline stage that makes them.
+        source: the worker that makes them.
         reader: the one that reads them.
         round: for how many crossings, one after the other, they wait.
         of: the unit that makes them; None: no unit waits for them; a tensor's name: it travels by itself.
@@ -75,9 +75,10 @@ def _require_values(homes: Homes, crossings: Sequence[Crossing]) -> None:
         else:
             continue
         name = homes.item.replica_of(node.name)[1]
+        source, reader = map(homes.stage_of_worker, (crossing.source, crossing.reader))
         raise StrategyError(
-            f"{name} ({node.op}) is made by pipeline stage {crossing.source} and read by stage {crossing.reader}, and "
-            f"{why}. Put the variables of what reads it and of what makes it into one stage."
+            f"{name} ({node.op}) is made by pipeline stage {source} and read by stage {reader}, and {why}. Put the "
+            "variables of what reads it and of what makes it into one stage."
         )
 
 
@@ -111,7 +112,7 @@ class Post:
 
     def __init__(self, editor: StepEditor, homes: Homes, context: Context) -> None:
         self.editor, self.homes, self.context = editor, homes, context
-        self.me = context.plan.stages.index(context.worker)
+        self.me = context.worker
         self.received: dict[str, str] = {}
 
     def exchange(self, sent: Mapping[Parcel, list[str]]) -> None:
@@ -136,13 +137,12 @@ class Post:
         place = digest(f"{parcel};{';'.join(told)}")
         with fragment(self.editor, f"pipeline/{place}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Exchange(f, self.context, f"pipeline/{place}")
-            stages = self.context.plan.stages
             if self.me == parcel.source:
                 values = f.inputs_like(names, specs)
-                exchange.send(stages[parcel.reader], "needed", values)
+                exchange.send(parcel.reader, "needed", values)
                 got = []
             else:
-                got = exchange.receive(stages[parcel.source], "needed", specs)
+                got = exchange.receive(parcel.source, "needed", specs)
         self.received.update({name: f.name(value) for name, value in zip(names, got, strict=False)})
         return exchange.effects
 

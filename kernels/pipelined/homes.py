@@ -1,4 +1,4 @@
-"""Homes: which pipeline stage runs each node of a replicated step."""
+"""Homes: which pipeline stage runs each node of a replicated step, and in which of several pipelines."""
 
 from __future__ import annotations
 
@@ -19,9 +19,6 @@ from autodist.kernels.base import Context
 from autodist.kernels.pipelined.assign_stages import stage_of_handles
 from autodist.nearest import listed
 
-FED_STAGE = 0
-"""The pipeline stage that is fed, the chief's."""
-
 _TABLES = having(Trait.TABLE_READ | Trait.CALL)
 
 
@@ -32,12 +29,28 @@ class Wherever(enum.Enum):
     ALL = "every stage runs it"
 
 
-Home = int | Wherever
+@dataclass(frozen=True)
+class Seat:
+    """A pipeline stage of one of the pipelines that stand side by side, or of each of them.
+
+    Attributes:
+        stage: which.
+        pipeline: which; None: each.
+    """
+
+    stage: int
+    pipeline: int | None
+
+
+Home = Seat | Wherever
+
+FED = Seat(0, 0)
+"""Who is fed: the chief."""
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """A tensor that one pipeline stage makes and another reads."""
+    """A tensor that one worker makes and another reads."""
 
     name: str
     source: int
@@ -48,7 +61,8 @@ class Homes:
     """Who runs what.
 
     A node is run by one pipeline stage; or by every one, if it writes a variable of which each has a copy; or by
-    whoever reads what it makes, if it is made of nothing that one stage alone has.
+    whoever reads what it makes, if it is made of nothing that one stage alone has. Of several pipelines that one runs
+    it whose micro-batch it is for; what is for those of several, an update for example, each runs for itself.
 
     Args:
         item: the step, replicated as that of one worker.
@@ -56,12 +70,18 @@ class Homes:
 
     Attributes:
         home: of each node.
+        micro_batches: of each pipeline.
     """
 
     def __init__(self, item: GraphItem, context: Context) -> None:
         self.item, self.context, self.wiring = item, context, item.wiring
-        self.count = len(context.plan.stages)
+        self.pipelines = context.plan.pipelines
+        self.micro_batches = len(context.replicas) // self.pipelines
         self.stage_of = stage_of_handles(item, context)
+        self._seat_of = {
+            worker: (stage, pipeline)
+            for stage, workers in enumerate(context.plan.seats) for pipeline, worker in enumerate(workers)
+        }  # fmt: skip
         self.home: dict[str, Home] = {}
         self._find()
 
@@ -72,9 +92,18 @@ class Homes:
             return None
         micro_batch, captured = self.item.replica_of(name)
         part = self.item.pipeline_parts.get(captured)
-        if part is None or part.is_held or self.home[name] != part.stage:
+        home = self.home[name]
+        if part is None or part.is_held or isinstance(home, Wherever) or home.stage != part.stage:
             return None
         return Unit(part.stage, micro_batch, part.is_backward)
+
+    def worker_of(self, unit: Unit) -> int:
+        """Who computes a unit."""
+        return self.context.plan.seats[unit.stage][unit.micro_batch // self.micro_batches]
+
+    def stage_of_worker(self, worker: int) -> int:
+        """The pipeline stage that a worker computes."""
+        return self._seat_of[worker][0]
 
     def _find(self) -> None:
         open_nodes: list[str] = []
@@ -83,9 +112,9 @@ class Homes:
         for name in self.wiring.order:
             found = self._own_home(name)
             if found is None:
-                stages = [h for s in self.wiring.data[name] if isinstance(h := self.home.get(s), int)]
-                if stages:
-                    found = max(stages)
+                given = [h for s in self.wiring.data[name] if isinstance(h := self.home.get(s), Seat)]
+                if given:
+                    found = Seat(max(h.stage for h in given), self._pipeline_of(name, given))
                 elif not floating.isdisjoint(self.wiring.data[name]) or self._is_unique(name):
                     open_nodes.append(name)
                     floating.add(name)
@@ -96,10 +125,38 @@ class Homes:
             if name in self._fed:
                 del self.home[name]
                 floating.add(name)
-        self.home.update(dict.fromkeys((n for n in self._fed if n in self.wiring.nodes), FED_STAGE))
+        self.home.update(dict.fromkeys((n for n in self._fed if n in self.wiring.nodes), FED))
         for name in reversed(open_nodes):
-            readers = (self.home.get(c) for c in self.wiring.consumers[name] if name in self.wiring.data[c])
-            self.home[name] = min((h for h in readers if isinstance(h, int)), default=FED_STAGE)
+            self.home[name] = self._where_read(name)
+
+    def _pipeline_of(self, name: str, given: Iterable[Seat]) -> int | None:
+        """The pipeline that runs a node which is made of what `given` have; None: each does."""
+        own = self._own_pipeline(name)
+        if own is not None:
+            return own
+        found = {seat.pipeline for seat in given} - {None}
+        if len(found) == 1:
+            return found.pop()
+        return FED.pipeline if self._is_unique(name) else None
+
+    def _own_pipeline(self, name: str) -> int | None:
+        """The pipeline of the micro-batch that a node is for; None: it is for all."""
+        copies = self.item.replication.copies if self.item.replication else {}
+        return copies[name][0] // self.micro_batches if name in copies else None
+
+    def _where_read(self, name: str) -> Seat:
+        """The home of what is computed where it is first read: the parts of a batch travel, and not all of it."""
+        own = self._own_pipeline(name)
+        if own is None and self.pipelines > 1 and not self._fed.isdisjoint(self.wiring.data[name]):
+            return FED
+        readers = (self.home.get(c) for c in self.wiring.consumers[name] if name in self.wiring.data[c])
+        seats = [home for home in readers if isinstance(home, Seat)]
+        if not seats:
+            return FED
+        if own is None:
+            found = {seat.pipeline for seat in seats}
+            own = found.pop() if len(found) == 1 else None
+        return Seat(min(seat.stage for seat in seats), FED.pipeline if own is None else own)
 
     @cached_property
     def _fed(self) -> frozenset[str]:
@@ -109,7 +166,7 @@ class Homes:
     def _own_home(self, name: str) -> Home | None:
         """The home of a node that its inputs do not decide."""
         if name in self._fed:
-            return FED_STAGE
+            return FED
         effect = self.wiring.effects.get(name)
         if effect is not None:
             owned = {self.stage_of[h] for h in effect.reads | effect.writes if h in self.stage_of}
@@ -117,13 +174,13 @@ class Homes:
                 raise self._of_several(name)
             if owned:
                 self._require_own_writes(name)
-                return owned.pop()
+                return Seat(owned.pop(), self._own_pipeline(name))
             if effect.writes:
                 return Wherever.ALL
         copies = self.item.replication.copies if self.item.replication else None
         if copies is None or name in copies or name in self.item.pipeline_parts:
             part = self.item.pipeline_parts.get(self.item.replica_of(name)[1])
-            return None if part is None else part.stage
+            return None if part is None else Seat(part.stage, self._own_pipeline(name))
         return None
 
     def _of_several(self, name: str) -> StrategyError:
@@ -166,16 +223,17 @@ class Homes:
 
     @cached_property
     def runs_at(self) -> dict[str, frozenset[int]]:
-        """The pipeline stages that run each needed node."""
-        everywhere = frozenset(range(self.count))
+        """The workers that run each needed node."""
+        everywhere = frozenset(self._seat_of)
         roots = {*map(node_of, self.item.outputs), *self.item.targets}
         found: dict[str, frozenset[int]] = {}
         for name in reversed(self.wiring.order):
             if name not in self.needed:
                 continue
             home = self.home[name]
-            if isinstance(home, int):
-                found[name] = frozenset({home})
+            if isinstance(home, Seat):
+                workers = self.context.plan.seats[home.stage]
+                found[name] = frozenset(workers if home.pipeline is None else (workers[home.pipeline],))
             elif home is Wherever.ALL or name in roots:
                 found[name] = everywhere
             else:
@@ -185,20 +243,23 @@ class Homes:
 
     def crossings(self) -> Iterator[Crossing]:
         """The tensors that travel, each to each of its readers once, in the order in which they are made."""
-        asked: dict[str, dict[tuple[str, int], None]] = {}
+        asked: dict[str, dict[Crossing, None]] = {}
         for name in self.needed:
             for i in self.wiring.nodes[name].input:
                 if not is_control(i):
                     self._ask(asked, tensor(i), self.runs_at[name])
         for name in self.item.outputs:
-            self._ask(asked, tensor(name), range(self.count))
+            self._ask(asked, tensor(name), self._seat_of)
         for name in self.wiring.order:
-            for one, reader in sorted(asked.get(name, ())):
-                home = self.home[name]
-                assert isinstance(home, int)
-                yield Crossing(one, home, reader)
+            yield from sorted(asked.get(name, ()), key=lambda crossing: (crossing.name, crossing.reader))
 
-    def _ask(self, asked: dict[str, dict[tuple[str, int], None]], name: str, readers: Iterable[int]) -> None:
+    def _ask(self, asked: dict[str, dict[Crossing, None]], name: str, readers: Iterable[int]) -> None:
+        """Notes who sends a tensor to its readers: what each pipeline has comes from the reader's own."""
         home = self.home[node_of(name)]
-        if isinstance(home, int):
-            asked.setdefault(node_of(name), {}).update(((name, r), None) for r in readers if r != home)
+        if isinstance(home, Wherever):
+            return
+        for reader in readers:
+            pipeline = self._seat_of[reader][1] if home.pipeline is None else home.pipeline
+            source = self.context.plan.seats[home.stage][pipeline]
+            if source != reader:
+                asked.setdefault(node_of(name), {})[Crossing(name, source, reader)] = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,7 +17,7 @@ from autodist.graph.waiting import wait_past
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.pipelined.crossings import Post, parcels
-from autodist.kernels.pipelined.homes import Homes
+from autodist.kernels.pipelined.homes import Homes, Seat
 from autodist.kernels.pipelined.turns import find_order, take_turns
 
 
@@ -42,11 +43,10 @@ class PlaceStages(Kernel):
             return item
         homes = Homes(item, context)
         _require_fetched_by_all(homes, context)
-        me = context.plan.stages.index(context.worker)
         order, sent = find_order(homes, context), parcels(homes)
-        mine = {name for name, stages in homes.runs_at.items() if me in stages}
+        mine = {name for name, workers in homes.runs_at.items() if context.worker in workers}
         editor = StepEditor(item)
-        take_turns(editor, homes, order, me)
+        take_turns(editor, homes, order[context.worker])
         Post(editor, homes, context).exchange(sent)
         _hand_out_tokens(editor, homes, context)
         editor.run_no_more([name for name in editor.targets if name in homes.runs_at and name not in mine])
@@ -60,7 +60,7 @@ def _require_fetched_by_all(homes: Homes, context: Context) -> None:
     if context.sends_fetched:
         return
     for name in homes.item.outputs:
-        if isinstance(homes.home[node_of(name)], int):
+        if isinstance(homes.home[node_of(name)], Seat):
             raise FetchedElsewhereError(
                 f"{name} is computed by the stages of a pipeline, one after the other, and not all workers fetch it in "
                 "this run. Fetch it on every worker alike, and not under `if ad.is_chief`."
@@ -74,15 +74,33 @@ def _hand_out_tokens(editor: StepEditor, homes: Homes, context: Context) -> None
         stages = {homes.stage_of[h] for h in effect.writes if h in homes.stage_of}
         if name in homes.needed and stages:
             writes.setdefault(stages.pop(), []).append(name)
-    me = context.plan.stages.index(context.worker)
     for stage, names in sorted(writes.items()):
-        with fragment(editor, f"pipeline/token/{stage}") as f, tf.device(context.cpu(context.worker)):
-            exchange = Exchange(f, context, f"pipeline/token/{stage}")
-            done = tf.constant(True)
-            if stage == me:
-                for reader, worker in enumerate(context.plan.stages):
-                    if reader != me:
-                        exchange.send(worker, "done", [done], [f.after(names)])
-            else:
-                exchange.receive(context.plan.stages[stage], "done", [done])
-        editor.run(exchange.effects)
+        for writer in context.plan.seats[stage]:
+            _hand_out_token(editor, names, context, writer)
+
+
+def _hand_out_token(editor: StepEditor, names: Sequence[str], context: Context, writer: int) -> None:
+    """A worker tells those that may read or set its variables once `names` have written them."""
+    readers = [reader for reader in range(context.workers) if _touches(context, reader, writer)]
+    if context.worker not in (writer, *readers):
+        return
+    with fragment(editor, f"pipeline/token/{writer}") as f, tf.device(context.cpu(context.worker)):
+        exchange = Exchange(f, context, f"pipeline/token/{writer}")
+        done = tf.constant(True)
+        if writer == context.worker:
+            for reader in readers:
+                exchange.send(reader, "done", [done], [f.after(names)])
+        else:
+            exchange.receive(writer, "done", [done])
+    editor.run(exchange.effects)
+
+
+def _touches(context: Context, reader: int, writer: int) -> bool:
+    """Whether a worker reads or sets between steps what another one holds.
+
+    The chief sets what all hold; of those who hold the same, all read at the first, and a step at that of its pipeline.
+    """
+    if reader == writer:
+        return False
+    pipelines = [next(w.index(one) for w in context.plan.seats if one in w) for one in (reader, writer)]
+    return reader == 0 or pipelines[1] in (0, pipelines[0])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import cast
 
@@ -12,15 +13,18 @@ import tensorflow as tf
 from autodist.errors import PartsError, StrategyError
 from autodist.graph.control_flow import find_inside
 from autodist.graph.fragment import fragment
-from autodist.graph.schedule import ONE_F_ONE_B, Order, Unit, make_schedule
+from autodist.graph.schedule import ONE_F_ONE_B, Unit, make_schedule
 from autodist.graph.split import split
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context
 from autodist.kernels.pipelined.homes import Homes
 
+Turns = Mapping[int, Sequence[Unit]]
+"""For each worker its units, one after the other."""
 
-def find_order(homes: Homes, context: Context) -> Order:
-    """In which order each pipeline stage takes up its units.
+
+def find_order(homes: Homes, context: Context) -> Turns:
+    """In which order each worker takes up its units.
 
     Raises:
         StrategyError: there is none, since units wait for each other in a circle.
@@ -33,10 +37,12 @@ def find_order(homes: Homes, context: Context) -> Order:
         ) from error
     needs = cast(Mapping[Unit, frozenset[Unit]], parts.needs)
     trains = any(unit.is_backward for unit in needs)
-    schedule = make_schedule(len(context.plan.stages), len(context.replicas), context.plan.schedule, trains)
-    order = tuple(tuple(unit for unit in units if unit in needs) for units in schedule)
+    order = {
+        worker: [unit for unit in units if unit in needs]
+        for worker, units in _scheduled(homes, context, trains).items()
+    }
     waits: dict[Unit, set[Unit]] = {unit: set(before) for unit, before in needs.items()}
-    for units in order:
+    for units in order.values():
         for before, unit in pairwise(units):
             waits[unit].add(before)
     try:
@@ -55,17 +61,26 @@ def find_order(homes: Homes, context: Context) -> Order:
     return order
 
 
-def take_turns(editor: StepEditor, homes: Homes, order: Order, stage: int) -> None:
-    """Lets each unit of a pipeline stage begin when the one before it has ended."""
-    nodes: dict[Unit, list[str]] = {unit: [] for unit in order[stage]}
+def _scheduled(homes: Homes, context: Context, trains: bool) -> Turns:
+    """The schedule of each pipeline's own micro-batches, by worker."""
+    schedule = make_schedule(len(context.plan.stages), homes.micro_batches, context.plan.schedule, trains)
+    return {
+        worker: [replace(unit, micro_batch=pipeline * homes.micro_batches + unit.micro_batch) for unit in units]
+        for workers, units in zip(context.plan.seats, schedule, strict=True) for pipeline, worker in enumerate(workers)
+    }  # fmt: skip
+
+
+def take_turns(editor: StepEditor, homes: Homes, order: Sequence[Unit]) -> None:
+    """Lets each of a worker's units begin when the one before it has ended."""
+    nodes: dict[Unit, list[str]] = {unit: [] for unit in order}
     inside = set(find_inside(homes.wiring))
     for name in homes.wiring.order:
         if name in homes.needed and name not in inside:
             unit = homes.unit_of(name)
-            if unit is not None and unit.stage == stage:
+            if unit in nodes:
                 nodes[unit].append(name)
     members: Mapping[str, Unit] = {name: unit for unit, names in nodes.items() for name in names}
-    for before, unit in pairwise(order[stage]):
+    for before, unit in pairwise(order):
         last = [n for n in nodes[before] if not any(members.get(c) == before for c in homes.wiring.consumers[n])]
         first = [
             n for n in nodes[unit]

@@ -34,13 +34,14 @@ class AssignOwners(Kernel):
         if context.workers == 1:
             return replace(item, owners={}, cuts={})
         placed = _decided(item, context.plan)
-        return replace(placed, owners={name: w for name, w in placed.owners.items() if w != EVERY_WORKER})
+        owners = {name: w for name, w in placed.owners.items() if w != EVERY_WORKER}
+        return replace(placed, owners=owners, mates=context.plan.mates)
 
 
 def find_placements(item: GraphItem, strategy: strategy_pb2.Strategy) -> dict[str, Placement]:
     """Where all variables of a step lie, by name."""
     plan = Plan(strategy)
-    placed = _decided(inline_shared_updates(item, plan), plan)
+    placed = replace(_decided(inline_shared_updates(item, plan), plan), mates=plan.mates)
     return {variable.name: placed.placement(variable.name) for variable in item.variables}
 
 

@@ -29,7 +29,7 @@ class ReadFarVariables(Kernel):
     name: ClassVar[str] = "read-far-variables"
 
     def apply(self, item: GraphItem, context: Context) -> GraphItem:
-        far = {v.handle: item.owners[v.name] for v in item.variables if v.name in item.owners}
+        far = {v.handle: context.near(item.owners[v.name]) for v in item.variables if v.name in item.owners}
         far = {handle: owner for handle, owner in far.items() if owner != context.worker}
         if context.workers == 1 or not far:
             return item

@@ -49,6 +49,8 @@ class SetByChief(Kernel):
                 continue
             for name in (handle, *editor.consumers(handle)):
                 editor[name].device = context.home(owner, variable.dtype)
+            if owner in plan.mates:
+                _write_copies(editor, variable, names, plan.mates[owner], context)
             if plan.has_proxy(variable.name):
                 _write_copies(editor, variable, names, range(context.workers), context, PROXY)
         # What is written is placed; what is only read stands where a later kernel reads it.

@@ -1,6 +1,6 @@
-"""A script of every front end: run on two workers as a pipeline, it prints what the first one's replicas alone would.
+"""A script of every front end: run by pipelines, it prints what as many replicas on one worker would.
 
-Arguments: how the machines are named, "stages" or "replicas".
+Arguments: how the machines are named, a key of `MACHINES`, and a folder for checkpoints.
 """
 
 from __future__ import annotations
@@ -15,11 +15,23 @@ from autodist import AutoDist
 from autodist.resources import ResourceSpec
 
 MICRO_BATCHES = 3
-STAGED = {
-    "nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}],
-    "strategy": {"builder": "Pipeline", "micro_batches": MICRO_BATCHES, "schedule": "1F1B"},
+
+
+def pipelines(workers: int, **options: object) -> dict[str, object]:
+    nodes = [{"address": "localhost", "cpus": list(range(workers)), "workers": workers}]
+    return {"nodes": nodes, "strategy": {"builder": "Pipeline", **options}}
+
+
+def replicas(count: int) -> dict[str, object]:
+    return {"nodes": [{"address": "localhost", "cpus": list(range(count))}]}
+
+
+MACHINES = {
+    "stages": pipelines(2, micro_batches=MICRO_BATCHES, schedule="1F1B"),
+    "mesh": pipelines(4, micro_batches=1, mesh={"stage": 2, "data": 2}),
+    "replicas of stages": replicas(MICRO_BATCHES),
+    "replicas of mesh": replicas(2),
 }
-ALONE = {"nodes": [{"address": "localhost", "cpus": list(range(MICRO_BATCHES))}]}
 
 
 def tell(what: str, values: object) -> None:
@@ -30,7 +42,7 @@ def tell(what: str, values: object) -> None:
 def main() -> None:
     keras.config.set_floatx("float64")
     keras.utils.set_random_seed(1)
-    ad = AutoDist(resource_spec=ResourceSpec.from_dict(STAGED if sys.argv[1] == "stages" else ALONE))
+    ad = AutoDist(resource_spec=ResourceSpec.from_dict(MACHINES[sys.argv[1]]))
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(20, 5)), draw.integers(0, 3, 20)
     with ad.scope():
@@ -56,6 +68,19 @@ def main() -> None:
         tell("step", step(x[:2]))
         tell("step", step(x[:7]))
         tell("weights", model.get_weights())
+        written_and_read(ad, model, lambda: step(x[:5]))
+
+
+def written_and_read(ad: AutoDist, model: keras.Model, step) -> None:
+    """What holders of a variable are given between steps, each of them computes with."""
+    checkpoint = ad.checkpoint(sys.argv[2], model=model, optimizer=model.optimizer)
+    saved = checkpoint.save()
+    tell("saved", step())
+    checkpoint.restore(saved)
+    tell("restored", step())
+    model.set_weights([np.cos(value) for value in model.get_weights()])
+    tell("set", step())
+    tell("weights", model.get_weights())
 
 
 if __name__ == "__main__":

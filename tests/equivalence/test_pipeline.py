@@ -12,14 +12,28 @@ from tests.equivalence.harness import ROOT, run_to_its_end
 pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
 
 
-def told_by(machines: str, dump: Path | None = None) -> list[str]:
-    script = [sys.executable, "-m", "tests.equivalence.staged_script", machines]
+TITLES = {
+    "stages": "Pipeline: 2 stages, 3 micro-batches by 1F1B",
+    "mesh": "Pipeline: 2 pipelines of 2 stages, 1 micro-batch by GPipe",
+}
+
+
+def told_by(machines: str, checkpoints: Path, dump: Path | None = None) -> list[str]:
+    script = [sys.executable, "-m", "tests.equivalence.staged_script", machines, str(checkpoints / machines)]
     ended = run_to_its_end(script if dump is None else ["env", f"AUTODIST_DUMP={dump}", *script], ROOT, 240)
     assert ended.problem is None, ended.output
-    if machines == "stages":
-        assert "Pipeline: 2 stages, 3 micro-batches by 1F1B" in ended.output
-        assert "in 3 micro-batches, of which 1 are empty" in ended.output
+    assert TITLES.get(machines, "") in ended.output
+    assert ("in 3 micro-batches, of which 1 are empty" in ended.output) == (machines == "stages")
     return [line for line in ended.output.splitlines() if "TOLD" in line]
+
+
+def assert_all_tell(alone: list[str], staged: list[str], workers: int) -> None:
+    """The chief's lines and every other worker's are those of replicas on one worker."""
+    for worker in range(1, workers):
+        other = f"[localhost:{worker}] "
+        assert [line.removeprefix(other) for line in staged if line.startswith(other)] == alone
+    assert [line for line in staged if line.startswith("TOLD")] == alone
+    assert len(alone) == 12
 
 
 def products(dump: Path, worker: int) -> list[int]:
@@ -30,12 +44,14 @@ def products(dump: Path, worker: int) -> list[int]:
 
 
 def test_fit_evaluate_predict_and_a_function_are_those_of_replicas_on_one_worker(tmp_path: Path) -> None:
-    alone, staged = told_by("replicas"), told_by("stages", tmp_path)
-    other = "[localhost:1] "
-    assert [line for line in staged if not line.startswith(other)] == alone
-    assert [line.removeprefix(other) for line in staged if line.startswith(other)] == alone
-    assert len(alone) == 8
+    dump = tmp_path / "dump"
+    alone, staged = told_by("replicas of stages", tmp_path), told_by("stages", tmp_path, dump)
+    assert_all_tell(alone, staged, workers=2)
     # Evaluated before training, trained, evaluated, predicted, trained: two layers a stage; x needs no gradient.
-    first, last = (products(tmp_path, worker) for worker in range(2))
+    first, last = (products(dump, worker) for worker in range(2))
     assert first[1:] == [3 * 5, 3 * 2, 3 * 2, 3 * 5]
     assert last == [0, 3 * 6, 3 * 2, 3 * 2, 3 * 6]
+
+
+def test_two_pipelines_side_by_side_give_the_bits_of_two_replicas(tmp_path: Path) -> None:
+    assert_all_tell(told_by("replicas of mesh", tmp_path), told_by("mesh", tmp_path), workers=4)

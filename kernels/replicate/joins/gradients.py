@@ -16,7 +16,7 @@ from autodist.graph.seeds import Undecided, live_calls, seed_weight, summed_on_t
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.shares import Seeds, Shares
 from autodist.kernels.replicate.joins.terms import TermSeeds
-from autodist.kernels.sums import ordered_sum, rows_together
+from autodist.kernels.sums import ordered_sum, rows_together, sum_of_sums
 from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -148,6 +148,7 @@ class GradientJoins:
         row_join, aligned = gradient.row_join, gradient.aligned
         scaled = [] if seeds.scale is None else [seeds.dtype]
         given = [*scaled, *[tf.bool] * len(seeds.counts)]
+        pipelines = self._joiner.context.plan.pipelines
 
         def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
             scale, counts, parts = tensors[: len(scaled)], tensors[len(scaled) : len(given)], [*tensors[len(given) :]]
@@ -155,7 +156,8 @@ class GradientJoins:
                 at = (k + 1) * len(dtypes) - 1
                 parts[at] = tf.where(is_counted, parts[at], tf.zeros([], dtypes[-1]))
             by_tensor = [parts[at :: len(dtypes)] for at in range(len(dtypes))]
-            local = [ordered_sum(by_tensor[0])] if len(dtypes) == 1 else [*rows_together(row_join, aligned, *by_tensor)]
+            dense = [sum_of_sums(by_tensor[0], pipelines)] if len(dtypes) == 1 else None
+            local = dense or [*rows_together(row_join, aligned, *by_tensor)]
             local[-1:] = [local[-1] * tf.cast(s, dtypes[-1]) for s in scale] or local[-1:]
             return [*local, *([tf.identity(t) for t in local] if self._joiner.context.workers > 1 else local)]
 

@@ -64,6 +64,21 @@ def test_what_one_worker_has_goes_to_that_one_and_the_chiefs_own_to_nobody():
     assert len(listing.parcels) == 3
 
 
+def test_what_several_workers_hold_goes_to_each_of_them():
+    held = [
+        Kept(f"v{k}", tf.float32, (256,), Placement(None, (owner,), ((),), (owner + 1,)))
+        for k, owner in ((0, 0), (1, 2))
+    ]
+    listing = Listing.of(held, range(4))
+    assert link_bytes(listing) == {(0, worker): 1024 for worker in (1, 2, 3)}
+    assert [part.names_on(worker) for part, worker in zip(listing.parts, range(4), strict=True)] == [
+        ["v0"],
+        ["v0"],
+        ["v1"],
+        ["v1"],
+    ]
+
+
 def test_what_absent_workers_have_does_not_go_and_nothing_goes_by_them():
     owned = [Kept("a", tf.float32, (4,), Placement(None, (2,))), Kept("b", tf.float32, (4,), Placement())]
     listing = Listing.of(owned, [0, 1, 3, 4])

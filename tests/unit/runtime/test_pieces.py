@@ -19,6 +19,7 @@ VALUE = np.arange(24.0).reshape(4, 6)
 PLACEMENTS = {
     "whole": Placement(),
     "whole, at a worker": Placement(None, (1,)),
+    "whole, at mates": Placement(None, (1,), ((),), (0,)),
     "rows at owners": Placement(Cut(0, (1, 3)), (1, 0), ((), ())),
     "rows everywhere": Placement(Cut(0, (1, 3)), (EVERY_WORKER, EVERY_WORKER), ((), ())),
     "columns, mixed": Placement(Cut(1, (2, 1, 3)), (0, EVERY_WORKER, 1), ((), (), ())),

@@ -154,6 +154,91 @@ def test_a_variable_may_be_put_into_another_stage_by_its_owner(step, tmp_path):
     assert stage_of(builder_from_section(spec.strategy).build(step(SHAPES), spec))["head/kernel"] == 0
 
 
+def meshed(tmp_path, mesh, workers=4, more=""):
+    path = tmp_path / "cluster.yml"
+    path.write_text(
+        f"nodes: [{{address: localhost, cpus: {list(range(workers))}, workers: {workers}}}]\n"
+        f"strategy:\n  builder: Pipeline\n  micro_batches: 3\n{more}  mesh: {mesh}\n"
+    )
+    return ResourceSpec.from_file(path)
+
+
+def test_pipelines_side_by_side_have_workers_for_each_stage_that_hold_the_same(step, tmp_path):
+    spec = meshed(tmp_path, "{stage: 2, data: 2}")
+    builder = builder_from_section(spec.strategy)
+    strategy, machines = builder.build(step(SHAPES), spec), arranged(builder, spec)
+    check_strategy(strategy, step(SHAPES), machines)
+    assert stage_of(strategy) == {"embedding/table": 0, "block_0/kernel": 2, "block_1/kernel": 2, "head/kernel": 2}
+    seats = [(one.worker, [(b.worker, b.device) for b in one.beside]) for one in strategy.pipeline.stages]
+    assert seats == [(0, [(1, "cpu:0")]), (2, [(3, "cpu:0")])]
+    assert machines.replica_workers == (0,) * 6
+    table = strategy_table(strategy, step(SHAPES), list("abcd"))
+    assert str(table.title).startswith(
+        "Pipeline: 2 pipelines of 2 stages, 3 micro-batches by GPipe; a worker waits 25 %"
+    )
+    cells = [[str(cell) for cell in column.cells] for column in table.columns]
+    assert cells[5] == ["a, b", "c, d", "c, d", "c, d"]
+    assert cells[6] == ["1.60 kB", "128 B", "128 B", "32 B"]
+    assert "a 1.60 kB, b 1.60 kB, c 288 B, d 288 B" in str(table.caption)
+
+
+def test_a_mesh_alone_says_how_many_stages_there_are(step, tmp_path):
+    for mesh, stages in (("{data: 2}", 2), ("{data: 4}", 1), ("{stage: 4}", 4), ("{}", 4)):
+        spec = meshed(tmp_path, mesh)
+        assert len(builder_from_section(spec.strategy).build(step(SHAPES), spec).pipeline.stages) == stages
+
+
+@pytest.mark.parametrize(
+    ("mesh", "told"),
+    [
+        ("{stage: 2, data: 3}", "2 stages in each of 3 pipelines, which are 6 workers, more than the 4 workers"),
+        ("{stage: 1, data: 3}", "fewer than the 4 workers"),
+        ("{data: 3}", "fewer than the 4 workers"),
+        ("{data: 8}", "more than the 4 workers"),
+        ("{data: 0}", "data is 0, which is not allowed"),
+        ("{stage: -1}", "stage is -1, which is not allowed"),
+        ("{data: two}", "data is 'two', which is not allowed"),
+        ("{model: 2}", "no option model"),
+        ("4", "mesh is 4, which is not allowed"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused_with_its_place(step, tmp_path, mesh, told):
+    spec = meshed(tmp_path, mesh)
+    with pytest.raises(StrategyError) as caught:
+        arranged(builder_from_section(spec.strategy), spec)
+    assert told in str(caught.value)
+    assert caught.value.place.line == 5
+
+
+def test_stages_that_a_mesh_denies_are_refused_with_their_place(step, tmp_path):
+    spec = meshed(tmp_path, "{stage: 4}", more="  stages: 2\n")
+    with pytest.raises(StrategyError, match="the mesh has 4 stages, and `stages` says 2") as caught:
+        arranged(builder_from_section(spec.strategy), spec)
+    assert caught.value.place.line == 6
+
+
+def test_an_owner_that_is_not_the_first_of_a_stage_is_refused(step, tmp_path):
+    own = "  variables:\n    head/.*: {synchronizer: PS, owner: 1}\n"
+    spec = meshed(tmp_path, "{data: 2}", more=own)
+    with pytest.raises(StrategyError, match="not the first of those that compute a stage: these are 0, 2") as caught:
+        builder_from_section(spec.strategy).build(step(SHAPES), spec)
+    assert caught.value.place.line == 6
+
+
+def test_a_builder_whose_stages_have_other_numbers_of_workers_is_refused(step, tmp_path):
+    spec = meshed(tmp_path, "{data: 2}")
+    builder = builder_from_section(spec.strategy)
+    machines = arranged(builder, spec)
+    strategy = builder.build(step(SHAPES), spec)
+    del strategy.pipeline.stages[1].beside[:]
+    with pytest.raises(StrategyError, match="each has to compute one stage"):
+        check_strategy(strategy, step(SHAPES), machines)
+    strategy = builder.build(step(SHAPES), spec)
+    del strategy.graph_config.replicas[5:]
+    with pytest.raises(StrategyError, match="5 micro-batches cannot be dealt out to 2 pipelines"):
+        check_strategy(strategy, step(SHAPES), machines)
+
+
 def test_the_machines_of_a_run_have_the_micro_batches_for_replicas(cluster):
     machines = arranged(Pipeline(micro_batches=3), cluster(2))
     for spec in (machines, ResourceSpec.from_payload(machines.to_payload())):

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from autodist.graph.item import GraphItem
 from autodist.graph.schedule import SCHEDULES
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import CapturedFunction, Trained, capture, plan, train
@@ -131,21 +132,49 @@ def stage_of(captured: CapturedFunction, stages: int) -> dict[str, int]:
 
 
 def pipelined(
-    captured: CapturedFunction, stage_of: Mapping[str, int], stages: int, micro_batches: int, schedule: str = "GPipe"
+    captured: CapturedFunction,
+    stage_of: Mapping[str, int],
+    stages: int,
+    micro_batches: int,
+    schedule: str = "GPipe",
+    pipelines: int = 1,
 ) -> strategy_pb2.Strategy:
-    """A strategy that lays variables into pipeline stages, of which stage s is worker s."""
-    strategy = plan(captured.item, 1, micro_batches, owners=stage_of, servers=stages - 1, one_machine=True)
+    """A strategy for a captured step; see `pipelined_item`."""
+    return pipelined_item(captured.item, stage_of, stages, micro_batches, schedule, pipelines)
+
+
+def pipelined_item(
+    item: GraphItem,
+    stage_of: Mapping[str, int],
+    stages: int,
+    micro_batches: int,
+    schedule: str = "GPipe",
+    pipelines: int = 1,
+) -> strategy_pb2.Strategy:
+    """A strategy that lays variables into pipeline stages, of which stage s has the workers from s * pipelines on.
+
+    Each of the pipelines has as many micro-batches.
+    """
+    owners = {name: stage * pipelines for name, stage in stage_of.items()}
+    servers = stages * pipelines - 1
+    strategy = plan(item, 1, micro_batches * pipelines, owners=owners, servers=servers, one_machine=True)
     strategy.pipeline.schedule = SCHEDULES.index(schedule)
-    for stage in range(stages):
-        strategy.pipeline.stages.add(worker=stage, device="cpu:0")
+    for first in range(0, stages * pipelines, pipelines):
+        beside = [strategy_pb2.PipelineStage(worker=first + k, device="cpu:0") for k in range(1, pipelines)]
+        strategy.pipeline.stages.add(worker=first, device="cpu:0", beside=beside)
     return strategy
 
 
 def trained(
-    step: Step, given: Sequence[Sequence[np.ndarray]], stages: int, micro_batches: int, schedule: str
+    step: Step,
+    given: Sequence[Sequence[np.ndarray]],
+    stages: int,
+    micro_batches: int,
+    schedule: str,
+    pipelines: int = 1,
 ) -> tuple[Trained, Trained, CapturedFunction]:
-    """As a pipeline, and as as many replicas on one worker."""
+    """As pipelines, and as as many replicas on one worker."""
     captured = capture(step, *given[0], is_global=True)
-    strategy = pipelined(captured, stage_of(captured, stages), stages, micro_batches, schedule)
-    alone = plan(captured.item, 1, micro_batches)
+    strategy = pipelined(captured, stage_of(captured, stages), stages, micro_batches, schedule, pipelines)
+    alone = plan(captured.item, 1, micro_batches * pipelines)
     return train(captured, strategy, given), train(captured, alone, given), captured

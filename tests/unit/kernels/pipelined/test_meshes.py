@@ -1,0 +1,119 @@
+"""Pipelines side by side: each over its part of the batch, together they train what all micro-batches' replicas do."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.capture.gradients import noting_gradients
+from tests.unit.kernels.graphs_in_one_process import Cluster
+from tests.unit.kernels.in_one_process import (
+    assert_same,
+    capture,
+    one_device,
+    rewritten,
+    task_of_device,
+    train,
+)
+from tests.unit.kernels.pipelined import models
+from tests.unit.kernels.pipelined.test_place_stages import assert_same_bits
+
+v1 = tf.compat.v1
+
+COUNTS = (8, 7, 1)
+"""Of examples, which are fewer than the micro-batches in the last: then whole pipelines have none."""
+
+CASES = [
+    ("mlp", 2, 2, 2, "1F1B", "norm"),
+    ("tied", 2, 2, 2, "1F1B", "adam"),
+    ("skip", 2, 2, 3, "GPipe", "adam"),
+    ("dropout", 2, 2, 2, "1F1B", "sgd"),
+]
+
+
+@pytest.mark.parametrize(("model", "stages", "micro_batches", "pipelines", "schedule", "optimizer"), CASES)
+def test_pipelines_side_by_side_train_what_all_their_micro_batches_do_as_replicas_of_one_worker(
+    model, stages, micro_batches, pipelines, schedule, optimizer
+):
+    step, given = models.made(model, optimizer), models.batches(model, COUNTS)
+    found, alone, captured = models.trained(step, given, stages, micro_batches, schedule, pipelines)
+    assert_same(found, alone)  # to 1e-12: sums of more than two are made in another order
+    if model not in models.RANDOM:
+        assert_same(found, one_device(captured, step, given), rtol=1e-9)
+    held = [{name for name in values if "part_" in name} for values in found.variables]
+    for stage in range(stages):
+        mates = held[stage * pipelines : (stage + 1) * pipelines]
+        assert all(mates) and all(one == mates[0] for one in mates)
+    assert sum(map(len, held[::pipelines])) == len(set().union(*held))  # and no other stage holds it
+
+
+@pytest.mark.parametrize(("model", "stages", "pipelines"), [("mlp", 2, 3), ("tied", 2, 2)])
+def test_pipelines_of_one_micro_batch_train_the_bits_of_as_many_replicas(model, stages, pipelines):
+    step, given = models.made(model), models.batches(model, COUNTS)
+    found, alone, _ = models.trained(step, given, stages, 1, "GPipe", pipelines)
+    assert_same_bits(found, alone)
+
+
+def test_into_how_many_stages_pipelines_are_cut_changes_no_bit():
+    step, given = models.made("mlp"), models.batches("mlp", COUNTS)
+    cut, _, _ = models.trained(step, given, 2, 2, "1F1B", 2)
+    whole, _, _ = models.trained(step, given, 1, 2, "1F1B", 2)
+    for name in set().union(*whole.variables):
+        np.testing.assert_array_equal(cut.variable(name), whole.variable(name), err_msg=name)
+    assert str(cut.outputs) == str([[mine[0]] * 4 for mine in whole.outputs])
+
+
+def test_a_worker_computes_its_own_pipelines_micro_batches_and_sends_each_gradient_to_a_mate_once():
+    captured = capture(models.made("mlp", "sgd"), *models.batches("mlp", (8,))[0], is_global=True)
+    strategy = models.pipelined(captured, models.stage_of(captured, 2), 2, 3, "GPipe", pipelines=2)
+    items = rewritten(captured, strategy)
+    assert [len(item.wiring.of_op("MatMul")) for item in items] == [3 * 5, 3 * 5, 3 * 6, 3 * 6]
+    for worker, item in enumerate(items):
+        to_mate = [n for n in item.wiring.of_op("QueueEnqueueV2") if task_of_device(n.device) == worker ^ 1]
+        sums = [s for node in to_mate for s in item.wiring.data[node.name] if s.startswith("autodist/gradient/")]
+        assert len(sums) == len(set(sums)) == 4  # two kernels and two biases
+
+
+def test_what_is_set_between_steps_is_set_at_all_who_hold_it_and_each_reads_its_own_pipelines():
+    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+        x = v1.placeholder(tf.float64, [None, 3], "x")
+        kernels = [v1.get_variable(f"part_{k}_kernel", initializer=np.full((3, 3), 0.1 * k)) for k in (1, 2)]
+        loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ kernels[0]) @ kernels[1]))
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        values = [kernel.read_value() for kernel in kernels]
+        initializer = v1.global_variables_initializer()
+    stage_of = {"part_1_kernel": 0, "part_2_kernel": 1}
+    cluster = Cluster(graph, notes.calls, lambda item: models.pipelined_item(item, stage_of, 2, 2, pipelines=2))
+    assert {name: placed.mates for name, placed in cluster.placements.items()} == {
+        "part_1_kernel": (1,), "part_2_kernel": (3,)
+    }  # fmt: skip
+    with cluster.session:
+        cluster.run(targets=[initializer.name])
+        for found in cluster.run([value.name for value in values], fetches_alike=True):
+            for k, value in enumerate(found, start=1):
+                np.testing.assert_array_equal(value, np.full((3, 3), 0.1 * k))
+
+
+def models_step(kernels):
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ kernels[0]) @ kernels[1]))
+        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
+            kernel.assign_sub(gradient)
+        return loss
+
+    return step
+
+
+def test_rows_and_what_does_not_train_go_through_all_pipelines():
+    kernels = [tf.Variable(np.full((3, 3), 0.1 * k), name=f"part_{k}_kernel") for k in (1, 2)]
+    trained = capture(models_step(kernels), np.ones((1, 3)))
+
+    def predict(x):
+        return tf.tanh(tf.tanh(x @ kernels[0]) @ kernels[1])
+
+    given = [[np.random.default_rng(0).normal(size=(count, 3))] for count in (5, 2)]
+    captured = capture(predict, *given[0], is_global=True, is_whole=True)
+    strategy = models.pipelined(trained, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2, pipelines=2)
+    assert_same(train(captured, strategy, given), one_device(captured, predict, given))
