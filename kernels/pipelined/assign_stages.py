@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -40,8 +40,9 @@ class AssignStages(Kernel):
             return item
         _require_apart(item)
         item = _without_shared_waits(item)
-        found = _Assignment(item, stage_of_handles(item, context)).run()
-        return replace(_without_waits_for_others(item, found), pipeline_parts=found)
+        assignment = _Assignment(item, stage_of_handles(item, context))
+        found = assignment.run()
+        return replace(_without_waits_for_others(item, found, assignment.stages.once), pipeline_parts=found)
 
 
 def _require_apart(item: GraphItem) -> None:
@@ -77,14 +78,29 @@ def _without_shared_waits(item: GraphItem) -> GraphItem:
     return editor.to_item() if freed or idle else item
 
 
-def _without_waits_for_others(item: GraphItem, parts: Mapping[str, PipelinePart]) -> GraphItem:
-    """The step in which no stage waits for another, but for what it reads of it."""
-    editor = StepEditor(item)
-    for name, part in parts.items():
-        inputs = item.wiring.nodes[name].input
-        kept = [i for i in inputs if not is_control(i) or parts.get(node_of(i), part).stage == part.stage]
+def _without_waits_for_others(item: GraphItem, parts: Mapping[str, PipelinePart], once: Collection[str]) -> GraphItem:
+    """The step in which no stage waits for another, but for what it reads of it.
+
+    What is open, since any stage may compute it, waits for none: what reads it in the stage that it has waited for does
+    so in its place (for an assertion, say).
+    """
+    editor, wiring = StepEditor(item), item.wiring
+    waited: dict[str, set[str]] = {}
+    """For each open node, the nodes in stages that it has waited for, or what it is made of has."""
+    for name in wiring.order:
+        if name in once:
+            continue
+        part, inputs = parts.get(name), wiring.nodes[name].input
+        before = set().union(*(waited.get(source, ()) for source in wiring.sources[name]))
+        if part is None:
+            waited[name] = before.union(node_of(i) for i in inputs if node_of(i) in parts)
+            kept = [i for i in inputs if node_of(i) not in parts]
+        else:
+            kept = [i for i in inputs if not is_control(i) or parts.get(node_of(i), part).stage == part.stage]
         if len(kept) < len(inputs):
             editor.set_inputs(name, kept)
+        if part is not None:
+            editor.add_control(name, sorted(one for one in before if parts[one].stage == part.stage))
     return editor.to_item()
 
 

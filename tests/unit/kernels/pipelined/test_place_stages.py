@@ -147,3 +147,28 @@ def test_what_all_micro_batches_make_together_is_refused_where_the_schedule_does
     by_gpipe = models.pipelined(captured, stage_of, 2, 3, "GPipe")
     assert_same_bits(train(captured, by_gpipe, given), train(captured, plan(captured.item, 1, 3), given))
     assert_same(train(captured, by_gpipe, given), one_device(captured, step, given))
+
+
+def test_what_a_stage_asserts_of_a_later_loss_is_asserted_there_and_labels_wait_for_nothing():
+    """The losses of sequences reshape labels once it is asserted that they have the logits' shape."""
+    kernels = [tf.Variable(np.full((3, 3), 0.1 * k), name=f"part_{k}_kernel") for k in (1, 2)]
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            logits = tf.tanh(x @ kernels[0]) @ kernels[1]
+            is_small = tf.reduce_max(logits) < 9.0
+            with tf.control_dependencies([tf.raw_ops.Assert(condition=is_small, data=[logits])]):
+                labels = tf.reshape(y, [-1])
+            rows = tf.reshape(logits, [-1, 3])
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=rows))
+        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
+            kernel.assign_sub(gradient)
+        return loss
+
+    draw = np.random.default_rng(0)
+    given = [[draw.normal(size=(count, 4, 3)), draw.integers(0, 3, (count, 4))] for count in (5, 2)]
+    captured = capture(step, *given[0], is_global=True)
+    strategy = models.pipelined(captured, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2, "1F1B")
+    assert_same(train(captured, strategy, given), one_device(captured, step, given))
+    first, last = rewritten(captured, strategy)
+    assert (len(first.wiring.of_op("Assert")), len(last.wiring.of_op("Assert"))) == (0, 2)
