@@ -2,69 +2,210 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
 import numpy as np
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autodist.errors import StrategyError
+from autodist.graph.item import GraphItem
+from autodist.graph.names import node_of
 from autodist.graph.schedule import SCHEDULES
-from tests.unit.kernels.in_one_process import assert_same, capture, one_device, train
+from autodist.graph.walks import reach
+from autodist.kernels import KERNELS, Context
+from autodist.kernels.base import run_pipeline
+from autodist.kernels.pipelined.place_stages import PlaceStages
+from autodist.proto import strategy_pb2
+from tests.unit.kernels.in_one_process import CapturedFunction, assert_same, capture, one_device, train
 from tests.unit.kernels.pipelined.models import pipelined
 
 WIDTH = 3
 
+BEFORE = tuple(takewhile(lambda kernel: not isinstance(kernel, PlaceStages), KERNELS))
+"""The kernels whose result is the same on all workers of a pipeline."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Layers.
+
+    Attributes:
+        reads: of each layer what it adds up: earlier layers' outputs, 0 and -1 being the inputs.
+        weights: of each layer the one that it uses, by its number; few are those of two layers.
+        returned: the layers whose outputs the step returns.
+    """
+
+    reads: tuple[frozenset[int], ...]
+    weights: tuple[int, ...]
+    returned: frozenset[int]
+
+    def made(self) -> Callable[..., object]:
+        """The step, whose weights' names are "v" and their numbers."""
+        draw = np.random.default_rng(0)
+        kernels = {k: tf.Variable(draw.normal(size=(WIDTH, WIDTH)) / 2, name=f"v{k}") for k in self.weights}
+
+        def step(x, z):
+            with tf.GradientTape() as tape:
+                outputs = {0: x, -1: z}
+                for k, (read, weight) in enumerate(zip(self.reads, self.weights, strict=True), start=1):
+                    outputs[k] = tf.tanh(tf.add_n([outputs[one] for one in sorted(read)]) @ kernels[weight])
+                loss = tf.reduce_mean(tf.square(outputs[len(self.reads)]))
+                for k in sorted(self.returned):
+                    loss += tf.reduce_mean(outputs[k])
+            gradients = tape.gradient(loss, list(kernels.values()))
+            for kernel, gradient in zip(kernels.values(), gradients, strict=True):
+                if gradient is not None:
+                    kernel.assign_sub(0.1 * gradient)
+            return [loss, *(outputs[k] for k in sorted(self.returned))]
+
+        return step
+
 
 @st.composite
 def models(draw):
-    """Layers, of each what it reads (an earlier layer's output, or the input, 0), its weight, and that weight's stage.
+    layers = draw(st.integers(2, 6))
+    reads = [draw(st.sets(st.integers(-1, k), max_size=2)) | {k} for k in range(layers)]
+    weights = [draw(st.sampled_from(sorted({k, max(k - 2, 0)}))) for k in range(layers)]
+    weights[: layers // 2] = range(layers // 2)
+    returned = draw(st.sets(st.integers(1, layers), max_size=2))
+    return Drawn(tuple(map(frozenset, reads)), tuple(weights), frozenset(returned))
 
-    Few weights are those of two layers.
+
+@dataclass(frozen=True)
+class Laid:
+    """How a model lies in stages.
+
+    Attributes:
+        stages: how many.
+        stage_of: each layer's stage, as far as its weight is its own.
+        micro_batches: of each pipeline.
+        pipelines: side by side.
+        schedule: in which order.
     """
-    stages = draw(st.integers(2, 4))
-    layers = draw(st.integers(stages, 6))
+
+    stages: int
+    stage_of: tuple[int, ...]
+    micro_batches: int
+    pipelines: int
+    schedule: str
+
+    def strategy(self, captured: CapturedFunction) -> strategy_pb2.Strategy:
+        stage_of = {v.name: self.stage_of[int(v.name.removeprefix("v"))] for v in captured.item.variables}
+        return pipelined(captured, stage_of, self.stages, self.micro_batches, self.schedule, self.pipelines)
+
+    def fits(self, model: Drawn) -> bool:
+        """Whether nothing goes back, and no weight is another layer's too."""
+        return list(self.stage_of) == sorted(self.stage_of) and len(set(model.weights)) == len(model.weights)
+
+
+@st.composite
+def laid(draw, model: Drawn, most_micro_batches: int):
+    layers = len(model.reads)
+    stages = draw(st.integers(2, min(layers, 4)))
     rising = draw(st.booleans())
     stage_of = [k * stages // layers for k in range(layers)] if rising else draw(
         st.lists(st.integers(0, stages - 1), min_size=layers, max_size=layers)
     )  # fmt: skip
-    reads = [draw(st.sets(st.integers(0, k), min_size=1, max_size=2)) | ({k} if k else {0}) for k in range(layers)]
-    weights = [draw(st.sampled_from(sorted({k, max(k - 2, 0)}))) for k in range(layers)]
-    weights[: layers // 2] = range(layers // 2)
-    returned = draw(st.sets(st.integers(1, layers), max_size=2))
-    return stages, stage_of, reads, weights, returned
+    micro_batches = draw(st.integers(1, most_micro_batches))
+    pipelines = draw(st.integers(1, 2)) if micro_batches == 1 else 1
+    return Laid(stages, tuple(stage_of), micro_batches, pipelines, draw(st.sampled_from(SCHEDULES)))
 
 
-def made(stage_of, reads, weights, returned):
-    kernels = {k: tf.Variable(np.random.default_rng(k).normal(size=(WIDTH, WIDTH)) / 2, name=f"v{k}") for k in weights}
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            outputs = [x]
-            for read, weight in zip(reads, weights, strict=True):
-                outputs.append(tf.tanh(tf.add_n([outputs[k] for k in sorted(read)]) @ kernels[weight]))
-            loss = tf.reduce_mean(tf.square(outputs[-1])) + tf.add_n(
-                [tf.reduce_mean(outputs[k]) for k in sorted(returned)] or [tf.constant(0.0, tf.float64)]
-            )
-        gradients = tape.gradient(loss, list(kernels.values()))
-        for kernel, gradient in zip(kernels.values(), gradients, strict=True):
-            if gradient is not None:
-                kernel.assign_sub(0.1 * gradient)
-        return [loss, *(outputs[k] for k in sorted(returned))]
-
-    return step, {f"v{k}": stage_of[k] for k in kernels}
+def batch(rows: int) -> list[np.ndarray]:
+    return [np.random.default_rng(seed).normal(size=(rows, WIDTH)) for seed in (9, 10)]
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(model=models(), micro_batches=st.integers(1, 3), schedule=st.sampled_from(SCHEDULES), rows=st.integers(1, 4))
-def test_a_step_ends_as_on_one_device_or_is_refused(model, micro_batches, schedule, rows):
-    stages, *rest = model
-    step, stage_of = made(*rest)
-    batches = [[np.random.default_rng(9).normal(size=(rows, WIDTH))]] * 2
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), model=models(), rows=st.integers(1, 4))
+def test_a_step_ends_as_on_one_device_or_is_refused(data, model, rows):
+    lies, step = data.draw(laid(model, 3)), model.made()
+    batches = [batch(rows)] * 2
     captured = capture(step, *batches[0], is_global=True)
-    strategy = pipelined(captured, stage_of, stages, micro_batches, schedule)
     try:
-        found = train(captured, strategy, batches)
+        found = train(captured, lies.strategy(captured), batches)
     except StrategyError:
-        assert rest[0] != sorted(rest[0]) or len(set(rest[2])) < len(rest[2]), "layers in their order are not refused"
+        assert not lies.fits(model), "layers in their order are not refused"
         return
     assert_same(found, one_device(captured, step, batches), rtol=1e-9)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(data=st.data(), model=models())
+def test_no_worker_waits_for_ever_or_the_step_is_refused(data, model):
+    captured = capture(model.made(), *batch(2), is_global=True)
+    for _ in range(5):
+        lies = data.draw(laid(model, 2))
+        try:
+            items = dealt_out(captured, lies.strategy(captured))
+        except StrategyError:
+            assert not lies.fits(model), "layers in their order are not refused"
+            continue
+        assert left_waiting(items) == []
+
+
+def dealt_out(captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> list[GraphItem]:
+    """The step of each worker as `PlaceStages` leaves it."""
+    first = Context(strategy, 0)
+    item = run_pipeline(BEFORE, captured.item, first)
+    return [PlaceStages().apply(item, Context(strategy, worker)) for worker in range(first.workers)]
+
+
+def left_waiting(items: Sequence[GraphItem]) -> list[tuple[int, str]]:
+    """What does not run where all workers make a step together, of all that they are to run.
+
+    A node runs once all that it reads or waits for has run, and one that takes from a queue once somebody has put
+    something in. Whatever is put in and not taken would be in the way of the next step.
+    """
+    needed = [reach([*map(node_of, item.outputs), *item.targets], item.wiring.sources.__getitem__) for item in items]
+    puts = dict(_at_queues(items, needed, "QueueEnqueueV2"))
+    takes = dict(_at_queues(items, needed, "QueueDequeueV2"))
+    assert puts.keys() == takes.keys()
+    put_for = {at: puts[queue] for queue, at in takes.items()}
+    waits = {
+        (worker, name): {(worker, source) for source in items[worker].wiring.sources[name]}
+        for worker, names in enumerate(needed) for name in names
+    }  # fmt: skip
+    for at, put in put_for.items():
+        waits[at].add(put)
+    readers: dict[tuple[int, str], list[tuple[int, str]]] = {at: [] for at in waits}
+    for at, before in waits.items():
+        for one in before:
+            readers[one].append(at)
+    runs = [at for at, before in waits.items() if not before]
+    for at in runs:
+        for reader in readers[at]:
+            waits[reader].discard(at)
+            if not waits[reader]:
+                runs.append(reader)
+    return sorted(waits.keys() - set(runs))
+
+
+def _at_queues(
+    items: Sequence[GraphItem], needed: Sequence[set[str]], op: str
+) -> Iterator[tuple[bytes, tuple[int, str]]]:
+    """What puts into queues or takes from them: the queue's name, and where."""
+    for worker, item in enumerate(items):
+        for node in item.wiring.of_op(op):
+            if node.name in needed[worker]:
+                yield item.wiring.nodes[node_of(node.input[0])].attr["shared_name"].s, (worker, node.name)
+
+
+def test_workers_that_wait_for_each_other_are_seen():
+    """What the test above looks for: two workers of which each first takes what the other puts in behind that."""
+    model = Drawn((frozenset({0}), frozenset({1})), (0, 1), frozenset())
+    captured = capture(model.made(), *batch(2), is_global=True)
+    items = dealt_out(captured, Laid(2, (0, 1), 2, 1, "GPipe").strategy(captured))
+    assert left_waiting(items) == []
+    first, last = items
+    graph = tf.compat.v1.GraphDef()
+    graph.CopyFrom(first.graph_def)
+    takes = {n.name for n in first.wiring.of_op("QueueDequeueV2")}
+    for node in graph.node:
+        if node.op == "QueueEnqueueV2":
+            node.input.extend(f"^{name}" for name in sorted(takes))
+    stuck = left_waiting([first.with_graph(graph), last])
+    assert {worker for worker, _ in stuck} == {0, 1}
