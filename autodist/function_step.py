@@ -146,6 +146,10 @@ class DistributedFunction:
         self._trains = False
         self._in_graph = None if sessions is None else self._graph_function(sessions)
 
+    @property
+    def _converted(self) -> Callable[..., Any]:
+        return converting(self._function) if self._tracing.autograph else self._function
+
     def _graph_function(self, sessions: GraphSessions) -> GraphFunction:
         def step(arguments: Mapping[str, Any]) -> Any:
             if self._tracing.jit_compile:
@@ -153,7 +157,7 @@ class DistributedFunction:
                     f"{self._name} asks for jit_compile, and is called where a graph is built. Leave tf.Graph() out, "
                     "or build what XLA is to compile within tf.xla.experimental.jit_scope()."
                 )
-            return self._arguments.call(self._function, arguments)
+            return self._arguments.call(self._converted, arguments)
 
         return GraphFunction(self._name, step, self._arguments.axis_at, sessions, self._is_global)
 
@@ -307,11 +311,9 @@ class DistributedFunction:
         )  # fmt: skip
 
     def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf], made_for: TracedFor) -> _Traced:
-        function = converting(self._function) if self._tracing.autograph else self._function
-
         @ours
         def step(*tensors: tf.Tensor) -> Any:
-            return self._arguments.call(function, self._arguments.put_together(arguments, tensors))
+            return self._arguments.call(self._converted, self._arguments.put_together(arguments, tensors))
 
         axes = [leaf.axis for leaf in leaves]
         name = self._name

@@ -58,6 +58,31 @@ def test_what_a_step_writes_is_written_in_its_order(optimizer):
         np.testing.assert_allclose(mine, theirs.numpy(), rtol=1e-6)
 
 
+def test_control_flow_on_tensors_is_converted_as_elsewhere():
+    def made():
+        weight = tf.Variable(np.linspace(0.5, 1.0, 3), name="weight")
+
+        def step(x):
+            loss = tf.reduce_mean(tf.linalg.matvec(x, weight))
+            if tf.reduce_mean(weight) > 0.75 + RATE:
+                loss = 2 * loss
+            (gradient,) = tf.gradients(loss, [weight])
+            weight.assign_sub(gradient)
+            return loss
+
+        return weight, step
+
+    ad, batches = autodist(), [X - 1.0, X, X]  # the weight grows past the bound
+    with tf.Graph().as_default(), ad.scope():
+        weight, step = made()
+        function, read = ad.function(step), ad.function(weight.read_value)
+        found, value = [function(x) for x in batches], read()
+    alone, step = made()
+    expected = [tf.function(step)(x).numpy() for x in batches]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(value, alone.numpy(), rtol=1e-12)
+
+
 @pytest.fixture
 def linear():
     """Two variables in a graph, and what trains them by an optimizer that gives a train operation."""
