@@ -16,6 +16,7 @@ import tensorflow as tf
 from autodist.batch_axis import name_by_path
 from autodist.bound_functions import BoundFunction, BoundFunctions
 from autodist.capture.batch_length import Dealt, fault_in_parts, require_any_length
+from autodist.capture.demands import Demands
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
 from autodist.converting import converting, ours
@@ -338,7 +339,8 @@ class DistributedFunction:
     ) -> CapturedFunction:
         return capture_function(
             step, specs, axes,
-            jit_compile=self._tracing.jit_compile, may_evaluate=True, autograph=self._tracing.autograph,
+            Demands(may_evaluate=True), jit_compile=self._tracing.jit_compile, autograph=self._tracing.autograph,
+            is_split=len(self._run.spec.replicas) > 1 and not self._run.spec.micro_batches,
         )  # fmt: skip
 
     def _tell_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:

@@ -28,12 +28,12 @@ class Demands:
     """What is asked of the gradients of a step.
 
     Attributes:
-        needs_gradients: as in `capture_function`.
-        may_evaluate: likewise.
+        needs_gradients: whether a step without gradients is an error.
+        may_evaluate: whether a step passes that makes no gradient and writes no trainable variable, either.
     """
 
-    needs_gradients: bool
-    may_evaluate: bool
+    needs_gradients: bool = True
+    may_evaluate: bool = False
 
     def require_calls(self, noted: Sequence[NotedCall], calls: Sequence[NotedCall]) -> None:
         """Passes if gradients were made where they can be synchronised.
@@ -69,3 +69,7 @@ class Demands:
             raise CaptureError(_UNUSED)
         if any(item.by_handle[handle].trainable for handle in written_handles(item)):
             raise CaptureError(_NONE)
+
+
+TRAINS = Demands()
+"""Of a step that trains."""

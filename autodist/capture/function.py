@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +20,7 @@ from autodist.capture.assemble import (
     warn_of_variables_without_gradient,
 )
 from autodist.capture.batch_norm import FusedNorms, fusing_batch_norms
-from autodist.capture.demands import Demands
+from autodist.capture.demands import TRAINS, Demands
 from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_gradients, noting_gradients
 from autodist.capture.inline import inlining_functions
 from autodist.capture.local_training import distributing
@@ -27,6 +28,7 @@ from autodist.capture.named_captures import naming_captures
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.overwrites import noting_overwrites
 from autodist.capture.tables import Table, bind_table, find_table, require_made_before, require_unchanged
+from autodist.capture.whole_statistics import WholeStatistics, with_whole_statistics
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor
@@ -60,10 +62,10 @@ def capture_function(
     function: Callable[..., Any],
     arguments: Any,
     batch_axes: Iterable[int | None],
-    needs_gradients: bool = True,
+    demands: Demands = TRAINS,
     jit_compile: bool = False,
-    may_evaluate: bool = False,
     autograph: bool = True,
+    is_split: bool = False,
 ) -> CapturedFunction:
     """Traces `function(*arguments)`.
 
@@ -71,28 +73,46 @@ def capture_function(
         function: the step.
         arguments: a tuple whose tensors are `tf.TensorSpec`s.
         batch_axes: for each tensor of the flattened arguments, the axis along which it is split.
-        needs_gradients: whether a step without gradients is an error.
+        demands: what is asked of its gradients.
         jit_compile: whether the script asks XLA to compile the step, so that loops are built as XLA wants them.
-        may_evaluate: whether a step passes that makes no gradient and writes no trainable variable, either.
         autograph: whether Python's control flow is converted, as for `tf.function`.
+        is_split: whether replicas get parts of a batch, so that what a loss reads of the whole one is to be exchanged.
 
     Raises:
         CaptureError: no gradient of a variable is made in the step, or it is made in a loop; or the step uses something
             that lives outside of it and cannot be brought along.
     """
-    demands = Demands(needs_gradients, may_evaluate)
     trace = functools.partial(_trace, function, arguments, jit_compile, autograph)
-    captured, notes = _capture(trace, tuple(batch_axes), demands, jit_compile)
-    warn_of_variables_without_gradient(captured.item, notes)
-    return captured
+    capture = functools.partial(_capture, trace, tuple(batch_axes), demands, jit_compile)
+    made = with_whole_statistics(capture) if is_split else capture(None)
+    warn_of_variables_without_gradient(made.captured.item, made.notes)
+    return made.captured
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A trace, and what was noted of its graph."""
+
+    captured: CapturedFunction
+    notes: GraphNotes
+
+    @property
+    def item(self) -> GraphItem:
+        return self.captured.item
+
+    @property
+    def graph(self) -> tf.Graph:
+        return self.notes.graph
 
 
 def _capture(
-    trace: Callable[[], tuple[Any, GradientNotes, SumNotes]],
+    trace: Callable[..., tuple[Any, GradientNotes, SumNotes]],
     batch_axes: Sequence[int | None],
     demands: Demands,
     jit_compile: bool,
-) -> tuple[CapturedFunction, GraphNotes]:
+    statistics: WholeStatistics | None,
+) -> _Made:
+    trace = functools.partial(trace, statistics)
     with fusing_batch_norms() as norms, noting_overwrites() as overwritten:
         concrete, noted, sums = trace()
     if norms.are_differentiated_twice:
@@ -127,7 +147,8 @@ def _capture(
     demands.require_training(item, calls)
     returned = tf.nest.map_structure(_without_graph, concrete.structured_outputs)
     sources = tuple(one.source for one in found)
-    return CapturedFunction(item, sources, tuple(inputs), returned, tuple(t for t, _ in tables.values())), notes
+    tables_read = tuple(t for t, _ in tables.values())
+    return _Made(CapturedFunction(item, sources, tuple(inputs), returned, tables_read), notes)
 
 
 def _without_graph(leaf: Any) -> Any:
@@ -135,12 +156,17 @@ def _without_graph(leaf: Any) -> Any:
 
 
 def _trace(
-    function: Callable[..., Any], arguments: Any, jit_compile: bool, autograph: bool
+    function: Callable[..., Any],
+    arguments: Any,
+    jit_compile: bool,
+    autograph: bool,
+    statistics: WholeStatistics | None,
 ) -> tuple[Any, GradientNotes, SumNotes]:
     """The concrete function, the gradients that were made in it, and what is added up over replicas."""
     with (
         noting_gradients() as noted,
         noting_sums(in_functions=True) as sums,
+        nullcontext() if statistics is None else statistics.replacing(sums),
         inlining_functions(),
         naming_captures(),
         distributing(),

@@ -53,9 +53,9 @@ class SumNotes:
             return False
         return isinstance(tf.compat.v1.get_default_graph(), tf.__internal__.FuncGraph) == self.in_functions
 
-    def whole(self, value: tf.Tensor, is_mean: bool = False) -> tf.Tensor:
+    def whole(self, value: tf.Tensor, is_mean: bool = False, is_asked: bool = True) -> tf.Tensor:
         """What stands for the sum of a value over all replicas; so does its gradient for that of all gradients."""
-        return self._standing_for(value, value.shape, WholeSum("", is_mean=is_mean))
+        return self._standing_for(value, value.shape, WholeSum("", is_mean=is_mean, is_asked=is_asked))
 
     def gathered(self, value: tf.Tensor, axis: int) -> tf.Tensor:
         """What stands for the rows of all replicas; its gradient for a replica's own rows of the sum of all gradients.

@@ -85,7 +85,16 @@ class _Search:
         kind, term = self._kind(k), self.call.terms[k]
         if isinstance(kind, Mean):
             return not term.parts or not (self._is_trained(kind.weight) or self._is_divided_by_none(kind.weight))
-        return isinstance(kind, Sum | Replicated) or (isinstance(kind, PerExample) and term.tensor in self.call.targets)
+        if isinstance(kind, Sum):
+            return not self._is_bounded(k)
+        return isinstance(kind, Replicated) or (isinstance(kind, PerExample) and term.tensor in self.call.targets)
+
+    def _is_bounded(self, k: int) -> bool:
+        """Whether it is made of maximum(count, 1), which is a count where it divides, and adds up to none."""
+        summed = [
+            part for part in {k, *self._below(k)} if isinstance(self._kind(part), Sum) and self.call.terms[part].parts
+        ]
+        return any(self.item.wiring.nodes[node_of(self.call.terms[part].tensor)].op == "Maximum" for part in summed)
 
     def _has_known_parts(self, k: int) -> bool:
         """Whether there are parts, and none of them holds rows, of which a replica does not see the others'."""

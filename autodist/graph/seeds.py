@@ -60,7 +60,7 @@ def live_calls(item: GraphItem) -> list[int]:
 
 def varying_seeds(item: GraphItem, flows: Propagation) -> list[str]:
     """The seeds that replicas have different values for, once the terms are settled."""
-    joined = _joined(item)
+    joined = joined_calls(item)
     found = []
     for k in live_calls(item):
         call = item.gradient_calls[k]
@@ -72,7 +72,7 @@ def varying_seeds(item: GraphItem, flows: Propagation) -> list[str]:
 
 def declare_seeds(item: GraphItem, flows: Propagation) -> None:
     """Says of the seeds what they are, in the order in which the gradients were made."""
-    joined = _joined(item)
+    joined = joined_calls(item)
     for position, call in enumerate(item.gradient_calls):
         terms = call.terms if call.is_settled else find_terms(item, flows, call)
         for term in terms:
@@ -94,7 +94,8 @@ def _declare_term(flows: Propagation, term: Term) -> None:
         flows.declare_share(term.seed, None)
 
 
-def _joined(item: GraphItem) -> set[int]:
+def joined_calls(item: GraphItem) -> set[int]:
+    """Positions of the calls of `gradient` whose gradients are added up over the replicas."""
     joined = {gradient.call for gradient in item.gradients}
     return joined | summed_on_the_way(item, joined)
 

@@ -39,6 +39,7 @@ class WholeSum:
         is_mean: whether the script asks for the mean of the replicas' values.
         how: what the whole is.
         axis: along which rows stand, if it is not a sum alone.
+        is_asked: whether the script asks for it; if not, replicas go by their own where no step waits for another.
     """
 
     node: str
@@ -46,6 +47,7 @@ class WholeSum:
     is_mean: bool = False
     how: WholeOf = WholeOf.SUM
     axis: int = 0
+    is_asked: bool = True
 
 
 def find_depths(item: GraphItem) -> Mapping[str, int]:

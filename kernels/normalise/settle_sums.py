@@ -32,7 +32,7 @@ class SettleSums(Kernel):
             _require_all_noted(item)
         if not item.whole_sums:
             return item
-        kept = () if context.is_alone else _kept(item)
+        kept = () if context.is_alone else tuple(s for s in _kept(item) if s.is_asked or not _is_free(item, context))
         editor = StepEditor(item)
         out = [s.node for s in item.whole_sums if s not in kept]
         for node in out:
@@ -46,6 +46,12 @@ def _kept(item: GraphItem) -> tuple[WholeSum, ...]:
     flows, once = flows_of(item), find_stages(item).once
     kept = {s.node for s in item.whole_sums if s.of is None and s.node not in once and _differs(item, flows, s)}
     return tuple(s for s in item.whole_sums if (s.of or s.node) in kept and s.node not in once)
+
+
+def _is_free(item: GraphItem, context: Context) -> bool:
+    """Whether no step waits for another worker's, all variables being asynchronous or stale."""
+    keepers = [context.plan.keeper(g.variable) for g in item.gradients]
+    return context.workers > 1 and bool(keepers) and all(k is not None and k.is_free for k in keepers)
 
 
 def _differs(item: GraphItem, flows: Propagation, asked: WholeSum) -> bool:

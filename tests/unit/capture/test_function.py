@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
+from autodist.capture.demands import Demands
 from autodist.capture.function import capture_function
 from autodist.errors import CaptureError
 from autodist.graph.jit_scope import is_in_jit_scope
@@ -25,7 +26,7 @@ OUTSIDE = tf.Variable(np.ones((4, 2), np.float32), name="outside")
 
 def captured(step, *specs, needs_gradients=True):
     specs = specs or (X,)
-    return capture_function(step, specs, [0 if s.shape.rank else None for s in specs], needs_gradients)
+    return capture_function(step, specs, [0 if s.shape.rank else None for s in specs], Demands(needs_gradients))
 
 
 def plain_step(x):
@@ -332,7 +333,7 @@ def test_a_step_without_gradients_passes_where_none_are_needed():
 
 
 def may_evaluate(step):
-    return capture_function(step, (X,), [0], may_evaluate=True)
+    return capture_function(step, (X,), [0], Demands(may_evaluate=True))
 
 
 def test_a_step_that_only_evaluates_passes_where_it_may():

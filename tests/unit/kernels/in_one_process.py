@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autodist.capture.demands import Demands
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.compressors import Compressor
 from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
@@ -35,6 +36,7 @@ def capture(
     jit_compile: bool = False,
     is_global: bool = False,
     is_whole: bool = False,
+    is_split: bool = False,
 ) -> CapturedFunction:
     """A step whose arguments of rank 1 and more are split along their first axis."""
     specs, axes = [], []
@@ -42,7 +44,8 @@ def capture(
         shape = list(example.shape)
         axes.append(0 if shape else None)
         specs.append(tf.TensorSpec([None, *shape[1:]] if shape else [], example.dtype))
-    captured = capture_function(step, tuple(specs), axes, jit_compile=jit_compile, may_evaluate=is_whole)
+    demands = Demands(may_evaluate=is_whole)
+    captured = capture_function(step, tuple(specs), axes, demands, jit_compile, is_split=is_split)
     return replace(captured, item=replace(captured.item, is_global=is_global, is_whole=is_whole))
 
 

@@ -1,0 +1,147 @@
+"""Sums and means of the batch that a loss sets beside values of single examples are made those of the whole batch.
+
+The step is traced again for that, since the gradients that it makes go through what replicas exchange.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, TypeVar
+
+import tensorflow as tf
+
+from autodist.capture.whole_sums import SumNotes
+from autodist.graph.batch_statistics import Place, Statistic, Statistics, find_statistics
+from autodist.graph.flows import flows_of
+from autodist.graph.item import GraphItem
+from autodist.graph.origins import line_of
+from autodist.graph.propagation import Mean, Scalar
+from autodist.messages import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
+
+_SCOPE = "autodist_whole/"
+"""Of what is added to a trace: no name of the script's own nodes changes by it."""
+
+_MOST_TRACES = 8
+
+_OF_LAYERS = "batch_normalization.py"
+"""Batch normalisation sees its replica's examples, if it is not told to see all; Keras's file for it."""
+
+
+class Captured(Protocol):
+    """What a trace gives."""
+
+    @property
+    def item(self) -> GraphItem: ...
+
+    @property
+    def graph(self) -> tf.Graph: ...
+
+
+C = TypeVar("C", bound=Captured)
+
+
+class WholeStatistics:
+    """Which sums and means are to be those of the whole batch, and which of these a trace has made so.
+
+    Args:
+        wanted: by the input that reads them.
+        batch: an input of the step that has a row for each example, and the axis of the rows.
+    """
+
+    def __init__(self, wanted: Statistics, batch: tuple[str, int]) -> None:
+        self._wanted, self._batch = wanted, batch
+        self._nodes = {place.node for place in wanted}
+        self.made: dict[Place, str | None] = {}
+
+    @contextmanager
+    def replacing(self, notes: SumNotes) -> Iterator[None]:
+        """While it is open, nodes of a step's own graph read what stands for the whole batch's.
+
+        Args:
+            notes: to which the exchanges are added.
+        """
+        plain = tf.__internal__.FuncGraph._create_op_internal
+
+        @functools.wraps(plain)
+        def create(
+            graph: Any, op_type: str, inputs: Sequence[tf.Tensor], *args: Any, name: str | None = None, **others: Any
+        ) -> tf.Operation:
+            node = (name or "").rstrip("/")
+            is_meant = node in self._nodes and not isinstance(graph.outer_graph, tf.__internal__.FuncGraph)
+            read = [self._read(notes, Place(node, k), value) for k, value in enumerate(inputs)] if is_meant else inputs
+            made: tf.Operation = plain(graph, op_type, read, *args, name=name, **others)
+            self.made |= {place: line_of(made) for place in self._wanted if is_meant and place.node == node}
+            return made
+
+        tf.__internal__.FuncGraph._create_op_internal = create
+        try:
+            yield
+        finally:
+            tf.__internal__.FuncGraph._create_op_internal = plain
+
+    def _read(self, notes: SumNotes, place: Place, value: tf.Tensor) -> tf.Tensor:
+        if place not in self._wanted:
+            return value
+        with tf.name_scope(_SCOPE):
+            weight = self._weight(self._wanted[place], value)
+            whole = functools.partial(notes.whole, is_asked=False)
+            return whole(value) if weight is None else whole(value * weight) / whole(weight)
+
+    def _weight(self, statistic: Statistic, value: tf.Tensor) -> tf.Tensor | None:
+        """Of this part of the batch in a mean of the whole; None for a sum."""
+        if not isinstance(statistic, Mean):
+            return None
+        named = value.graph.get_tensor_by_name
+        if isinstance(statistic.weight, Scalar):
+            return tf.cast(named(statistic.weight.tensor), value.dtype)
+        name, axis = self._batch
+        return tf.cast(tf.shape(named(name))[axis], value.dtype)
+
+
+def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
+    """A step as `capture` gives it, its losses made of the whole batch's sums and means where that makes them known.
+
+    Behind one such value there may stand others, so that it may take some traces. Where something else is in the way
+    too, the step is what it was.
+    """
+    first = captured = capture(None)
+    wanted: dict[Place, Statistic] = {}
+    made: Mapping[Place, str | None] = {}
+    for _ in range(_MOST_TRACES):
+        batch = next(((name, axis) for name, axis in captured.item.inputs.items() if axis is not None), None)
+        found = _found(captured) if batch is not None else None
+        if found is None:
+            _tell(made)
+            return captured
+        if batch is None or not found or not wanted.keys().isdisjoint(found):
+            break
+        wanted |= found
+        statistics = WholeStatistics(wanted, batch)
+        captured = capture(statistics)
+        made = statistics.made
+        if made.keys() != wanted.keys():
+            break
+    return first
+
+
+def _found(captured: Captured) -> Statistics | None:
+    made = {op.name: op for op in captured.graph.get_operations()}
+
+    def is_left(node: str) -> bool:
+        return node not in made or any(frame.filename.endswith(_OF_LAYERS) for frame in made[node].traceback)
+
+    return find_statistics(captured.item, flows_of(captured.item), is_left)
+
+
+def _tell(made: Mapping[Place, str | None]) -> None:
+    if made:
+        lines = dict.fromkeys(line or place.node for place, line in made.items())
+        log.info(
+            "a loss sets sums or means of the batch beside values of single examples (%s): they are those of the whole "
+            "batch, which replicas exchange while a step computes.", ", ".join(lines), extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip

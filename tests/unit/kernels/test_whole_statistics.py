@@ -1,0 +1,130 @@
+"""Losses that set sums and means of the batch beside values of single examples train as on one device, unedited."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.graph.parts import JoinKind
+from autodist.kernels import Context, rewrite
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+"""Of what a model makes of the examples, and of the examples themselves."""
+
+
+def stepping(loss: Loss) -> Callable[[tf.Tensor], tf.Tensor]:
+    rng = np.random.default_rng(1)
+    first, last = (tf.Variable(rng.normal(size=shape), name=name) for shape, name in (((3, 4), "a"), ((4, 2), "b")))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            value = loss(tf.tanh(x @ first) @ last, x)
+        for variable, gradient in zip((first, last), tape.gradient(value, (first, last)), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return value
+
+    return step
+
+
+def normalised_advantages(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """As proximal policy optimisation weighs its examples."""
+    gains = x[:, 0]
+    gains = (gains - tf.reduce_mean(gains)) / (tf.math.reduce_std(gains) + 1e-8)
+    return -tf.reduce_mean(tf.nn.log_softmax(made)[:, 0] * gains)
+
+
+def those_above_the_mean(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    each = tf.reduce_sum((made - 1.0) ** 2, 1)
+    counts = tf.cast(each > tf.reduce_mean(each), made.dtype)
+    return tf.reduce_sum(each * counts) / tf.maximum(tf.reduce_sum(counts), 1.0)
+
+
+def far_from_the_mean_of_some(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """The mean's weight is the number of those that a mask leaves, of which a replica may have none."""
+    each, counts = tf.reduce_sum(made, 1), tf.cast(x[:, 1] > 3.0, made.dtype)
+    mean = tf.math.divide_no_nan(tf.reduce_sum(each * counts), tf.reduce_sum(counts))
+    return tf.reduce_mean(tf.abs(each - mean))
+
+
+def beside_their_sum(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    each = tf.reduce_sum(tf.square(made), 1)
+    return tf.reduce_mean(tf.math.log(0.01 * tf.reduce_sum(each) + each))
+
+
+LOSSES = [
+    normalised_advantages,
+    those_above_the_mean,
+    far_from_the_mean_of_some,
+    beside_their_sum,
+]
+
+
+@pytest.mark.feature("function", "loss: examples beside sums and means of the batch")
+@pytest.mark.parametrize("shape", [(1, 3), (2, 2)], ids=str)
+@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+def test_they_are_those_of_the_whole_batch(
+    loss: Loss, shape: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "autodist")
+    step = stepping(loss)
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(3.0, 2.0, size=(n, 3)),) for n in (8, 7, 3)]
+    captured = capture(step, *data[0], is_split=True)
+    assert captured.item.whole_sums
+    assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-10)
+    told = [message for message in caplog.messages if "single examples (tests" in message]
+    assert len(told) == 1 and not any("taken for a mean" in message for message in caplog.messages)
+
+
+def compared(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_mean(tf.nn.log_softmax(made @ tf.transpose(made))[:, 0] - tf.reduce_mean(x))
+
+
+def root(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_mean(tf.square(made)))
+
+
+@pytest.mark.parametrize("loss", [compared, root, lambda made, x: tf.reduce_sum(made)])
+def test_what_is_known_and_what_they_do_not_make_known_stays_as_it_was(loss: Loss) -> None:
+    step = stepping(loss)
+    assert capture(step, np.ones((4, 3)), is_split=True).item == capture(step, np.ones((4, 3))).item
+
+
+def test_plain_batch_normalisation_sees_its_replicas_examples_as_before() -> None:
+    layer = keras.layers.BatchNormalization(dtype="float64")
+    layer.build((None, 2))
+
+    def loss(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        return normalised_advantages(layer(made, training=True), tf.reduce_sum(layer(made, training=True), 1)[:, None])
+
+    item = capture(stepping(loss), np.ones((4, 3)), is_split=True).item
+    of_layers = {name for name in item.wiring.nodes if "batch_normalization" in name and "whole" in name}
+    assert item.whole_sums and not of_layers
+
+
+def test_a_trace_that_names_other_nodes_is_not_taken() -> None:
+    traces = []
+
+    def loss(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+        traces.append(1)
+        with tf.name_scope(f"trace_{len(traces)}"):
+            return normalised_advantages(made, x)
+
+    item = capture(stepping(loss), np.ones((4, 3)), is_split=True).item
+    assert not item.whole_sums and any(name.startswith("trace_1/") for name in item.wiring.nodes)
+
+
+@pytest.mark.parametrize("pace", [{"asynchronous": True}, {"staleness": 1}], ids=str)
+def test_where_no_step_waits_for_another_replicas_go_by_their_own(pace: dict[str, object]) -> None:
+    step = stepping(normalised_advantages)
+    data = [(np.random.default_rng(0).normal(size=(8, 3)),)]
+    captured = capture(step, *data[0], is_split=True)
+    owners = {g.variable: 0 for g in captured.item.gradients}
+    item = rewrite(captured.item, Context(plan(captured.item, 2, owners=owners, **pace), 0))
+    assert item.replication is not None and not any(j.kind is JoinKind.WHOLE for j in item.replication.joins)
