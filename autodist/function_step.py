@@ -399,9 +399,12 @@ class DistributedFunction:
 
 def _results(traced: _Traced, found: Sequence[np.ndarray]) -> Any:
     """What the step returns, of the values of its outputs."""
+    outputs = traced.captured.outputs
+    if isinstance(outputs, tf.TensorSpec):  # a loss alone, mostly: `tf.nest` takes longer than the rest
+        return tf.constant(found[0])
     results = iter(found)
     return tf.nest.map_structure(
-        lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.TensorSpec) else leaf, traced.captured.outputs
+        lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.TensorSpec) else leaf, outputs
     )
 
 
