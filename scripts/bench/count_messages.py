@@ -31,7 +31,7 @@ from autodist.strategies import (
     synced_variables,
 )
 from bench.models import IDS, TASKS
-from bench.on_paper import Counts
+from bench.on_paper import Assumed, Counts
 
 _TASK = re.compile(r"/task:(\d+)")
 LOOKED_AT = 2
@@ -62,7 +62,10 @@ def counts_of(item: GraphItem, builder: str, workers: int, rows: int) -> Counts:
         workers: each on a machine of its own, with one replica.
         rows: of a sparse variable that each worker touches in a step.
     """
-    nodes = [{"address": f"10.0.{k // 256}.{k % 256}", "cpus": [0], "chief": k == 0} for k in range(workers)]
+    nodes = [
+        {"address": f"10.0.{k // 256}.{k % 256}", "cpus": [0], "chief": not k, "network_bandwidth": Assumed.gigabits}
+        for k in range(workers)
+    ]
     spec = ResourceSpec.from_dict({"nodes": nodes})
     strategy = ask_builder(find_builder(builder)(), item, spec)
     check_strategy(strategy, item, spec)
