@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import keras
 import numpy as np
 import tensorflow as tf
 from hypothesis import strategies as st
+
+from autodist.capture.function import CapturedFunction
+from tests.unit.kernels.in_one_process import Batch, Trained, capture, one_device
 
 OPTIMIZERS = {
     "sgd": lambda: keras.optimizers.SGD(0.02),
@@ -96,3 +100,11 @@ def make_batches(seed: int, sizes: Sequence[int]) -> list[tuple[np.ndarray, np.n
     """Batches with ids that repeat."""
     rng = np.random.default_rng(seed)
     return [(rng.integers(0, ROWS, (n, 3)).astype(np.int32), rng.normal(size=(n, 2))) for n in sizes]
+
+
+@lru_cache(maxsize=1)  # for all strategies
+def on_one_device(choices: Choices, seed: int, sizes: tuple[int, ...]) -> tuple[CapturedFunction, list[Batch], Trained]:
+    """A captured step, batches, and what one device trains on them."""
+    step, batches = make_step(choices), make_batches(seed, sizes)
+    captured = capture(step, *batches[0])
+    return captured, batches, one_device(captured, step, batches)

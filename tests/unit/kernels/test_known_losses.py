@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras import ops
 
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+from tests.unit.kernels.pairs import pairs
 
 TOKENS, WIDTH, CLASSES = 6, 3, 4
 SHAPES = [(1, 2), (2, 1)]
@@ -142,11 +143,10 @@ LOSSES = {
 @pytest.mark.feature("function", "loss: mixup, of pairs in a replica's part")
 @pytest.mark.feature("function", "loss: masked patches, as drawn")
 @pytest.mark.feature("function", "loss: sums and means over a graph")
-@every_shape
-@pytest.mark.parametrize("loss", [pytest.param(loss, id=name) for name, loss in LOSSES.items()])
-def test_many_replicas_train_what_one_does(loss, shape, caplog):
+@pytest.mark.parametrize("name, shape", pairs(LOSSES, SHAPES))
+def test_many_replicas_train_what_one_does(name, shape, caplog):
     with caplog.at_level(logging.WARNING, "autodist"):
-        check(loss, shape)
+        check(LOSSES[name], shape)
     assert not caplog.records
 
 

@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+from tests.unit.kernels.pairs import pairs
 
 TOKENS, WORDS, WIDTH = 5, 7, 3
 SHAPES = [(1, 2), (2, 1)]
-every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s[1]}")
 
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
@@ -105,8 +105,7 @@ def on_one_device(case):
 
 @pytest.mark.feature("function", "loss: masks")
 @pytest.mark.feature("function", "loss: several losses or outputs, each with its own reduction")
-@every_shape
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case, shape", pairs(CASES, SHAPES))
 def test_many_replicas_train_what_one_does(case, shape, caplog):
     with caplog.at_level(logging.WARNING, "autodist"):
         captured, alone = on_one_device(case)

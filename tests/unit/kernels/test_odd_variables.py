@@ -25,7 +25,7 @@ def assert_close(found, expected):
         )
 
 
-@pytest.mark.parametrize("workers, replicas", [(1, 2), (2, 1), (2, 2), (3, 1)])
+@pytest.mark.parametrize("workers, replicas", [(1, 2), (2, 2), (3, 1)])
 def test_every_type_and_shape_trains_as_on_one_device(workers, replicas):
     (step, _), batches = make_odd_step(), odd_batches()
     captured = capture(step, batches[0][0])

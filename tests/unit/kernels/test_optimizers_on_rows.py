@@ -11,6 +11,7 @@ import pytest
 from autodist.kernels.rows.tell_table_writes import tell
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import assert_same, one_device, plan, rewritten, train
+from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.table_steps import ROWS, nodes_with_rows, repeated_ids, table_step
 
 optimizers = keras.optimizers
@@ -59,9 +60,9 @@ def cut_over_servers(item):
 
 LAYOUTS = {
     "2 replicas": lambda item: plan(item, 1, 2),
-    "2 workers of 2": lambda item: plan(item, 2, 2),
     "2 workers, server": lambda item: plan(item, 2, 1, {"table": 1}),
     "2 workers, cut over both": cut_over_servers,
+    "2 workers of 2": lambda item: plan(item, 2, 2),
 }
 
 
@@ -72,8 +73,7 @@ def captured_with(name):
     return captured, one_device(captured, step, repeated_ids(3, 4))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name, layout", pairs(EVERY, LAYOUTS, each=7))
 def test_training_equals_one_device_where_rows_repeat(name, layout):
     captured, alone = captured_with(name)
     assert_same(train(captured, LAYOUTS[layout](captured.item), repeated_ids(3, 4)), alone)

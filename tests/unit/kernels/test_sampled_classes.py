@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import keras
 import numpy as np
@@ -12,6 +13,7 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.pairs import pairs
 
 CLASSES, WIDTH, SAMPLED = 20, 4, 6
 
@@ -22,9 +24,9 @@ OPTIMIZERS = {
 }
 LAYOUTS = {
     "2 replicas": lambda item: plan(item, 1, 2),
-    "2 workers of 2": lambda item: plan(item, 2, 2),
     "2 workers, servers": lambda item: plan(item, 2, 1, {"matrix": 1, "embedding": 0, "bias": 0}),
     "2 workers, one on a server": lambda item: plan(item, 2, 1, {"matrix": 1}),
+    "2 workers of 2": lambda item: plan(item, 2, 2),
 }
 
 
@@ -73,11 +75,13 @@ def on_one_device(optimizer, loss_of):
     return captured, one_device(captured, step, batches(8, 5, 3))
 
 
+MODELS = list(itertools.product([tf.nn.nce_loss, tf.nn.sampled_softmax_loss], OPTIMIZERS))
+
+
 @pytest.mark.feature("function", "loss: `nce_loss`, `sampled_softmax_loss`")
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("loss_of", [tf.nn.nce_loss, tf.nn.sampled_softmax_loss])
-def test_training_equals_one_device_where_the_samples_are_the_same(loss_of, optimizer, layout):
+@pytest.mark.parametrize("model, layout", pairs(MODELS, LAYOUTS))
+def test_training_equals_one_device_where_the_samples_are_the_same(model, layout):
+    loss_of, optimizer = model
     captured, alone = on_one_device(optimizer, loss_of)
     assert_same(train(captured, LAYOUTS[layout](captured.item), batches(8, 5, 3)), alone)
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.capture.function import CapturedFunction
 from autodist.graph.placement import Cut
-from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one_device, plan, train
+from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import cut_in_strategy
 
 BATCHES = [[np.random.default_rng(k).normal(size=(count, 3))] for k, count in enumerate((7, 5, 6, 1, 8))]
@@ -72,26 +75,38 @@ STEPS = {
 OF = {"another network": "shared", "another network, taken over": "local", "mean": "net", "sum": "net"}
 """Whose variables the gradients are taken to be of."""
 
+LAYOUTS = {
+    "2 replicas": ((1, 2), []),
+    "2 workers": ((2, 1), []),
+    "2 workers, some owned": ((2, 1), ["first", "table"]),
+    "2 workers, all owned": ((2, 1), ["first", "second", "table"]),
+    "2 workers of 2": ((2, 2), []),
+    "2 workers of 2, all owned": ((2, 2), ["first", "second", "table"]),
+    "2 workers of 2, some owned": ((2, 2), ["first", "table"]),
+}
 
-@pytest.mark.feature("function", "optimizer: gradients applied to another network (A3C)")
-@pytest.mark.parametrize("owners", [[], ["first", "table"], ["first", "second", "table"]])
-@pytest.mark.parametrize("cluster", [(1, 2), (2, 1), (2, 2)])
-@pytest.mark.parametrize("name", STEPS)
-def test_many_replicas_write_what_one_device_does(name, cluster, owners):
-    if owners and cluster[0] == 1:
-        pytest.skip("one worker holds all variables")
+
+@cache
+def on_one_device(name: str) -> tuple[CapturedFunction, Trained]:
     step = STEPS[name]()
     captured = capture(step, *BATCHES[0])
+    return captured, one_device(captured, step, BATCHES)
+
+
+@pytest.mark.feature("function", "optimizer: gradients applied to another network (A3C)")
+@pytest.mark.parametrize("name, layout", pairs(STEPS, LAYOUTS, each=2))
+def test_many_replicas_write_what_one_device_does(name, layout):
+    cluster, owners = LAYOUTS[layout]
+    captured, alone = on_one_device(name)
     trained = {f"{OF[name]}/{one}" for one in ("first", "second", "table")}
     assert {g.variable for g in captured.item.gradients} == trained
     strategy = plan(captured.item, *cluster, {f"{OF[name]}/{one}": k % 2 for k, one in enumerate(owners)})
-    assert_same(train(captured, strategy, BATCHES), one_device(captured, step, BATCHES))
+    assert_same(train(captured, strategy, BATCHES), alone)
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_so_do_shards(name):
-    step = STEPS[name]()
-    captured = capture(step, *BATCHES[0])
+    captured, alone = on_one_device(name)
     strategy = plan(captured.item, 2, 1)
     cut_in_strategy(strategy, f"{OF[name]}/table", Cut(0, (2, 3)), [0, 1])
-    assert_same(train(captured, strategy, BATCHES), one_device(captured, step, BATCHES))
+    assert_same(train(captured, strategy, BATCHES), alone)

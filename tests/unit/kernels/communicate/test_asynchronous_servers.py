@@ -16,6 +16,7 @@ from autodist.kernels import Context, rewrite
 from autodist.runtime.batches import share_of
 from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step
 from tests.unit.kernels.in_one_process import Session, capture, plan, rewritten, train
+from tests.unit.kernels.pairs import pairs
 
 RATE = 0.25
 OWNED = ("table", "kernel", "gain")
@@ -55,9 +56,13 @@ def expected(batches, workers: int, replicas: int = 1) -> dict[str, np.ndarray]:
     return {"table": table, "kernel": kernel}
 
 
-@pytest.mark.parametrize("staleness", [0, 2])
-@pytest.mark.parametrize("owners", [{"table": 0, "kernel": 1}, {"table": 2, "kernel": 2}, {"table": 3, "kernel": 1}])
-@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize(
+    "owners, replicas, staleness",
+    [
+        ({"table": 0, "kernel": 1}, 1, 2), ({"table": 0, "kernel": 1}, 2, 0), ({"table": 2, "kernel": 2}, 1, 0),
+        ({"table": 2, "kernel": 2}, 2, 2), ({"table": 3, "kernel": 1}, 1, 2), ({"table": 3, "kernel": 1}, 2, 0),
+    ],
+)  # fmt: skip
 def test_every_gradient_is_applied_once(owners, replicas, staleness):
     batches = linear_batches([7, 4, 1, 9])
     captured = capture(linear_step(), *batches[0])
@@ -67,9 +72,12 @@ def test_every_gradient_is_applied_once(owners, replicas, staleness):
         np.testing.assert_allclose(trained.variable(name), value, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("owners", [{"kernel": 1, "gain": 1, "table": 1}, {"table": 0, "kernel": 2, "gain": 1}])
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-def test_every_optimizer_counts_all_workers_updates(optimizer, owners):
+OWNERS = {"one owner": dict.fromkeys(OWNED, 1), "three owners": {"table": 0, "kernel": 2, "gain": 1}}
+
+
+@pytest.mark.parametrize("optimizer, layout", pairs(sorted(OPTIMIZERS), OWNERS))
+def test_every_optimizer_counts_all_workers_updates(optimizer, layout):
+    owners = OWNERS[layout]
     batches = make_batches(2, [4, 4, 2])
     choices = Choices("mean", optimizer, is_tied=False, is_frozen=False, counts_steps=True)
     captured = capture(make_step(choices), *batches[0])

@@ -15,8 +15,9 @@ from autodist.kernels import SETTING_KERNELS, Context, rewrite
 from tests.unit.kernels.communicate.test_asynchronous_servers import expected, linear_batches
 from tests.unit.kernels.communicate.test_asynchronous_servers import linear_step as plain_linear_step
 from tests.unit.kernels.communicate.test_stale_servers import assert_trains_as_one_device
-from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step
-from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, task_of_device, train
+from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step, on_one_device
+from tests.unit.kernels.in_one_process import assert_same, capture, plan, rewritten, task_of_device, train
+from tests.unit.kernels.pairs import pairs
 
 OWNED = ("table", "kernel", "gain")
 OWNERS = {
@@ -26,15 +27,12 @@ OWNERS = {
 }
 
 
-@pytest.mark.parametrize("owners", OWNERS)
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("optimizer, owners", pairs(sorted(OPTIMIZERS), OWNERS))
 def test_training_is_that_of_one_device(optimizer, owners):
     choices = Choices("mean", optimizer, is_tied=True, is_frozen=False, counts_steps=True)
-    batches = make_batches(7, [5, 2, 4])
-    step = make_step(choices)
-    captured = capture(step, *batches[0])
+    captured, batches, alone = on_one_device(choices, 7, (5, 2, 4))
     strategy = plan(captured.item, 2, 2, OWNERS[owners], servers=1, local_proxy=True)
-    assert_same(train(captured, strategy, batches), one_device(captured, step, batches), rtol=1e-9)
+    assert_same(train(captured, strategy, batches), alone, rtol=1e-9)
 
 
 def test_every_gradient_counts_under_asynchronous_servers():

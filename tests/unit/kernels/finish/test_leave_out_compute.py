@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.unit.kernels.drawn_steps import Choices, make_batches, make_step
+from tests.unit.kernels.drawn_steps import Choices, make_batches, make_step, on_one_device
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.pairs import pairs
 
 OWNERS = {
     "all-reduce": {},
@@ -19,19 +20,21 @@ OWNERS = {
 COMPUTE = {"MatMul", "Tanh", "TanhGrad", "ResourceGather", "GatherV2"}
 
 
+def choices(optimizer: str) -> Choices:
+    return Choices("mean", optimizer, is_tied=True, is_frozen=True, counts_steps=True)
+
+
 def steps(optimizer: str, sizes: list[int]):
-    choices = Choices("mean", optimizer, is_tied=True, is_frozen=True, counts_steps=True)
     batches = make_batches(5, sizes)
-    step = make_step(choices)
+    step = make_step(choices(optimizer))
     return step, capture(step, *batches[0]), batches
 
 
-@pytest.mark.parametrize("owners", OWNERS)
-@pytest.mark.parametrize("optimizer", ["adam", "average", "global norm"])
+@pytest.mark.parametrize("optimizer, owners", pairs(["adam", "average", "global norm"], OWNERS, each=1))
 def test_training_is_that_of_one_device(optimizer, owners):
-    step, captured, batches = steps(optimizer, [5, 1, 4])
+    captured, batches, alone = on_one_device(choices(optimizer), 5, (5, 1, 4))
     strategy = plan(captured.item, 2, 1, OWNERS[owners], servers=2)
-    assert_same(train(captured, strategy, batches), one_device(captured, step, batches), rtol=1e-9)
+    assert_same(train(captured, strategy, batches), alone, rtol=1e-9)
 
 
 def test_one_replica_may_have_all_its_variables_on_another_worker():

@@ -25,6 +25,7 @@ from tests.unit.kernels.in_one_process import (
     rewritten,
     train,
 )
+from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import cut_in_strategy
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
@@ -51,6 +52,10 @@ OWNERS = {
     "servers": {"table": 2, "kernel": 3, "bias": 2},
     "one owner and every worker": {"table": 1},
 }
+
+LAYOUTS = [("several owners", 1), ("servers", 1), ("one owner and every worker", 1), ("servers", 2),
+           ("several owners", 2), ("one owner and every worker", 2)]  # fmt: skip
+"""Owners, and how many replicas a worker has; last where owners hold some variables and each worker the others."""
 
 
 def make_step(optimizer: keras.optimizers.Optimizer) -> Callable[..., tf.Tensor]:
@@ -96,10 +101,9 @@ def on_one_device(optimizer: str) -> tuple[CapturedFunction, list[list[np.ndarra
 
 @pytest.mark.feature("function", "optimizer: gradient accumulation")
 @pytest.mark.feature("function", "precision: loss scaling")
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("owners", OWNERS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_optimizers_with_conditions_train_what_one_device_does(optimizer, owners, replicas):
+@pytest.mark.parametrize("optimizer, layout", pairs(OPTIMIZERS, LAYOUTS, each=2))
+def test_optimizers_with_conditions_train_what_one_device_does(optimizer, layout):
+    owners, replicas = layout
     captured, batches, expected = on_one_device(optimizer)
     strategy = plan(captured.item, 2, replicas, OWNERS[owners], servers=2 if owners == "servers" else 0)
     assert_same(train(captured, strategy, batches), expected, rtol=1e-9)
@@ -258,15 +262,14 @@ def with_state(update: Callable[[State, tf.Tensor, tf.Tensor], object]) -> Calla
     return step
 
 
+UPDATES = [
+    every_third_step, two_branches, one_within_the_other, by_the_loss, losses_that_are_no_numbers,
+    by_what_the_step_wrote,
+]  # fmt: skip
+
+
 @pytest.mark.feature("function", "step: state under a condition")
-@pytest.mark.parametrize("cluster", [(1, 2), (2, 1), (2, 2)])
-@pytest.mark.parametrize(
-    "update",
-    [
-        every_third_step, two_branches, one_within_the_other, by_the_loss, losses_that_are_no_numbers,
-        by_what_the_step_wrote,
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("update, cluster", pairs(UPDATES, [(1, 2), (2, 1), (2, 2)], each=2))
 def test_state_under_a_condition_is_what_one_device_leaves(update, cluster):
     rng = np.random.default_rng(2)
     batches = [[rng.normal(size=(count, 4))] for count in (7, 8, 5, 6, 7, 8, 9, 7, 3, 6)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 
 import keras
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.table_steps import ROWS, WIDTH, repeated_ids
 from tests.unit.kernels.test_optimizers_on_rows import LAYOUTS
 
@@ -102,15 +104,13 @@ def lookup_on_one_device(optimizer, gather, count):
     return captured, one_device(captured, step, repeated_ids(3, count))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer, layout", pairs(OPTIMIZERS, LAYOUTS))
 def test_training_equals_one_device(optimizer, layout):
     captured, alone = positions_on_one_device(optimizer, "as long as the examples")
     assert_same(train(captured, LAYOUTS[layout](captured.item), batches(6)), alone)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("indices", INDICES)
+@pytest.mark.parametrize("indices, layout", pairs(INDICES, LAYOUTS, each=2))
 def test_whatever_the_indices_are(indices, layout):
     captured, alone = positions_on_one_device("adam", indices)
     assert_same(train(captured, LAYOUTS[layout](captured.item), batches(6)), alone)
@@ -122,16 +122,17 @@ def test_parts_of_unequal_length_and_none_at_all():
     assert_same(found, one_device(captured, step, batches(3)))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("gather", [gather_different, gather_counted, gather_segments])
-def test_each_different_id_looked_up_once(gather, optimizer, layout):
+LOOKUPS = list(itertools.product([gather_different, gather_counted, gather_segments], OPTIMIZERS))
+
+
+@pytest.mark.parametrize("lookup, layout", pairs(LOOKUPS, LAYOUTS, each=5))
+def test_each_different_id_looked_up_once(lookup, layout):
+    gather, optimizer = lookup
     captured, alone = lookup_on_one_device(optimizer, gather, 8)
     assert_same(train(captured, LAYOUTS[layout](captured.item), repeated_ids(3, 8)), alone)
 
 
-@pytest.mark.parametrize("layout", [name for name in LAYOUTS if "cut" not in name])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer, layout", pairs(OPTIMIZERS, [name for name in LAYOUTS if "cut" not in name]))
 def test_a_table_looked_up_for_examples_and_then_for_all(optimizer, layout):
     captured, alone = lookup_on_one_device(optimizer, gather_with_positions, 7)
     assert_same(train(captured, LAYOUTS[layout](captured.item), repeated_ids(3, 7)), alone)

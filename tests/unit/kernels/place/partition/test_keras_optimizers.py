@@ -60,26 +60,29 @@ pytestmark = pytest.mark.usefixtures("keras_in_float64")
 
 
 @cache
+def step_with(name: str) -> tuple[CapturedFunction, Trained, list]:
+    """The captured step of a table, matrices and vectors, what one device trains by it, and on which batches."""
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((3,), dtype="int32"), layers.Embedding(7, 5), layers.GlobalAveragePooling1D(),
+            layers.Dense(4, activation="tanh"), layers.Dense(1),
+        ]
+    )  # fmt: skip
+    rng = np.random.default_rng(0)
+    return _made(model, EVERY[name](), [rng.integers(0, 7, (6, 3)).astype(np.int32) for _ in range(3)])
+
+
+@cache
 def dense_step(name: str) -> tuple[CapturedFunction, Trained, list]:
     model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)])
     rng = np.random.default_rng(0)
     return _made(model, EVERY[name](), [rng.normal(size=(6, 5)) for _ in range(3)])
 
 
-@cache
-def embedding_step(name: str) -> tuple[CapturedFunction, Trained, list]:
-    layers = keras.layers
-    model = keras.Sequential(
-        [keras.Input((3,), dtype="int32"), layers.Embedding(7, 4), layers.GlobalAveragePooling1D(), layers.Dense(1)]
-    )
-    rng = np.random.default_rng(0)
-    return _made(model, EVERY[name](), [rng.integers(0, 7, (6, 3)).astype(np.int32) for _ in range(3)])
-
-
 def _made(
     model: keras.Model, optimizer: keras.optimizers.Optimizer, inputs: list[np.ndarray]
 ) -> tuple[CapturedFunction, Trained, list]:
-    """The captured step, what one device trains by it, and on which batches."""
     rng = np.random.default_rng(1)
     batches = [(x, rng.normal(size=(6, 1))) for x in inputs]
     optimizer.build(model.trainable_variables)
@@ -96,31 +99,37 @@ def _made(
     return captured, one_device(captured, step, batches), batches
 
 
-STEPS = {"dense": dense_step, "embedding": embedding_step}
-
-
-@pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize("name", EVERY)
-def test_rows_at_servers_train_what_one_device_does(name, kind):
-    captured, alone, batches = STEPS[kind](name)
+def test_rows_at_servers_train_what_one_device_does(name):
+    captured, alone, batches = step_with(name)
     assert_same(train(captured, sharded_plan(captured.item, every_cut(captured.item)), batches), alone)
 
 
-@pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize("name", ["adam", "lamb", "adafactor", "clipped by global norm", "average", "accumulation"])
-def test_columns_that_are_reduced_train_what_one_device_does(name, kind):
-    captured, alone, batches = STEPS[kind](name)
+def test_columns_that_are_reduced_train_what_one_device_does(name):
+    captured, alone, batches = step_with(name)
     strategy = sharded_plan(captured.item, every_cut(captured.item, axis=1), by_server=False)
     assert_same(train(captured, strategy, batches), alone)
 
 
+@pytest.mark.parametrize("name", ["adam", "lamb", "clipped by global norm", "average"])
+def test_so_they_do_without_a_table(name):
+    captured, alone, batches = dense_step(name)
+    assert_same(train(captured, sharded_plan(captured.item, every_cut(captured.item)), batches), alone)
+
+
+def test_of_matrices_alone_nothing_is_put_together():
+    """What divides rows in a branch divides no matrix so."""
+    captured, _, _ = dense_step("rmsprop, centered")
+    assert partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item)))[1] == ()
+
+
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("kind", STEPS)
 @pytest.mark.parametrize("name", [name for name in EVERY if name not in IN_PART])
-def test_the_update_is_done_shard_by_shard(name, kind, axis):
-    captured, _, _ = STEPS[kind](name)
+def test_the_update_is_done_shard_by_shard(name, axis):
+    captured, _, _ = step_with(name)
     item, told = partitioned(captured.item, sharded_plan(captured.item, every_cut(captured.item, axis)))
-    is_divided_in_a_branch = (name, kind) == ("rmsprop, centered", "embedding")  # so does Keras, with sparse rows
+    is_divided_in_a_branch = name == "rmsprop, centered"  # so does Keras, with sparse rows
     assert any("StatelessIf" in line for line in told) if is_divided_in_a_branch else told == ()
     cut = every_cut(captured.item, axis)
     assert cut.keys().isdisjoint(item.by_name)

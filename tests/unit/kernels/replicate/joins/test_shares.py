@@ -21,12 +21,11 @@ from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.replicate.replicate import Replicate
 from tests.unit.kernels import cotangent_steps as steps
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+from tests.unit.kernels.pairs import pairs
 
 every_shape = pytest.mark.parametrize("shape", [(1, 2), (2, 1), (2, 2)], ids=lambda s: f"{s[0]}x{s[1]}")
-every_feed = pytest.mark.parametrize("is_global", [False, True], ids=["own", "global"])
-shapes_and_feeds = pytest.mark.parametrize(
-    "shape, is_global", [((1, 2), False), ((2, 1), False), ((2, 2), True)], ids=["1x2", "2x1-own", "2x2-global"]
-)
+LAYOUTS = {"1x2": ((1, 2), False), "2x1-own": ((2, 1), False), "2x2-global": ((2, 2), True)}
+"""Workers and replicas, and whether what each worker is fed is the global batch."""
 
 
 def batches():
@@ -41,20 +40,19 @@ def on_one_device(make, is_global, count=2):
     return captured, one_device(captured, step, batches()[:count])
 
 
+LOOKING = [
+    steps.plain, steps.clip_per_example, steps.clip_in_mean_and_sum, steps.clip_gradient_of_weights, steps.adversarial,
+    steps.gradient_penalty, steps.virtual_adversarial, steps.in_two_calls, steps.through_a_mean, steps.two_groups,
+    steps.looked_at, steps.by_vectorized_map,
+]  # fmt: skip
+
+
 @pytest.mark.feature("function", "loss: gradient penalties")
 @pytest.mark.feature("function", "loss: adversarial examples (FGM, VAT)")
 @pytest.mark.feature("function", "loss: gradients clipped within the backward pass")
-@shapes_and_feeds
-@pytest.mark.parametrize(
-    "make",
-    [
-        steps.plain, steps.clip_per_example, steps.clip_in_mean_and_sum, steps.clip_gradient_of_weights,
-        steps.adversarial, steps.gradient_penalty, steps.virtual_adversarial, steps.in_two_calls,
-        steps.through_a_mean, steps.two_groups, steps.looked_at, steps.by_vectorized_map,
-    ],
-    ids=lambda make: make.__name__,
-)  # fmt: skip
-def test_what_looks_at_cotangents_trains_as_on_one_device(make, shape, is_global, caplog):
+@pytest.mark.parametrize("make, layout", pairs(LOOKING, LAYOUTS, each=4))
+def test_what_looks_at_cotangents_trains_as_on_one_device(make, layout, caplog):
+    shape, is_global = LAYOUTS[layout]
     with caplog.at_level(logging.INFO, "autodist"):
         captured, alone = on_one_device(make, is_global)
         found = train(captured, plan(captured.item, *shape), batches())
@@ -86,12 +84,13 @@ def test_parts_of_which_a_mask_leaves_nothing_give_no_gradient(shape):
     assert_same(train(captured, plan(captured.item, *shape), batches()[:1]), alone, rtol=1e-9)
 
 
-@every_feed
-@pytest.mark.parametrize("servers", [0, 1])
-@pytest.mark.parametrize(
-    "make", [steps.clip_per_example, steps.adversarial, steps.two_groups], ids=lambda make: make.__name__
-)
-def test_parameter_servers_too(make, servers, is_global):
+OWNED = [steps.clip_per_example, steps.adversarial, steps.two_groups]
+SERVERS_AND_FEEDS = {"own": (0, False), "global": (0, True), "server-own": (1, False), "server-global": (1, True)}
+
+
+@pytest.mark.parametrize("make, layout", pairs(OWNED, SERVERS_AND_FEEDS, each=1))
+def test_parameter_servers_too(make, layout):
+    servers, is_global = SERVERS_AND_FEEDS[layout]
     captured, alone = on_one_device(make, is_global)
     owners = {gradient.variable: k % 2 for k, gradient in enumerate(captured.item.gradients)}
     found = train(captured, plan(captured.item, 2, 1, owners, servers=servers), batches())

@@ -30,10 +30,11 @@ from tests.unit.kernels.in_one_process import (
     rewritten,
     train,
 )
+from tests.unit.kernels.pairs import pairs
 
 FIRST_REDUCTION = next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, ReduceByShuffle))
 
-every_shape = pytest.mark.parametrize("shape", [(1, 2), (2, 1), (2, 2), (3, 1)], ids=lambda s: f"{s[0]}x{s[1]}")
+SHAPES = [(1, 2), (2, 1), (3, 1), (2, 2)]
 
 Values = Callable[[tf.Tensor, tf.Tensor], object]
 
@@ -107,8 +108,7 @@ OUTPUTS: dict[str, Values] = {
 }
 
 
-@every_shape
-@pytest.mark.parametrize("name", OUTPUTS)
+@pytest.mark.parametrize("name, shape", pairs(OUTPUTS, SHAPES))
 def test_an_output_is_that_of_the_whole_batch(
     name: str, shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -176,14 +176,13 @@ def beside_a_mean(make: Callable[[], Values]) -> Values:
     return lambda x, errors: [values(x, errors), tf.reduce_mean(errors)][1]
 
 
-@every_shape
-@pytest.mark.parametrize(
-    "make",
-    [
-        most_so_far, declared_most, least_by_column, added_largest, largest_whole_number, whether_ever, moving_variance,
-        written_under_a_largest_value,
-    ],
-)  # fmt: skip
+STATES = [
+    most_so_far, declared_most, least_by_column, added_largest, largest_whole_number, whether_ever, moving_variance,
+    written_under_a_largest_value,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make, shape", pairs(STATES, SHAPES))
 def test_what_a_step_keeps_is_that_of_one_device(
     make: Callable[[], Values], shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:

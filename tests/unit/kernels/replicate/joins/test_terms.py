@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from autodist.errors import StrategyError
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.pairs import pairs
 
 SHAPES = [(1, 2), (2, 1)]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s[1]}")
@@ -121,11 +122,10 @@ RATIOS = {
 }
 
 
-@every_shape
-@pytest.mark.parametrize("loss", [pytest.param(loss, id=name) for name, loss in (SCALED | RATIOS).items()])
-def test_many_replicas_train_what_one_does(loss, shape, caplog):
+@pytest.mark.parametrize("name, shape", pairs(SCALED | RATIOS, SHAPES))
+def test_many_replicas_train_what_one_does(name, shape, caplog):
     with caplog.at_level(logging.WARNING, "autodist"):
-        check(shape, step_of, loss)
+        check(shape, step_of, (SCALED | RATIOS)[name])
     assert not caplog.records
 
 

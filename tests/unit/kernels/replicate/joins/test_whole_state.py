@@ -12,10 +12,11 @@ import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
 from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one_device, plan, train
+from tests.unit.kernels.pairs import pairs
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
 
-every_shape = pytest.mark.parametrize("shape", [(1, 2), (2, 1), (2, 2)], ids=lambda s: f"{s[0]}x{s[1]}")
+SHAPES = [(1, 2), (2, 1), (2, 2)]
 
 F64, I64 = tf.float64, tf.int64
 Write = Callable[..., object]
@@ -187,8 +188,7 @@ CASES = [
 ]  # fmt: skip
 
 
-@every_shape
-@pytest.mark.parametrize("make", CASES, ids=lambda m: m.__name__)
+@pytest.mark.parametrize("make, shape", pairs(CASES, SHAPES))
 def test_it_is_that_of_one_device(
     make: Callable[[], Write], shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -212,8 +212,7 @@ def noise() -> Write:
     return lambda x, errors, loss: drawn.assign(loss + tf.random.normal([], dtype=F64, seed=1))
 
 
-@every_shape
-@pytest.mark.parametrize("make", [last_rows, likenesses, noise])
+@pytest.mark.parametrize("make, shape", pairs([last_rows, likenesses, noise], SHAPES, each=1))
 def test_where_it_is_not_known_the_log_says_what_it_becomes_and_workers_stay_alike(
     make: Callable[[], Write], shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -230,7 +229,7 @@ def declared_norm() -> Write:
     return lambda x, errors, loss: norm.assign(tf.sqrt(tf.reduce_sum(tf.matmul(x, x, transpose_b=True))))
 
 
-@every_shape
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_a_metric_that_is_not_a_sum_is_told_of(shape: tuple[int, int], caplog: pytest.LogCaptureFixture) -> None:
     trained(declared_norm, shape)
     assert "state becomes the sum of what each replica changes" in caplog.text
@@ -284,18 +283,15 @@ def mean_of_it_and_of_the_loss() -> Write:
     return lambda x, errors, loss: (mean.update_state(likeness(x)), mean.update_state(likeness(x) * 1.0))
 
 
-@every_shape
-@pytest.mark.parametrize(
-    ("make", "is_told"),
-    [
-        (mean_of_it, True), (mean_of_it_by_examples, False), (mean_of_it_divided_as_keras_does, True),
-        (mean_of_it_that_is_reset, True), (mean_of_its_rows, False), (mean_of_it_and_of_the_loss, True),
-    ],
-    ids=lambda p: getattr(p, "__name__", ""),
-)  # fmt: skip
+IS_TOLD = {
+    mean_of_it: True, mean_of_it_by_examples: False, mean_of_it_divided_as_keras_does: True,
+    mean_of_it_that_is_reset: True, mean_of_its_rows: False, mean_of_it_and_of_the_loss: True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("make, shape", pairs(IS_TOLD, SHAPES))
 def test_a_mean_of_what_is_not_known_is_averaged_with_its_count(
     make: Callable[[], Write],
-    is_told: bool,
     shape: tuple[int, int],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -308,5 +304,5 @@ def test_a_mean_of_what_is_not_known_is_averaged_with_its_count(
     logged = found.variable("mean/total") / found.variable("mean/count")
     assert logged == pytest.approx(expected[-1] if "reset" in make.__name__ else np.mean(expected), rel=1e-12)
     said = [r.getMessage() for r in caplog.records]
-    assert len(said) == (shape[0] if is_told else 0)
+    assert len(said) == (shape[0] if IS_TOLD[make] else 0)
     assert all("it is averaged over the replicas" in text for text in said)

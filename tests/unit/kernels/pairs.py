@@ -1,0 +1,38 @@
+"""Pairs in place of products: each case once where it is hardest, and each layout with some of the cases."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+import pytest
+from _pytest.mark import ParameterSet
+
+
+def pairs(cases: Collection[object], layouts: Collection[object], each: int = 3) -> list[ParameterSet]:
+    """Values of two parameters, a case and a layout.
+
+    The last of the layouts, in which all that the others ask for comes together, takes every case. What is left to be
+    shown of another one is its own and no case's, for which `each` cases do, that no layout before it has had.
+
+    >>> [pair.values for pair in pairs("abcd", ["1x2", "2x1", "2x2"], each=1)]
+    [('a', '1x2'), ('a', '2x2'), ('b', '2x1'), ('b', '2x2'), ('c', '2x2'), ('d', '2x2')]
+    """
+    *others, hardest = layouts
+    return [
+        pytest.param(case, layout, id=f"{_name(case)}-{_name(layout)}")
+        for position, case in enumerate(cases)
+        for layout in (*_in_turn(position, len(cases), others, each), hardest)
+    ]
+
+
+def _in_turn(position: int, count: int, layouts: list[object], each: int) -> Iterator[object]:
+    """The layouts whose turn it is at a case."""
+    for number, layout in enumerate(layouts):
+        if position in {(number + count * k // each) % count for k in range(each)}:
+            yield layout
+
+
+def _name(value: object) -> str:
+    if isinstance(value, tuple):
+        return "x".join(map(_name, value))
+    return getattr(value, "__name__", str(value))
