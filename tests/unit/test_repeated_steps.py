@@ -121,6 +121,7 @@ def test_steps_are_one_call_and_train_what_one_device_does(build: Callable[[], k
     assert sum(calls) == 20 and calls.count(3) == 5
 
 
+@pytest.mark.slow
 def test_what_xla_compiles_is_repeated(calls: list[int]) -> None:
     assert_alike(*trained(lambda: dense(jit_compile=True), 2, epochs=2))
     assert 3 in calls and sum(calls) == 20

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -16,6 +18,7 @@ EIGHT = tf.constant(np.arange(32).reshape(8, 4), tf.float32)
 SPECS = (tf.TensorSpec([None, 4]), tf.TensorSpec([None, 3]))
 
 
+@cache  # for all ways to deal the examples out
 def item_of(change=lambda x: x, after=lambda y: y, loss_of=lambda e: tf.reduce_mean(tf.square(e)), axes=(0, 0)):
     """A step that multiplies `change(x)` by a weight and compares `after` of that with what is wanted."""
 

@@ -310,6 +310,7 @@ def test_the_parts_loss_of_an_evaluation_alone_weighs_batches_as_ever():
     assert_alike(*(m.evaluate(X, TRUTH, batch_size=8, verbose=0) for m in (model, plain)))
 
 
+@pytest.mark.slow
 def test_what_xla_compiles_is_shared_as_well(count_shared):
     shared, plain = on_two_replicas(lambda: two_outputs(jit_compile=True))
     assert_alike(*(m.evaluate(X, TRUTH, batch_size=7, verbose=0) for m in (shared, plain)))

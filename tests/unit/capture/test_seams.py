@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+
 import pytest
 import tensorflow as tf
 
@@ -102,11 +105,20 @@ def test_nothing_is_looked_at_behind_what_gradients_end_at():
     assert [seam.tensor.op.type for seam in notes.calls[0].seams] == ["AddV2", "Mul"]
 
 
-def test_long_sums_are_taken_apart():
+def test_sums_longer_than_python_may_call_itself_are_taken_apart(few_calls_deep):
     def build(v):
         total, other = v[0], v[1]
-        for _ in range(1500):
+        for _ in range(few_calls_deep):
             total += other
         return total, {}
 
-    assert in_graph(build)[1] == [1.0, 1500.0]
+    assert in_graph(build)[1] == [1.0, few_calls_deep]
+
+
+@pytest.fixture
+def few_calls_deep():
+    """How many more calls than now Python may be deep: what TensorFlow needs, so that a short sum is a long one."""
+    limit, more = sys.getrecursionlimit(), 200
+    sys.setrecursionlimit(len(inspect.stack(0)) + more)
+    yield more
+    sys.setrecursionlimit(limit)

@@ -190,20 +190,21 @@ def test_metrics_that_are_read_after_their_write_are_replicated():
     assert [found.kind(tensor.name) for tensor in outputs] == [Replicated(), MEAN]
 
 
-@pytest.mark.slow
 def test_a_large_step_is_analysed_in_a_moment():
-    model = keras.applications.ResNet50(weights=None, input_shape=(64, 64, 3), classes=10)
-    optimizer = keras.optimizers.Adam()
-    optimizer.build(model.trainable_variables)
-    loss_of = keras.losses.SparseCategoricalCrossentropy()
+    """As deep as the deepest networks, with half the nodes of a ResNet50's step."""
+    weights = [tf.Variable(tf.eye(4)) for _ in range(200)]
 
-    def step(x, y):
+    def step(x):
         with tf.GradientTape() as tape:
-            loss = loss_of(y, model(x, training=True))
-        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+            for weight in weights:
+                x = tf.nn.relu(x @ weight) + x
+            loss = tf.reduce_mean(tf.square(x))
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
         return [loss]
 
-    found, [loss] = traced(step, [floats(64, 64, 3), integers()])
+    found, [loss] = traced(step, [floats(4)])
+    assert len(loss.graph.get_operations()) > 3500
     began = time.process_time()
     assert found.kind(loss.name) == MEAN
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 0.5
