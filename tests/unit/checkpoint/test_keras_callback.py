@@ -94,7 +94,7 @@ def autodist(builder=None, **said) -> AutoDist:
 def build(ad: AutoDist, rate: float = 0.05) -> keras.Model:
     keras.utils.set_random_seed(3)
     with ad.scope():
-        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+        model = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, "tanh")])
         model.compile(keras.optimizers.Adam(rate), "mse", metrics=["mae"])
     return model
 
@@ -136,15 +136,12 @@ def uninterrupted(folder, builder, data=lambda: None, **said):
     return values(model), history, callbacks
 
 
-@pytest.fixture(scope="module")
-def unshuffled(tmp_path_factory):
-    return uninterrupted(tmp_path_factory.mktemp("whole"), AllReduce, shuffle=False)
-
-
-def assert_goes_on(tmp_path, builder, killed, data=lambda: None, whole=None, **said) -> None:
-    whole, history, expected = whole or uninterrupted(tmp_path / "whole", builder, data, **said)
-    ad = autodist(builder())
-    assert fit(ad, build(ad), tmp_path / "parts", ours(), killed=killed, data=data(), **said) is None
+def assert_goes_on(tmp_path, builder, *kills, data=lambda: None, **said) -> None:
+    """A fit that is killed before each of some batches, and every time goes on, ends as one that nothing has ended."""
+    whole, history, expected = uninterrupted(tmp_path / "whole", builder, data, **said)
+    for killed in kills:
+        ad = autodist(builder())
+        assert fit(ad, build(ad), tmp_path / "parts", ours(), killed=killed, data=data(), **said) is None
     ad = autodist(builder())
     model, found = build(ad), ours()
     again = fit(ad, model, tmp_path / "parts", found, data=data(), **said)
@@ -157,41 +154,44 @@ def assert_goes_on(tmp_path, builder, killed, data=lambda: None, whole=None, **s
     assert found[0].wait == expected[0].wait
 
 
-@pytest.mark.parametrize("killed", [(0, 3), (2, 1), (3, 0)])
-def test_it_is_the_uninterrupted_fit_to_the_bit(tmp_path, killed, unshuffled):
+def test_it_is_the_uninterrupted_fit_to_the_bit(tmp_path):
     """Values, slots, the learning rate, history with metrics of the epoch, callbacks' states; unshuffled."""
-    assert_goes_on(tmp_path, AllReduce, killed, whole=unshuffled, shuffle=False)
+    assert_goes_on(tmp_path, AllReduce, (0, 3), (2, 1), (3, 0), shuffle=False)
 
 
+@pytest.mark.slow
 def test_a_fit_whose_variables_lie_in_shards_goes_on(tmp_path):
     assert_goes_on(tmp_path, lambda: PartitionedPS(max_shards=3, **SHARDS), (2, 3), shuffle=False)
 
 
+@pytest.mark.slow
 def test_an_infinite_data_set_goes_on_where_it_was(tmp_path):
     def data():
         return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat()
 
-    assert_goes_on(tmp_path, AllReduce, (3, 1), data, steps_per_epoch=3)
+    assert_goes_on(tmp_path, AllReduce, (3, 1), data=data, steps_per_epoch=3)
 
 
+@pytest.mark.slow
 def test_shuffled_batches_come_in_the_order_that_they_had(tmp_path):
     def data():
         return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, seed=7).batch(8)
 
-    assert_goes_on(tmp_path, AllReduce, (2, 3), data)
+    assert_goes_on(tmp_path, AllReduce, (2, 3), data=data)
 
 
+@pytest.mark.slow
 def test_shuffled_arrays_come_in_the_order_that_they_had(tmp_path):
     assert_goes_on(tmp_path, AllReduce, (2, 3))
 
 
-@pytest.mark.parametrize(
-    ("data", "said"), [(Augmented, {}), (Augmented, {"shuffle": True}), (augmented, {"steps_per_epoch": 3})]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("data", "said"), [(Augmented, {"shuffle": True}), (augmented, {"steps_per_epoch": 3})])
 def test_what_data_in_python_draw_is_drawn_once_more(tmp_path, data, said):
-    assert_goes_on(tmp_path, AllReduce, (2, 2), data, **said)
+    assert_goes_on(tmp_path, AllReduce, (2, 2), data=data, **said)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_between_two_fits_is_drawn_once_more(tmp_path):
     """The first of them was over when the run was killed; of what it drew nothing is drawn now."""
 
@@ -229,6 +229,7 @@ def test_a_fit_that_was_over_is_not_made_again(tmp_path):
     assert ad.steps_done == 10
 
 
+@pytest.mark.slow
 def test_the_yaml_saves_fit_with_no_line_of_the_script(tmp_path):
     """Two fits, as where the second one trains all layers: the first was over when the run was killed."""
 
