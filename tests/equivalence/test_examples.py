@@ -1,4 +1,4 @@
-"""Every example runs: on two workers of two replicas, with its AutoDist lines taken out, and on two hosts over SSH."""
+"""Every example runs: on two workers of two replicas (or pipelines), with its AutoDist lines out, and over SSH."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ EXAMPLES = {
         Example("digits_step", ("--steps", "60"), r"^test accuracy ([\d.]+)$", 0.003),
         Example("digits_tf1", ("--epochs", "2"), r"^test accuracy ([\d.]+)$", 0.003),
         Example("char_language_model", ("--steps", "20"), r"^loss ([\d.]+) nats", 0.001),
+        Example("transformer_language_model", ("--steps", "10"), r"^loss ([\d.]+) nats", 0.001),
         Example("skip_gram", ("--steps", "40"), r"^loss ([\d.]+);", 0.05),
     )
 }
@@ -78,6 +79,7 @@ CASES = [
     ("digits_tf1", "cluster"),
     ("char_language_model", "cluster_parallax"),
     ("skip_gram", "cluster_own_builder"),
+    ("transformer_language_model", "cluster_pipeline"),
 ]
 
 NO_SCRIPT = "own_builder"

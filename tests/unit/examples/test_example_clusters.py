@@ -10,7 +10,14 @@ import tensorflow as tf
 from autodist.graph.item import GraphItem
 from autodist.graph.parts import Gradient, Variable
 from autodist.resources import ResourceSpec
-from autodist.strategies import PlacedBuilder, all_reduce_node, builder_from_section, parameter_server_node
+from autodist.strategies import (
+    Pipeline,
+    PlacedBuilder,
+    all_reduce_node,
+    arranged,
+    builder_from_section,
+    parameter_server_node,
+)
 
 EXAMPLES = pathlib.Path(__file__).resolve().parents[3] / "examples"
 
@@ -22,6 +29,7 @@ def test_each_file_is_tested_here() -> None:
         "cluster_ps.yml",
         "cluster_parallax.yml",
         "cluster_own_builder.yml",
+        "cluster_pipeline.yml",
         "two_hosts.yml",
     }
 
@@ -45,6 +53,15 @@ def test_a_local_cluster_has_two_workers_of_two_replicas(
     placed = builder_from_section(spec.strategy)
     assert isinstance(placed, PlacedBuilder)
     assert type(placed.builder).__name__ == builder
+
+
+def test_the_pipelines_cluster_has_a_worker_of_one_device_for_each_stage_of_each_pipeline() -> None:
+    spec = ResourceSpec.from_file(EXAMPLES / "cluster_pipeline.yml")
+    builder = builder_from_section(spec.strategy)
+    assert [worker.devices for worker in spec.workers] == [("cpu:0",)] * 4
+    assert arranged(builder, spec).replica_workers == (0,) * 4
+    assert isinstance(builder, PlacedBuilder) and isinstance(builder.builder, Pipeline)
+    assert len(builder.builder.stages) == builder.builder.pipelines == 2
 
 
 def test_two_hosts_are_two_workers_of_which_the_second_is_reached_over_ssh() -> None:
