@@ -24,6 +24,7 @@ from autodist.capture.keras_models import KerasModels
 from autodist.capture.local_training import put_back
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.shared_files import share_files
+from autodist.capture.stage_marks import StageMark
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.checkpoint import Checkpoints
 from autodist.checkpoint.around_fit import AroundFit
@@ -53,7 +54,7 @@ from autodist.runtime.sampler import Sampler
 from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.session import DistributedSession
-from autodist.strategies import BuildsStrategy, arranged, chosen_builder
+from autodist.strategies import AllReduce, BuildsStrategy, arranged, chosen_builder, find_pipeline
 from autodist.trains_alone import TrainsAlone
 
 log = logging.getLogger("autodist")
@@ -272,6 +273,21 @@ class AutoDist:
             )
 
         return decorate if step is None else decorate(step)
+
+    @tf.autograph.experimental.do_not_convert
+    def stage(self, stage: int) -> StageMark:
+        """`with ad.stage(k):` gives what is made there to pipeline stage k, where the strategy is a Pipeline.
+
+        Variables and operations made there, and Keras layers made or called there, belong to that stage. It means
+        nothing to other strategies, which is told.
+
+        Args:
+            stage: counted from 0.
+
+        Raises:
+            ValueError: it is no number of a stage.
+        """
+        return StageMark(stage)
 
     def distribute_dataset(self, dataset: Iterable[Any]) -> DistributedDataset:
         """This worker's part of each global batch, to be passed to a step.
@@ -510,11 +526,14 @@ def _choose(
     chosen = asked.builder(lambda: chosen_builder(builder, spec.strategy))
     if looks is not None:
         return looks.choose(spec, chosen), chosen
-    if recorder() is None:
+    recording = recorder()
+    if recording is None:
         require_can_restart(spec)
         spec = spec.without(before().left_out)
     else:
         spec = spec.without_checkpoints()  # steps are compared: none is saved, and none is gone on from
+        if recording.is_reference and find_pipeline(chosen) is not None:
+            chosen = AllReduce()  # which is not asked of one device, where there are no stages either
     log_to_the_terminal(is_chief=True)
     if spec.is_given:
         spec = meet(spec, asked.replicas, _count_gpus)

@@ -53,6 +53,13 @@ class Recorder:
         self._steps = 0
         self._is_permuted = recording.permutation is not None
         self._has_noted = False
+        self._stages: int | None = None
+        self._micro_batches = 0
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether the step runs as it was captured, on one device."""
+        return self._recording.is_reference
 
     def begin(self) -> None:
         """Called before the script builds anything."""
@@ -79,6 +86,8 @@ class Recorder:
                     f"{variable} {synchronizer.inexact}, so its training is not that of one device, and there is "
                     "nothing to verify. Verify the strategy with `sync: true`, `staleness: 0` and no compressor."
                 )
+        if strategy.pipeline.stages:
+            self._stages, self._micro_batches = len(strategy.pipeline.stages), len(strategy.graph_config.replicas)
 
     def in_order(self, values: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
         """What is given to a step that trains, with the examples of each array in the order that was asked for.
@@ -130,6 +139,8 @@ class Recorder:
             "draws": [op for op in ops if draws_numbers(op) or op in having(Trait.SEEDED | Trait.GENERATOR)],
             "normalises": [op for op in ops if op.startswith("FusedBatchNorm")],
             "is_permuted": self._is_permuted,
+            "stages": self._stages,
+            "micro_batches": self._micro_batches,
         }
         (self._folder / NOTES).write_text(json.dumps(notes), encoding="utf-8")
 

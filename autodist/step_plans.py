@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
@@ -9,12 +10,23 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.item import GraphItem
 from autodist.graph.renaming import Renaming
+from autodist.graph.stage_marks import has_stage_marks
 from autodist.kernels import KERNELS, Context, Kernel, rewrite
+from autodist.options import OptionError
 from autodist.proto import strategy_pb2
 from autodist.recording import Recorder
 from autodist.resources import ResourceSpec
 from autodist.runtime.fusions import keep_apart
-from autodist.strategies import BuildsStrategy, ask_builder, check_strategy, graph_config, resolve_specs
+from autodist.strategies import (
+    BuildsStrategy,
+    PlacedBuilder,
+    ask_builder,
+    check_strategy,
+    graph_config,
+    resolve_specs,
+)
+
+log = logging.getLogger("autodist")
 
 
 class StepPlans:
@@ -35,6 +47,7 @@ class StepPlans:
         self._rehearsed: tuple[tf.compat.v1.GraphDef, GraphItem] | None = None
         self._pipeline: strategy_pb2.Pipeline | None = None
         self._count = 0
+        self._has_told_of_marks = False
 
     @property
     def rehearsed(self) -> GraphItem | None:
@@ -65,25 +78,26 @@ class StepPlans:
                 node.variable = variable
         check_strategy(strategy, item, self._spec)
         self._require_arranged(strategy)
+        if not strategy.pipeline.stages and not self._has_told_of_marks and has_stage_marks(item):
+            self._has_told_of_marks = True
+            log.warning(
+                "ad.stage means nothing to %s, which has no pipeline stages: all of the model is computed by each "
+                "replica. Take `builder: Pipeline` for stages.", strategy.builder,
+            )  # fmt: skip
         if self._recorder is not None:
             self._recorder.require_exact(strategy)
         return resolve_specs(strategy, item, self._spec)
 
     def _require_arranged(self, strategy: strategy_pb2.Strategy) -> None:
-        """Passes a pipeline of which the machines know, and which is not recorded.
+        """Passes a pipeline of which the machines know.
 
         Raises:
-            StrategyError: the builder is none of which it can be told beforehand, or a command compares the run.
+            StrategyError: the builder is none of which it can be told beforehand.
         """
         if strategy.pipeline.stages and not self._spec.micro_batches:
             raise StrategyError(
                 f"{strategy.builder} writes a strategy with pipeline stages, of which its replicas are the "
                 "micro-batches: that has to be known before the processes start. Take the builder Pipeline itself."
-            )
-        if strategy.pipeline.stages and self._recorder is not None:
-            raise StrategyError(
-                "`autodist verify` compares replicas with one device, and no pipeline. Take another strategy for it; "
-                "what a pipeline trains is, bit for bit, what as many replicas as micro-batches do on one worker."
             )
 
     def decide(self, strategy: strategy_pb2.Strategy, names: Mapping[str, str], renaming: Renaming) -> None:
@@ -143,7 +157,12 @@ class StepPlans:
         context = Context(self._through_stages(strategy), self._index, joins_outputs, fetches_alike)
         if self._recorder is not None:
             kernels = self._recorder.kernels(kernels)
-        rewritten = rewrite(share_names(item, names), context, f"step_{self._count}", kernels)
+        try:
+            rewritten = rewrite(share_names(item, names), context, f"step_{self._count}", kernels)
+        except OptionError as error:
+            if isinstance(self._builder, PlacedBuilder):
+                raise self._builder.at_its_place(error) from error
+            raise
         self._count += 1
         return rewritten if len(self._spec.workers) == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
 

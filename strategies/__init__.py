@@ -28,7 +28,7 @@ from autodist.strategies.partition import Partition
 from autodist.strategies.partition_options import PartitionOptions
 from autodist.strategies.partitioned_ar import PartitionedAR
 from autodist.strategies.partitioned_ps import PartitionedPS
-from autodist.strategies.pipeline import Pipeline, arranged
+from autodist.strategies.pipeline import Pipeline, arranged, find_pipeline
 from autodist.strategies.placed import PlacedBuilder
 from autodist.strategies.ps import PS, owner_index, parameter_server_node
 from autodist.strategies.ps_load_balancing import PSLoadBalancing
@@ -80,6 +80,7 @@ __all__ = [
     "chosen_builder",
     "even_sizes",
     "find_builder",
+    "find_pipeline",
     "graph_config",
     "link_bytes",
     "make_strategy",

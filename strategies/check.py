@@ -39,7 +39,7 @@ def check_strategy(
             if problem is not None:
                 raise StrategyError(problem, place_of(node.variable, "compressor"))
     _check_replicas(strategy, resource_spec)
-    check_pipeline(strategy, place_of)
+    check_pipeline(strategy, variables, place_of)
     check_collectives(strategy, resource_spec, place_of)
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from autodist.errors import StrategyError
 from autodist.nearest import listed
 from autodist.proto import strategy_pb2
 from autodist.strategies.check_nodes import PlaceOf
+from autodist.strategies.variables import SyncedVariable
 from autodist.synchronizers import ParameterServer, cut_of, synchronizers_of
 
 
@@ -53,7 +56,7 @@ def _check_seats(strategy: strategy_pb2.Strategy) -> None:
         )
 
 
-def check_pipeline(strategy: strategy_pb2.Strategy, place_of: PlaceOf) -> None:
+def check_pipeline(strategy: strategy_pb2.Strategy, variables: Mapping[str, SyncedVariable], place_of: PlaceOf) -> None:
     """Passes a strategy without pipeline stages, or one in which each variable is held by the worker of one stage.
 
     Raises:
@@ -91,5 +94,12 @@ def check_pipeline(strategy: strategy_pb2.Strategy, place_of: PlaceOf) -> None:
             raise StrategyError(
                 f"{node.variable} is owned by worker {said.owner}, which is not the first of those that compute a stage"
                 f": these are {listed(map(str, sorted(stages)))}. Take one of them for owner.",
+                place_of(node.variable, "owner"),
+            )
+        mark, stage = variables[node.variable].stage, stage_of(strategy, node)
+        if mark is not None and mark != stage:
+            raise StrategyError(
+                f"{node.variable} is made in ad.stage({mark}), and is given to worker {said.owner}, which computes "
+                f"stage {stage}. Leave one of them out, or let both say the same.",
                 place_of(node.variable, "owner"),
             )

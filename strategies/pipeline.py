@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby, pairwise
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from autodist.graph.schedule import SCHEDULES
-from autodist.nearest import listed
 from autodist.options import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.pipeline_mesh import PipelineMesh, count_stages, dealt_out
+from autodist.strategies.pipeline_stages import Stages, stages_of_variables
 from autodist.strategies.placed import PlacedBuilder
 from autodist.strategies.ps import parameter_server_node
 from autodist.strategies.registry import register
-from autodist.strategies.variables import GraphLike, SyncedVariable, synced_variables
+from autodist.strategies.variables import GraphLike, synced_variables
 
 MOST_MICRO_BATCHES = 1024
-
-Stages = tuple[tuple[str, ...], ...]
 
 
 @register
@@ -50,7 +45,7 @@ class Pipeline(StrategyBuilder):
         stages: for each stage patterns (regular expressions) that match the whole names of its variables, of which the
             first match in their order counts; or how many stages there are, which then share the bytes in the order in
             which the variables were made. None: as many as there are workers for. There is a worker for each, or
-            several (`mesh`).
+            several (`mesh`). Variables that the script makes in `ad.stage` are there, and no pattern may say otherwise.
         micro_batches: into how many parts the batch of a pipeline goes.
         schedule: GPipe goes forward with all micro-batches before it goes back; 1F1B goes back as soon as it can, so
             that a stage keeps the activations of as many as there are stages from it on, and not of all.
@@ -68,8 +63,7 @@ class Pipeline(StrategyBuilder):
         count = self.require_workers(resource_spec)
         made = {variable.name: position for position, variable in enumerate(graph_item.variables)}
         ordered = sorted(variables, key=lambda variable: made[variable.name])
-        given = self.stages
-        stage_of = _matched(ordered, given) if isinstance(given, tuple) else _balanced(ordered, count)
+        stage_of = stages_of_variables(ordered, self.stages if isinstance(self.stages, tuple) else None, count)
         nodes = [parameter_server_node(name, stage * self.pipelines) for name, stage in stage_of.items()]
         strategy = make_strategy("Pipeline", self.arranged(resource_spec), variables, nodes)
         strategy.pipeline.CopyFrom(
@@ -116,89 +110,15 @@ def arranged(builder: BuildsStrategy, resource_spec: ResourceSpec) -> ResourceSp
     """
     if isinstance(builder, PlacedBuilder):
         return builder.placed(lambda: arranged(builder.builder, resource_spec))
-    if isinstance(builder, OverrideVariables):
-        return arranged(builder.builder, resource_spec)
-    if not isinstance(builder, Pipeline):
+    pipeline = find_pipeline(builder)
+    if pipeline is None:
         return resource_spec
-    builder.require_workers(resource_spec)
-    return builder.arranged(resource_spec)
+    pipeline.require_workers(resource_spec)
+    return pipeline.arranged(resource_spec)
 
 
-def _matched(variables: Sequence[SyncedVariable], stages: Stages) -> dict[str, int]:
-    """The stage of each variable by the first pattern that matches its name.
-
-    Raises:
-        StrategyError: a pattern is none or matches nothing, a variable is in no stage, or a stage has none.
-    """
-    patterns = [(stage, pattern, _compiled(pattern)) for stage, given in enumerate(stages) for pattern in given]
-    found: dict[str, int] = {}
-    for variable in variables:
-        stage = next((stage for stage, _, known in patterns if known.fullmatch(variable.name)), None)
-        if stage is None:
-            raise OptionError(
-                "stages", f"{variable.name} is in no stage of the Pipeline: none of its patterns matches it. Add one."
-            )
-        found[variable.name] = stage
-    for stage, pattern, known in patterns:
-        if not any(known.fullmatch(variable.name) for variable in variables):
-            raise OptionError(
-                "stages",
-                f"the pattern {pattern!r} of stage {stage} matches no variable that is trained; these are "
-                f"{listed(variable.name for variable in variables)}.",
-            )
-    for stage in range(len(stages)):
-        if stage not in found.values():
-            raise OptionError(
-                "stages",
-                f"stage {stage} has no variable that an earlier stage has not matched before. Leave it out, or make "
-                "the patterns before it narrower.",
-            )
-    return found
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise OptionError("stages", f"the pattern {pattern!r} is no regular expression: {error}.") from error
-
-
-def _balanced(variables: Sequence[SyncedVariable], count: int) -> dict[str, int]:
-    """Runs of variables in their order, of which the largest has as few bytes as can be.
-
-    Those of one layer, which have one scope, stay together, if there are as many layers as stages.
-
-    Raises:
-        StrategyError: there are fewer variables than stages.
-    """
-    if len(variables) < count:
-        raise OptionError(
-            "stages",
-            f"Pipeline has {count} stages for {len(variables)} trained variables, and a stage without any computes "
-            "nothing. Take fewer stages, and as many workers.",
-        )
-    layers = [list(group) for _, group in groupby(variables, lambda variable: variable.name.rpartition("/")[0])]
-    groups = layers if len(layers) >= count else [[variable] for variable in variables]
-    cuts = _cuts([sum(variable.byte_size for variable in group) for group in groups], count)
-    return {
-        variable.name: stage
-        for stage, (start, end) in enumerate(pairwise(cuts))
-        for group in groups[start:end]
-        for variable in group
-    }
-
-
-def _cuts(sizes: Sequence[int], count: int) -> list[int]:
-    """Where `count` runs of sizes begin, and where the last ends, so that the largest sum is as small as can be."""
-    ends = list(accumulate(sizes, initial=0))
-    best: dict[int, tuple[int, list[int]]] = {0: (0, [0])}
-    """For so many sizes: the largest sum, and the cuts."""
-    for run in range(1, count + 1):
-        best = {
-            end: min(
-                (max(largest, ends[end] - ends[start]), [*cuts, end])
-                for start, (largest, cuts) in best.items() if start < end
-            )
-            for end in range(run, len(sizes) - (count - run) + 1)
-        }  # fmt: skip
-    return best[len(sizes)][1]
+def find_pipeline(builder: BuildsStrategy) -> Pipeline | None:
+    """The builder of pipeline stages that decides first; None: there are no stages."""
+    while isinstance(builder, PlacedBuilder | OverrideVariables):
+        builder = builder.builder
+    return builder if isinstance(builder, Pipeline) else None

@@ -56,8 +56,15 @@ class PlacedBuilder:
         except StrategyError as error:
             if error.place is not None:
                 raise
-            path = (error.option,) if isinstance(error, OptionError) else ()
-            raise StrategyError(error.problem, self.section.place(*path)) from error
+            raise self.at_its_place(error) from error
+
+    def at_its_place(self, error: StrategyError) -> StrategyError:
+        """An error, and what was noted of it, with the place of the option whose value it speaks of."""
+        path = (error.option,) if isinstance(error, OptionError) else ()
+        placed = StrategyError(error.problem, self.section.place(*path))
+        for note in getattr(error, "__notes__", ()):
+            placed.add_note(note)
+        return placed
 
     def _place_of(self, variable: str, option: str) -> Place | None:
         """Where an option of a variable stands, or the nearest around it: in the pattern that the variable uses, if

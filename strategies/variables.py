@@ -68,6 +68,7 @@ class SyncedVariable:
             sparse gradient in one step is dense, since all of it travels anyway.
         dtype: name of its elements' type ("float32").
         is_floating: whether that is a floating-point type.
+        stage: the pipeline stage to which the script gives it; None: it does not say.
     """
 
     name: str
@@ -76,6 +77,7 @@ class SyncedVariable:
     is_sparse: bool
     dtype: str = "float32"
     is_floating: bool = True
+    stage: int | None = None
 
     @property
     def elements(self) -> int:
@@ -99,7 +101,9 @@ class SyncedVariable:
 
     def named(self, name: str) -> SyncedVariable:
         """The same under another name."""
-        return SyncedVariable(name, self.shape, self.byte_size, self.is_sparse, self.dtype, self.is_floating)
+        return SyncedVariable(
+            name, self.shape, self.byte_size, self.is_sparse, self.dtype, self.is_floating, self.stage
+        )
 
 
 def synced_variables(graph_item: GraphLike) -> tuple[SyncedVariable, ...]:
@@ -114,4 +118,5 @@ def synced_variables(graph_item: GraphLike) -> tuple[SyncedVariable, ...]:
 def _synced(variable: VariableLike, is_sparse: bool) -> SyncedVariable:
     dtype = variable.dtype
     shape = tuple(variable.shape)
-    return SyncedVariable(variable.name, shape, variable.byte_size, is_sparse, dtype.name, dtype.is_floating)
+    stage = getattr(variable, "stage", None)  # a stand-in that is planned for may know of none
+    return SyncedVariable(variable.name, shape, variable.byte_size, is_sparse, dtype.name, dtype.is_floating, stage)

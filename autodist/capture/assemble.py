@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from autodist.capture.gradients import NotedCall
 from autodist.capture.specs import note_specs
+from autodist.capture.stage_marks import stage_of_variable
 from autodist.capture.whole_sums import NotedSum
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_applied
@@ -113,6 +114,7 @@ def describe_variables(found: Iterable[FoundVariable[V]]) -> tuple[Variable, ...
                 trainable=bool(source.trainable),
                 aggregation=_AGGREGATIONS.get(source.aggregation.name, Aggregation.NONE),
                 is_seed=source.dtype.is_integer and name.endswith(_SEED_SUFFIXES),
+                stage=stage_of_variable(source),
             )
         )
     return tuple(described)

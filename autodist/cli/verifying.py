@@ -34,6 +34,8 @@ class Verified:
         limit: the largest relative difference that is promised.
         precision: in words.
         notes: what is known of the step.
+        stages: of a pipeline, how many; None: it is none.
+        micro_batches: of a pipeline.
     """
 
     compared: Compared
@@ -41,6 +43,8 @@ class Verified:
     limit: float
     precision: str
     notes: Mapping[str, Any]
+    stages: int | None = None
+    micro_batches: int = 0
 
     @property
     def is_past_the_promise(self) -> bool:
@@ -60,7 +64,10 @@ class Verified:
     def words(self) -> Iterator[str]:
         """The verdict, and what explains it."""
         workers, replicas = self.asked.workers or 1, self.asked.replicas or 1
+        part = "replica" if self.stages is None else "micro-batch"
         where = f"{workers} workers of {replicas} replicas"
+        if self.stages is not None:
+            where = f"{self.stages} pipeline stages with {self.micro_batches} micro-batches"
         told = f"{self.compared.steps} steps on {where} and on one device, {self.precision}"
         if self.compared.left_out:
             yield f"not compared, since one worker has its part alone: {', '.join(self.compared.left_out)}"
@@ -74,18 +81,21 @@ class Verified:
         )
         if self.notes["draws"]:
             yield (
-                f"The step draws random numbers ({', '.join(self.notes['draws'])}), and each replica draws its own: "
+                f"The step draws random numbers ({', '.join(self.notes['draws'])}), and each {part} draws its own: "
                 "with dropout, say, it cannot agree with one device. Verify without."
             )
         if self.notes["normalises"]:
             yield (
-                "The step has batch normalisation, which sees its replica's part of the batch: use "
-                "BatchNormalization(synchronized=True), or verify without."
+                f"The step has batch normalisation, which sees its {part}'s part of the batch: "
+                f"{'use BatchNormalization(synchronized=True), or ' if self.stages is None else ''}verify without."
             )
-        yield (
-            "If the script feeds a step itself, see that the parts of all workers make up the batch of one device: "
-            "divide it by ad.num_workers, or use @ad.function(batch='global')."
-        )
+        if self.stages is None:
+            yield (
+                "If the script feeds a step itself, see that the parts of all workers make up the batch of one device: "
+                "divide it by ad.num_workers, or use @ad.function(batch='global')."
+            )
+        else:
+            yield "If the script feeds a step itself, see that the chief passes whole batches: it alone is fed."
 
 
 def verify_script(target: Target, asked: Asked, steps: int, folder: Path, shows_output: bool) -> Verified:
@@ -130,7 +140,16 @@ def verify_script(target: Target, asked: Asked, steps: int, folder: Path, shows_
             f"the script makes {steps_of(reference)} training steps on one device and {steps_of(other)} on "
             f"{asked.workers} workers; both have to make the same."
         )
-    return Verified(compare(reference, other, limit), asked, limit, precision, _notes(reference))
+    of_other = _notes(other)
+    return Verified(
+        compare(reference, other, limit),
+        asked,
+        limit,
+        precision,
+        _notes(reference),
+        of_other["stages"],
+        of_other["micro_batches"],
+    )
 
 
 @dataclass(frozen=True)

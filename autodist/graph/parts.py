@@ -31,6 +31,7 @@ class Variable:
         aggregation: as the script declared it (Keras declares one for each of its variables).
         is_seed: whether it is the state of a random generator, which replicas must read differently.
         is_overwritten: whether what Keras has for its gradient is its new value, so that it is state, and not trained.
+        stage: the pipeline stage to which the script gives it; None: it does not say.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Variable:
     aggregation: Aggregation = Aggregation.NONE
     is_seed: bool = False
     is_overwritten: bool = False
+    stage: int | None = None
 
     @property
     def byte_size(self) -> int:

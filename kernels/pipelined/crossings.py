@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist.errors import StrategyError
 from autodist.graph.control_flow import find_inside
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem
@@ -20,6 +19,7 @@ from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.pipelined.homes import Crossing, Homes
+from autodist.options import OptionError
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,10 @@ def _require_values(homes: Homes, crossings: Sequence[Crossing]) -> None:
             continue
         name = homes.item.replica_of(node.name)[1]
         source, reader = map(homes.stage_of_worker, (crossing.source, crossing.reader))
-        raise StrategyError(
+        raise OptionError(
+            "stages",
             f"{name} ({node.op}) is made by pipeline stage {source} and read by stage {reader}, and {why}. Put the "
-            "variables of what reads it and of what makes it into one stage."
+            "variables of what reads it and of what makes it into one stage.",
         )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from autodist.errors import StrategyError
 from autodist.graph.effects import PASSES
 from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import is_control, node_of, tensor
@@ -18,6 +17,7 @@ from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.pipelined.assign_stages import stage_of_handles
 from autodist.nearest import listed
+from autodist.options import OptionError
 
 _TABLES = having(Trait.TABLE_READ | Trait.CALL)
 
@@ -183,12 +183,13 @@ class Homes:
             return None if part is None else Seat(part.stage, self._own_pipeline(name))
         return None
 
-    def _of_several(self, name: str) -> StrategyError:
+    def _of_several(self, name: str) -> OptionError:
         effect = self.wiring.effects[name]
         used = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
-        return StrategyError(
+        return OptionError(
+            "stages",
             f"{name} ({self.wiring.nodes[name].op}) uses {listed(used)}, which are in different pipeline stages: one "
-            "operation is not cut. Put these variables into one stage."
+            "operation is not cut. Put these variables into one stage.",
         )
 
     def _require_own_writes(self, name: str) -> None:
@@ -197,10 +198,11 @@ class Homes:
         shared = sorted(self.item.by_handle[h].name for h in effect.writes if h not in self.stage_of)
         owned = sorted(self.item.by_handle[h].name for h in effect.reads | effect.writes if h in self.stage_of)
         if shared:
-            raise StrategyError(
+            raise OptionError(
+                "stages",
                 f"{name} ({self.wiring.nodes[name].op}) writes {listed(shared)}, which every worker holds, and uses "
                 f"{listed(owned)}, which a pipeline stage holds: the others would not see what it writes. Write them "
-                "by operations of their own."
+                "by operations of their own.",
             )
 
     def _is_unique(self, name: str) -> bool:

@@ -10,7 +10,7 @@ from typing import cast
 
 import tensorflow as tf
 
-from autodist.errors import PartsError, StrategyError
+from autodist.errors import PartsError
 from autodist.graph.control_flow import find_inside
 from autodist.graph.fragment import fragment
 from autodist.graph.schedule import ONE_F_ONE_B, Unit, make_schedule
@@ -18,6 +18,7 @@ from autodist.graph.split import split
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context
 from autodist.kernels.pipelined.homes import Homes
+from autodist.options import OptionError
 
 Turns = Mapping[int, Sequence[Unit]]
 """For each worker its units, one after the other."""
@@ -32,8 +33,9 @@ def find_order(homes: Homes, context: Context) -> Turns:
     try:
         parts = split(homes.item, lambda name: homes.unit_of(name) if name in homes.needed else None)
     except PartsError as error:
-        raise StrategyError(
-            f"the pipeline stages wait for each other: {error}. Put the variables that these nodes use into one stage."
+        raise OptionError(
+            "stages",
+            f"the pipeline stages wait for each other: {error}. Put the variables that these nodes use into one stage.",
         ) from error
     needs = cast(Mapping[Unit, frozenset[Unit]], parts.needs)
     trains = any(unit.is_backward for unit in needs)
@@ -54,9 +56,10 @@ def find_order(homes: Homes, context: Context) -> Turns:
             if context.plan.schedule == ONE_F_ONE_B
             else "Take micro_batches: 1, or a strategy without pipeline stages"
         )
-        raise StrategyError(
+        raise OptionError(
+            "schedule" if context.plan.schedule == ONE_F_ONE_B else "micro_batches",
             f"by the schedule {context.plan.schedule} micro-batches wait for each other ({circle}), since the step "
-            f"computes with what all of them make. {mend}."
+            f"computes with what all of them make. {mend}.",
         ) from error
     return order
 

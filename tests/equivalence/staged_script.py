@@ -46,8 +46,11 @@ def main() -> None:
     draw = np.random.default_rng(0)
     x, y = draw.normal(size=(20, 5)), draw.integers(0, 3, 20)
     with ad.scope():
-        layers = [keras.layers.Dense(6, activation="tanh") for _ in range(3)]
-        model = keras.Sequential([keras.Input((5,)), *layers, keras.layers.Dropout(0.3), keras.layers.Dense(3)])
+        with ad.stage(0):
+            layers = [keras.layers.Dense(6, activation="tanh") for _ in range(2)]
+        with ad.stage(1):
+            layers += [keras.layers.Dense(6, activation="tanh"), keras.layers.Dropout(0.3), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((5,)), *layers])
         model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
         tell("before", model.evaluate(x, y, batch_size=8, verbose=0))
         history = model.fit(x, y, batch_size=8, epochs=2, verbose=0, validation_data=(x, y)).history

@@ -24,6 +24,7 @@ def told_by(machines: str, checkpoints: Path, dump: Path | None = None) -> list[
     assert ended.problem is None, ended.output
     assert TITLES.get(machines, "") in ended.output
     assert ("in 3 micro-batches, of which 1 are empty" in ended.output) == (machines == "stages")
+    assert ("ad.stage means nothing to AllReduce" in ended.output) == machines.startswith("replicas")
     return [line for line in ended.output.splitlines() if "TOLD" in line]
 
 

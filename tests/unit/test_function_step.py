@@ -196,3 +196,23 @@ def test_parts_of_one_shape_are_told_apart_by_the_global_batches_that_they_are_o
         step.whole = None if examples is None else WholeBatch(examples, ())
         assert float(step(np.ones(3))) == 3
     assert seen == [5, 6, 5, 6, 3]
+
+
+def test_a_pipeline_stage_means_nothing_to_another_strategy_and_that_is_told_once(caplog):
+    ad = AutoDist()
+    with ad.scope():
+        with ad.stage(1):
+            weight = tf.Variable(1.0)
+
+        @ad.function
+        def step(x):
+            with tf.GradientTape() as tape, ad.stage(0):
+                loss = tf.reduce_mean(x * weight)
+            weight.assign_sub(tape.gradient(loss, weight))
+            return loss
+
+        assert [float(step(np.ones(n, np.float32))) for n in (3, 2)] == [1, 0]
+        assert float(step(np.ones((2, 2), np.float32))) == -1
+    told = [record.message for record in caplog.records if "ad.stage" in record.message]
+    assert len(told) == 1
+    assert "ad.stage means nothing to AllReduce" in told[0]

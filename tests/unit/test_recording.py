@@ -107,3 +107,15 @@ def test_a_strategy_that_means_another_training_is_refused(tmp_path: Path, node:
         recorder(tmp_path).require_exact(inexact)
     exact = strategy_pb2.VariableNode(variable="weight", all_reduce=strategy_pb2.AllReduce())
     recorder(tmp_path).require_exact(strategy_pb2.Strategy(nodes=[exact]))
+
+
+def test_a_pipeline_is_noted(tmp_path: Path, item: GraphItem) -> None:
+    one, staged = recorder(tmp_path, steps=1), strategy_pb2.Strategy()
+    staged.graph_config.replicas.add()
+    for worker in range(2):
+        staged.pipeline.stages.add(worker=worker)
+    one.require_exact(staged)
+    with pytest.raises(SystemExit):
+        one.after_step(item, 0, VALUES, dict)
+    notes = json.loads((tmp_path / NOTES).read_text())
+    assert (notes["stages"], notes["micro_batches"]) == (2, 1)

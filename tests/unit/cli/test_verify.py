@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from autodist.asked import Asked
 from autodist.cli.app import app
 from autodist.cli.comparing import compare, rounding_floor
+from autodist.cli.verifying import Verified
 
 RUNNER = CliRunner()
 
@@ -78,6 +80,17 @@ def test_training_that_agrees_is_told_by_variable_slot_and_output_in_float64(tmp
 
 
 @pytest.mark.processes
+def test_a_pipeline_is_held_against_one_device_which_has_no_stages(tmp_path: Path) -> None:
+    script, stages = write(tmp_path, FIT.replace("*LAYERS, ", "")), tmp_path / "stages.yml"
+    stages.write_text("strategy: {builder: Pipeline, stages: 2, micro_batches: 5, schedule: 1F1B}\n")
+    result = verify("--strategy", str(stages), "--steps", "2", script)
+    assert result.exit_code == 0, result.output
+    assert "alike: 2 steps on 2 pipeline stages with 5 micro-batches and on one device, in float64" in result.stdout
+    kinds = [line.split("│")[1].strip() for line in result.stdout.splitlines() if line.startswith("│")]
+    assert (kinds.count("variable"), kinds.count("slot"), kinds.count("output")) == (4, 8, 1)
+
+
+@pytest.mark.processes
 def test_training_that_differs_ends_with_status_1_and_the_first_step_and_variable(tmp_path: Path) -> None:
     script = write(tmp_path, FIT.replace("*LAYERS", "keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)"))
     result = verify("--steps", "2", script)
@@ -142,6 +155,17 @@ def test_the_floor_is_the_largest_difference_of_any_variable_in_any_step(tmp_pat
     one = record(tmp_path / "one", {"variable a": 10, "output rows": [1, 2]}, {"variable a": 10, "output rows": [1, 2]})
     two = record(tmp_path / "two", {"variable a": 11, "output rows": [2, 1]}, {"variable a": 10, "output rows": [2, 1]})
     assert rounding_floor(one, two) == pytest.approx(0.1)
+
+
+def test_what_explains_a_difference_under_a_pipeline_speaks_of_micro_batches(tmp_path: Path) -> None:
+    one, two = (record(tmp_path / name, {"variable a": value}) for name, value in (("one", 1), ("two", 2)))
+    notes = {"draws": ["RandomUniform"], "normalises": ["FusedBatchNormV3"]}
+    found = Verified(compare(one, two, 0.1), Asked(workers=2), 0.1, "in float64", notes, stages=2, micro_batches=4)
+    told = "\n".join(found.words())
+    assert "DIFFERENT: 1 steps on 2 pipeline stages with 4 micro-batches and on one device" in told
+    assert "each micro-batch draws its own" in told
+    assert "its micro-batch's part of the batch: verify without." in told
+    assert "the chief passes whole batches" in told
 
 
 def test_a_script_that_comes_to_no_step_is_refused(tmp_path: Path) -> None:

@@ -189,11 +189,30 @@ class Session:
             session.run([self._assign, self._initializers])
             return self._run(batch, names, limit_ms)[2]
 
+    def trace_once(self, batch: Batch, limit_ms: int = 60_000) -> dict[str, tuple[int, int]]:
+        """Runs one step from the script's values; returns when each node began and ended ("worker_0/x"), in ns."""
+        metadata = tf.compat.v1.RunMetadata()
+        with self.session as session:
+            session.run([self._assign, self._initializers])
+            self._run(batch, (), limit_ms, metadata)
+        return {
+            node.node_name: (began, began + node.op_end_rel_nanos)
+            for device in metadata.step_stats.dev_stats
+            for node in device.node_stats
+            for began in [node.all_start_nanos]
+        }
+
     def _step(self, batch: Batch, limit_ms: int) -> list[list[np.ndarray]]:
         return self._run(batch, (), limit_ms)[0]
 
-    def _run(self, batch: Batch, names: Sequence[str], limit_ms: int) -> list[list]:
-        """The outputs of each worker's step, its targets, and the tensors `names`."""
+    def _run(
+        self,
+        batch: Batch,
+        names: Sequence[str],
+        limit_ms: int,
+        metadata: tf.compat.v1.RunMetadata | None = None,
+    ) -> list[list]:
+        """The outputs of each worker's step, its targets, and the tensors `names`; a trace, if `metadata` takes it."""
         feeds, fetches, targets = {}, [], []
         for worker, item in enumerate(self.items):
             feeds.update(self._feeds(worker, item, batch))
@@ -201,7 +220,9 @@ class Session:
             run = (*item.targets, *item.served)
             targets += [self.graph.get_operation_by_name(f"worker_{worker}/{name}") for name in run]
         options = tf.compat.v1.RunOptions(timeout_in_ms=limit_ms)
-        return self.session.run([fetches, targets, list(names)], feeds, options=options)
+        if metadata is not None:
+            options.trace_level = tf.compat.v1.RunOptions.FULL_TRACE
+        return self.session.run([fetches, targets, list(names)], feeds, options=options, run_metadata=metadata)
 
     def _feeds(self, worker: int, item: GraphItem, batch: Batch) -> dict[str, object]:
         axes = self.captured.item.inputs

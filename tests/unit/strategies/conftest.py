@@ -30,6 +30,7 @@ class PlannedVariable:
     name: str
     shape: tuple[int, ...]
     dtype: PlannedType = PlannedType()
+    stage: int | None = None
 
     @property
     def byte_size(self) -> int:
@@ -55,11 +56,12 @@ def make_step(
     sparse: Iterable[str] = (),
     without_gradient: Iterable[str] = (),
     integers: Iterable[str] = (),
+    stages: Mapping[str, int] | None = None,
 ) -> PlannedStep:
     """A step with these variables, their gradients in the same order."""
     types = {name: PlannedType("int32" if name in integers else "float32") for name in shapes}
     return PlannedStep(
-        tuple(PlannedVariable(name, shape, types[name]) for name, shape in shapes.items()),
+        tuple(PlannedVariable(name, shape, types[name], (stages or {}).get(name)) for name, shape in shapes.items()),
         tuple(PlannedGradient(name, name in sparse) for name in shapes if name not in without_gradient),
     )
 

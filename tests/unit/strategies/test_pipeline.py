@@ -245,3 +245,46 @@ def test_the_machines_of_a_run_have_the_micro_batches_for_replicas(cluster):
         assert spec.replica_workers == (0, 0, 0)
         assert [spec.replicas_of(worker) for worker in range(2)] == [3, 0]
         assert [worker.devices for worker in spec.workers] == [("cpu:0",), ("cpu:0",)]
+
+
+MARKS = {"embedding/table": 0, "block_0/kernel": 1, "block_1/kernel": 1, "head/kernel": 1}
+
+
+@pytest.mark.parametrize("stages", [None, 2])
+def test_the_script_says_the_stage_of_each_variable(step, cluster, stages):
+    planned = step(SHAPES, stages=MARKS)
+    strategy = Pipeline(stages=stages).build(planned, cluster(2))
+    check_strategy(strategy, planned, cluster(2))
+    assert stage_of(strategy) == MARKS
+
+
+def test_patterns_say_where_the_script_does_not(step, cluster):
+    some = {"block_0/kernel": 1, "head/kernel": 1}
+    strategy = Pipeline(stages=(("embedding/.*",), ("block_1/.*",))).build(step(SHAPES, stages=some), cluster(2))
+    assert stage_of(strategy) == MARKS
+
+
+@pytest.mark.parametrize(
+    ("stages", "marks", "told"),
+    [
+        (BY_PATTERNS, MARKS, r"block_0/kernel is made in ad.stage\(1\), and the pattern 'block_0/\.\*' puts it into"),
+        (None, {"head/kernel": 1}, r"block_1/kernel are in no stage of the Pipeline, while head/kernel is made in"),
+        (None, {**MARKS, "head/kernel": 2}, r"head/kernel is made in ad.stage\(2\), and Pipeline has 2 stages"),
+        (None, dict.fromkeys(SHAPES, 1), r"stage 0 has no variable: none is made in ad.stage\(0\)"),
+    ],
+)
+def test_what_the_script_says_has_to_fit(step, cluster, stages, marks, told):
+    with pytest.raises(StrategyError, match=told):
+        Pipeline(stages=stages).build(step(SHAPES, stages=marks), cluster(2))
+
+
+def test_an_owner_that_contradicts_the_script_is_refused_with_its_place(step, tmp_path):
+    path = tmp_path / "cluster.yml"
+    path.write_text(
+        "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
+        "strategy:\n  builder: Pipeline\n  variables:\n    head/.*: {synchronizer: PS, owner: 0}\n"
+    )
+    spec = ResourceSpec.from_file(path)
+    with pytest.raises(StrategyError, match=r"head/kernel is made in ad.stage\(1\), and is given to") as caught:
+        builder_from_section(spec.strategy).build(step(SHAPES, stages=MARKS), spec)
+    assert caught.value.place.line == 5

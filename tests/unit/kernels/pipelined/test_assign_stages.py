@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.capture.stage_marks import StageMark
 from autodist.errors import StrategyError
 from autodist.kernels import Context, rewrite
-from tests.unit.kernels.in_one_process import capture
+from tests.unit.kernels.in_one_process import Session, capture
 from tests.unit.kernels.pipelined.models import pipelined
 from tests.unit.kernels.whole_sum_steps import gathered
 
@@ -93,3 +97,51 @@ def test_a_weights_gradient_is_computed_where_the_weight_is():
     first, last = rewrite_for_both(trained(lambda x: tf.reduce_mean(tf.tanh(x @ a) @ b), [a, b]), {"v0": 0, "v1": 1})
     assert len(first.wiring.of_op("MatMul")) == 2 * 2  # forward, and the gradient of v0
     assert len(last.wiring.of_op("MatMul")) == 2 * 3  # forward, the gradient of v1 and that of its input
+
+
+def test_what_is_made_in_a_stage_is_computed_there_with_the_same_bits():
+    a, b = variables(2)
+
+    def loss_of(x, marking):
+        with marking(0):
+            h, shift = tf.tanh(x @ a), tf.floor(x)
+        with marking(1):
+            h = tf.nn.relu(h)
+        return tf.reduce_mean(tf.exp(h @ b) + shift)
+
+    ends = {}
+    for marking in (StageMark, lambda stage: contextlib.nullcontext()):
+        step = trained(functools.partial(loss_of, marking=marking), [a, b])
+        given = [[np.random.default_rng(0).normal(size=(5, 3))]]
+        captured = capture(step, *given[0])
+        session = Session(captured, pipelined(captured, {"v0": 0, "v1": 1}, 2, 2))
+        ends[marking] = session.train(given)
+        where = [{op: len(item.wiring.of_op(op)) for op in ("Tanh", "Relu", "Floor", "Exp")} for item in session.items]
+        early = 0 if marking is StageMark else 2
+        assert where[0] == {"Tanh": 2, "Relu": early, "Floor": 2 - early, "Exp": 0}
+        assert where[1]["Relu"] == 2 - early
+    marked, plain = ends.values()
+    for name in ("v0", "v1"):
+        np.testing.assert_array_equal(marked.variable(name), plain.variable(name))
+
+
+@pytest.mark.parametrize(
+    ("marks", "stage_of", "told"),
+    [
+        ((1, 0), {"v0": 1, "v1": 1}, r"is made in ad.stage\(0\), and needs .* of stage 1: the way .* goes back there"),
+        ((0, 2), {"v0": 0, "v1": 1}, r"is made in ad.stage\(2\), and the pipeline has 2 stages"),
+        ((1, 1), {"v0": 0, "v1": 1}, r"is made in ad.stage\(1\), and uses v0, which is in pipeline stage 0"),
+        ((0, 0), {"v0": 0, "v1": 1}, r"is made in ad.stage\(0\), and needs .* \(v1\) of stage 1"),
+    ],
+)
+def test_what_is_made_in_a_stage_where_it_cannot_be_is_refused(marks, stage_of, told):
+    a, b = variables(2)
+
+    def loss_of(x):
+        with StageMark(marks[0]):
+            h = tf.tanh(x @ a)
+        with StageMark(marks[1]):
+            return tf.reduce_mean(h @ b)
+
+    with pytest.raises(StrategyError, match=told):
+        rewrite_for_both(trained(loss_of, [a, b]), stage_of)

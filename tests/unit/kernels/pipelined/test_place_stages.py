@@ -74,6 +74,29 @@ def test_each_worker_computes_its_own_layers_alone_and_activations_and_their_gra
     assert max(kernels.values()) < 30
 
 
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B"])
+def test_a_stage_keeps_the_activations_of_all_micro_batches_by_gpipe_and_of_as_many_as_stages_follow_by_1f1b(schedule):
+    """Counted in a trace: how many outputs of a layer there are at once that a gradient has still to read."""
+    stages, micro_batches = 3, 6
+    given = models.batches("mlp", (12,))[0]
+    captured = capture(models.made("mlp", "sgd"), *given, is_global=True)
+    session = Session(
+        captured, models.pipelined(captured, models.stage_of(captured, stages), stages, micro_batches, schedule)
+    )
+    when = session.trace_once(given)
+    for stage, item in enumerate(session.items):
+        layers = {}
+        for made in item.wiring.of_op("Tanh"):
+            (read,) = (c for c in item.wiring.consumers[made.name] if item.wiring.nodes[c].op == "TanhGrad")
+            (_, start), (end, _) = (when[f"worker_{stage}/{name}"] for name in (made.name, read))
+            layers.setdefault(item.replica_of(made.name)[1], []).append((start, end))
+        kept = [max(sum(a <= start < b for a, b in spans) for start, _ in spans) for spans in layers.values()]
+        most = micro_batches if schedule == "GPipe" else stages - stage
+        assert layers
+        assert set(map(len, layers.values())) == {micro_batches}
+        assert set(kept) == {most}
+
+
 def test_rows_and_means_that_a_step_returns_come_to_every_worker():
     kernels = [tf.Variable(np.full((3, 3), 0.1 * k), name=f"part_{k}_kernel") for k in (1, 2)]
 

@@ -1,0 +1,269 @@
+"""Assignment: by which pipeline stage, and in which direction, each node of the compute part is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from autodist.graph.find_stages import find_stages
+from autodist.graph.item import GraphItem
+from autodist.graph.names import node_of
+from autodist.graph.ops import Trait, having
+from autodist.graph.pipeline_part import PipelinePart
+from autodist.graph.seeds import live_calls
+from autodist.graph.stage_marks import marked_stage
+from autodist.graph.walks import reach
+from autodist.nearest import listed
+from autodist.options import OptionError
+
+_READS = having(Trait.READ) - having(Trait.NOT_IN_XLA)
+"""What reads a variable whole."""
+
+
+class Assignment:
+    """Follows the arithmetic of a step from stage to stage, in the order of `run`.
+
+    Args:
+        item: the step.
+        stage_of: the pipeline stage of each variable that one has, by handle.
+        count: how many stages there are.
+
+    Attributes:
+        found: what is known of nodes so far.
+        made_of: for each node that is made of variables alone, their handles.
+        uses: for each variable that the batch meets on the way forward, the stages where, each with a node there.
+        leads: for each node on the way back, the stages of the variables for whose gradients it is needed.
+        used_at: for each node that is made of variables alone, the stages where the batch meets it.
+    """
+
+    def __init__(self, item: GraphItem, stage_of: Mapping[str, int], count: int) -> None:
+        self.item, self.stage_of, self.count, self.wiring = item, stage_of, count, item.wiring
+        self.stages = find_stages(item)
+        self.found: dict[str, PipelinePart] = {}
+        self.made_of: dict[str, frozenset[str]] = {}
+        self.uses: dict[str, dict[int, str]] = {}
+        self.leads: dict[str, set[int]] = {}
+        self.used_at: dict[str, set[int]] = {}
+        self.of_batch = {node_of(name) for name, axis in item.inputs.items() if axis is not None}
+
+    def run(self) -> dict[str, PipelinePart]:
+        backward = self._require_one_way_back()
+        computed = [name for name in self.wiring.order if name not in self.stages.once]
+        for name in computed:
+            if name not in backward:
+                self._go_forward(name)
+        self._require_used_at_home()
+        self._find_leads([name for name in computed if name in backward])
+        for name in computed:
+            if name in backward:
+                self._go_back(name)
+        return self.found
+
+    def _require_one_way_back(self) -> set[str]:
+        """What the seed of the loss reaches, and what waits for such.
+
+        Raises:
+            StrategyError: the step differentiates twice.
+        """
+        calls = [self.item.gradient_calls[k] for k in live_calls(self.item)]
+        if len(calls) > 1 or max(self.stages.level, default=1) > 1:
+            raise OptionError(
+                "builder",
+                f"the step differentiates {len(calls)} times ({listed(call.targets[0] for call in calls)}), and a "
+                "pipeline goes forward and back once a step. Take the gradients of the sum of the losses in one call, "
+                "train with a step for each loss, or take a strategy without pipeline stages, AllReduce say.",
+            )
+        seeds = [name for call in calls for name in (call.seed, *(term.seed for term in call.terms))]
+        return reach([s for s in seeds if s in self.wiring.nodes], self.wiring.consumers.__getitem__)
+
+    # -- forward ---------------------------------------------------------------------------------------------------
+
+    def _go_forward(self, name: str) -> None:
+        touched = self._stages_touched(name)
+        given = [s for s in self.wiring.data[name] if s in self.found]
+        is_of_batch = not self.of_batch.isdisjoint(self.wiring.data[name])
+        if touched is not None:
+            self._touch(name, touched, given)
+            return
+        if not given:
+            self._leave_open(name, is_of_batch)
+            return
+        held = [s for s in given if self.found[s].is_held]
+        is_held = len(held) == len(given) and not is_of_batch
+        stage = max(self.found[s].stage for s in given)
+        stage = stage if is_held else self._marked(name, stage, given)
+        self.found[name] = PipelinePart(stage, is_held=is_held)
+        if is_held:
+            self.made_of[name] = frozenset().union(*(self.made_of[s] for s in held))
+        else:
+            self._use(name, stage, held)
+
+    def _leave_open(self, name: str, is_of_batch: bool) -> None:
+        """Notes what no variable leads to: of a batch it is computed where it is read, or where it is marked to be."""
+        mark = marked_stage(self.wiring.nodes[name]) if is_of_batch else None
+        if mark is not None:
+            self.found[name] = PipelinePart(self._marked(name, mark, []))
+        elif is_of_batch:
+            self.of_batch.add(name)
+
+    def _marked(self, name: str, stage: int, given: Sequence[str]) -> int:
+        """The stage in which the script has made a node, if it has, whose inputs are there at `stage`.
+
+        Raises:
+            StrategyError: that is an earlier one, or there is none such.
+        """
+        mark = marked_stage(self.wiring.nodes[name])
+        if mark is None:
+            return stage
+        made = f"{name} ({self.wiring.nodes[name].op}) is made in ad.stage({mark})"
+        if mark >= self.count:
+            raise OptionError(
+                "stages",
+                f"{made}, and the pipeline has {self.count} stages, of which the last is stage {self.count - 1}. Give "
+                "it to one of these, or take as many stages, and workers.",
+            )
+        if mark < stage:
+            later = next(s for s in given if self.found[s].stage == stage)
+            of = f" ({listed(map(self._named, sorted(self.made_of[later])))})" if later in self.made_of else ""
+            raise OptionError(
+                "stages",
+                f"{made}, and needs {later}{of} of stage {stage}: the way from stage to stage goes back there. Make "
+                f"it in ad.stage({stage}) or a later one, or what it needs in an earlier one.",
+            )
+        return mark
+
+    def _use(self, name: str, stage: int, held: Iterable[str]) -> None:
+        for source in held:
+            self.used_at.setdefault(source, set()).add(stage)
+            for handle in self.made_of[source]:
+                self.uses.setdefault(handle, {}).setdefault(stage, name)
+
+    def _stages_touched(self, name: str) -> dict[int, str] | None:
+        """The stages whose variables a node reads or writes itself, each with one of these; None if there are none.
+
+        Raises:
+            StrategyError: they are several.
+        """
+        effect = self.stages.effects.get(name)
+        if effect is None:
+            return None
+        found = {self.stage_of[h]: h for h in sorted(effect.reads | effect.writes) if h in self.stage_of}
+        if len(found) > 1:
+            raise OptionError(
+                "stages",
+                f"{name} ({self.wiring.nodes[name].op}) uses {listed(map(self._named, found.values()))}, which are in "
+                f"different pipeline stages ({listed(map(str, sorted(found)))}): one operation is not cut. Put these "
+                "variables into one stage.",
+            )
+        return found or None
+
+    def _touch(self, name: str, touched: Mapping[int, str], given: list[str]) -> None:
+        """Notes what takes a variable's handle, and stands where the variable is."""
+        ((stage, handle),) = touched.items()
+        later = next((s for s in given if self.found[s].stage > stage), None)
+        if later is not None:
+            raise self._goes_back(handle, name, later)
+        effect = self.stages.effects[name]
+        is_held = self.wiring.nodes[name].op in _READS and not given
+        mark = marked_stage(self.wiring.nodes[name])
+        if mark is not None and mark < stage and not is_held:
+            raise self._is_made_elsewhere(handle, name, mark)
+        self.found[name] = PipelinePart(stage, is_held=is_held)
+        if is_held:
+            self.made_of[name] = effect.reads
+        else:
+            self.uses.setdefault(handle, {}).setdefault(stage, name)
+
+    def _require_used_at_home(self) -> None:
+        """Passes if each variable that the batch meets does so in its own stage, at least once.
+
+        Raises:
+            StrategyError: all that uses one needs a later stage.
+        """
+        for handle, uses in self.uses.items():
+            if self.stage_of.get(handle, 0) not in uses and handle in self.stage_of:
+                name = uses[min(uses)]
+                sources = [s for s in self.wiring.data[name] if s in self.found]
+                later = next((s for s in sources if self.found[s].stage == min(uses)), None)
+                if later is None:  # by its mark alone
+                    raise self._is_made_elsewhere(handle, name, min(uses))
+                raise self._goes_back(handle, name, later)
+
+    def _is_made_elsewhere(self, handle: str, name: str, mark: int) -> OptionError:
+        return OptionError(
+            "stages",
+            f"{name} ({self.wiring.nodes[name].op}) is made in ad.stage({mark}), and uses {self._named(handle)}, which "
+            f"is in pipeline stage {self.stage_of[handle]}. Make both in one stage.",
+        )
+
+    def _goes_back(self, handle: str, name: str, later: str) -> OptionError:
+        stage = self.found[later].stage
+        return OptionError(
+            "stages",
+            f"{self._named(handle)} is in pipeline stage {self.stage_of[handle]}, and what is computed with it, {name} "
+            f"({self.wiring.nodes[name].op}), needs {later} of stage {stage}: the way from stage to stage goes back "
+            f"there. Put {self._named(handle)} into stage {stage} or a later one, or what comes before it into an "
+            "earlier one.",
+        )
+
+    def _named(self, handle: str) -> str:
+        return self.item.by_handle[handle].name
+
+    # -- backward --------------------------------------------------------------------------------------------------
+
+    def _go_back(self, name: str) -> None:
+        touched = self._stages_touched(name)
+        given = [s for s in self.wiring.data[name] if s in self.found]
+        if touched is not None:
+            ((stage, _),) = touched.items()
+            is_held = self.wiring.nodes[name].op in _READS and not given
+            self.found[name] = PipelinePart(stage, is_backward=True, is_held=is_held)
+            if is_held:
+                self.made_of[name] = self.stages.effects[name].reads
+            return
+        if not given:
+            if not self.of_batch.isdisjoint(self.wiring.data[name]):
+                self.of_batch.add(name)
+            return
+        held = [s for s in given if self.found[s].is_held]
+        stages = [self.found[s].stage for s in given if not self.found[s].is_held]
+        if not stages:
+            is_held = self.of_batch.isdisjoint(self.wiring.data[name])
+            stage = min(self.found[s].stage for s in held)
+            self.found[name] = PipelinePart(stage, is_backward=True, is_held=is_held)
+            if is_held:
+                self.made_of[name] = frozenset().union(*(self.made_of[s] for s in held))
+            return
+        back = [self.found[s].stage for s in given if self.found[s].is_backward]
+        self.found[name] = PipelinePart(self._stage_going_back(name, min(back or stages), given), is_backward=True)
+
+    def _stage_going_back(self, name: str, latest: int, given: Sequence[str]) -> int:
+        """The stage of a node on the way back whose inputs of that way are there at the stage `latest`, or later ones.
+
+        A weight's gradient is computed where the weight is, since what it was multiplied by has come there before.
+        """
+        forward = [s for s in given if not self.found[s].is_backward]
+        leads = self.leads[name]
+        if not forward:
+            return min(latest, *leads) if len(leads) == 1 else latest
+        found = latest
+        for source in forward:
+            part = self.found[source]
+            stages = self._stages_using(source) if part.is_held else {part.stage}
+            found = min([found, *([max(before)] if (before := [s for s in stages if s <= latest]) else [])])
+        return min(latest, max(found, min(leads, default=found)))
+
+    def _find_leads(self, backward: Sequence[str]) -> None:
+        of_gradient: dict[str, set[int]] = {}
+        for gradient in self.stages.gradients:
+            handle = self.item.by_name[gradient.variable].handle
+            for name in gradient.tensors if handle in self.stage_of else ():
+                of_gradient.setdefault(node_of(name), set()).add(self.stage_of[handle])
+        for name in reversed(backward):
+            readers = (self.leads[c] for c in self.wiring.consumers[name] if c in self.leads)
+            self.leads[name] = of_gradient.get(name, set()).union(*readers)
+
+    def _stages_using(self, name: str) -> set[int]:
+        """Where the batch meets a node that is made of variables alone, or what it is made of."""
+        if name in self.used_at:
+            return self.used_at[name]
+        return set().union(*(self._stages_using(s) for s in self.wiring.data[name] if s in self.made_of))

@@ -1,0 +1,149 @@
+"""In which pipeline stage each variable lies: by patterns, by what the script says, or so that stages are alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, groupby, pairwise
+
+from autodist.nearest import listed
+from autodist.options import OptionError
+from autodist.strategies.variables import SyncedVariable
+
+Stages = tuple[tuple[str, ...], ...]
+"""For each pipeline stage patterns of variables' names."""
+
+
+def stages_of_variables(variables: Sequence[SyncedVariable], stages: Stages | None, count: int) -> dict[str, int]:
+    """The stage of each variable.
+
+    Args:
+        variables: in the order in which they were made.
+        stages: patterns; None: the script says the stage of each, or of none, which then share the bytes.
+        count: how many stages there are.
+
+    Raises:
+        StrategyError: a variable is in no stage or in two, or a stage has none; or a pattern is none.
+    """
+    marked = {variable.name: variable.stage for variable in variables if variable.stage is not None}
+    for name, stage in marked.items():
+        if stage >= count:
+            raise OptionError(
+                "stages",
+                f"{name} is made in ad.stage({stage}), and Pipeline has {count} stages, of which the last is stage "
+                f"{count - 1}. Make it in one of these, or take as many stages, and workers.",
+            )
+    if stages is not None:
+        found = _matched(variables, stages, marked)
+    elif marked:
+        found = _as_marked(variables, marked)
+    else:
+        return _balanced(variables, count)
+    for stage in range(count):
+        if stage not in found.values():
+            raise OptionError("stages", _empty(stage, stages is not None, bool(marked)))
+    return found
+
+
+def _as_marked(variables: Sequence[SyncedVariable], marked: Mapping[str, int]) -> dict[str, int]:
+    without = [variable.name for variable in variables if variable.name not in marked]
+    if without:
+        raise OptionError(
+            "stages",
+            f"{listed(without)} {'is' if len(without) == 1 else 'are'} in no stage of the Pipeline, while "
+            f"{next(iter(marked))} is made in ad.stage({next(iter(marked.values()))}): make these in a stage, too, or "
+            "add a pattern for them to `stages`.",
+        )
+    return dict(marked)
+
+
+def _empty(stage: int, has_patterns: bool, has_marks: bool) -> str:
+    if not has_patterns:
+        return (
+            f"stage {stage} has no variable: none is made in ad.stage({stage}). Make some there, or take fewer stages."
+        )
+    made = f", and none is made in ad.stage({stage})" if has_marks else ""
+    return (
+        f"stage {stage} has no variable that an earlier stage has not matched before{made}. Leave it out, or make the "
+        "patterns before it narrower."
+    )
+
+
+def _matched(variables: Sequence[SyncedVariable], stages: Stages, marked: Mapping[str, int]) -> dict[str, int]:
+    """The stage of each variable by the first pattern that matches its name, or by its mark.
+
+    Raises:
+        StrategyError: a pattern is none, matches nothing or contradicts a mark, or a variable is in no stage.
+    """
+    patterns = [(stage, pattern, _compiled(pattern)) for stage, given in enumerate(stages) for pattern in given]
+    found: dict[str, int] = {}
+    for variable in variables:
+        mark = marked.get(variable.name)
+        first = next(((s, pattern) for s, pattern, known in patterns if known.fullmatch(variable.name)), None)
+        if first is None and mark is None:
+            raise OptionError(
+                "stages", f"{variable.name} is in no stage of the Pipeline: none of its patterns matches it. Add one."
+            )
+        if first is not None and mark is not None and first[0] != mark:
+            raise OptionError(
+                "stages",
+                f"{variable.name} is made in ad.stage({mark}), and the pattern {first[1]!r} puts it into stage "
+                f"{first[0]}. Leave one of them out, or let both say the same.",
+            )
+        found[variable.name] = first[0] if first is not None else marked[variable.name]
+    for stage, pattern, known in patterns:
+        if not any(known.fullmatch(variable.name) for variable in variables):
+            raise OptionError(
+                "stages",
+                f"the pattern {pattern!r} of stage {stage} matches no variable that is trained; these are "
+                f"{listed(variable.name for variable in variables)}.",
+            )
+    return found
+
+
+def _compiled(pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise OptionError("stages", f"the pattern {pattern!r} is no regular expression: {error}.") from error
+
+
+def _balanced(variables: Sequence[SyncedVariable], count: int) -> dict[str, int]:
+    """Runs of variables in their order, of which the largest has as few bytes as can be.
+
+    Those of one layer, which have one scope, stay together, if there are as many layers as stages.
+
+    Raises:
+        StrategyError: there are fewer variables than stages.
+    """
+    if len(variables) < count:
+        raise OptionError(
+            "stages",
+            f"Pipeline has {count} stages for {len(variables)} trained variables, and a stage without any computes "
+            "nothing. Take fewer stages, and as many workers.",
+        )
+    layers = [list(group) for _, group in groupby(variables, lambda variable: variable.name.rpartition("/")[0])]
+    groups = layers if len(layers) >= count else [[variable] for variable in variables]
+    cuts = _cuts([sum(variable.byte_size for variable in group) for group in groups], count)
+    return {
+        variable.name: stage
+        for stage, (start, end) in enumerate(pairwise(cuts))
+        for group in groups[start:end]
+        for variable in group
+    }
+
+
+def _cuts(sizes: Sequence[int], count: int) -> list[int]:
+    """Where `count` runs of sizes begin, and where the last ends, so that the largest sum is as small as can be."""
+    ends = list(accumulate(sizes, initial=0))
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [0])}
+    """For so many sizes: the largest sum, and the cuts."""
+    for run in range(1, count + 1):
+        best = {
+            end: min(
+                (max(largest, ends[end] - ends[start]), [*cuts, end])
+                for start, (largest, cuts) in best.items() if start < end
+            )
+            for end in range(run, len(sizes) - (count - run) + 1)
+        }  # fmt: skip
+    return best[len(sizes)][1]
