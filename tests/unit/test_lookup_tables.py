@@ -11,6 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 from autodist import AutoDist, ResourceSpec
+from autodist.capture.demands import Demands
 from autodist.capture.function import capture_function
 from autodist.errors import CaptureError
 from autodist.fingerprint import Fingerprint
@@ -240,7 +241,8 @@ def test_a_table_that_the_step_changes_is_refused(is_nested):
 def test_workers_whose_tables_differ_capture_steps_that_differ():
     def captured(**content):
         table = tf.lookup.StaticHashTable(static(**content), 9)
-        return Fingerprint.of(capture_function(table.lookup, (tf.TensorSpec([None], tf.string),), [0], False).item)
+        texts, demands = tf.TensorSpec([None], tf.string), Demands(needs_gradients=False)
+        return Fingerprint.of(capture_function(table.lookup, (texts,), [0], demands).item)
 
     assert captured(a=1, b=2) == captured(b=2, a=1)
     assert captured(a=1, b=2) != captured(a=1, b=3)
