@@ -6,13 +6,13 @@
 Each worker leaves `PROGRAM.INDEX.npz`, or `STRATEGY:PROGRAM.INDEX.npz`. With `--cores N` the machine seems to have N
 cores per worker.
 """
-# ruff: noqa: E402
 
 from __future__ import annotations
 
 import gc
 
-gc.disable()  # what is imported stays
+if __name__ == "__main__":
+    gc.disable()  # what is imported stays
 
 import argparse
 import os

@@ -4,6 +4,7 @@ import json
 import signal
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -55,7 +56,7 @@ def test_a_script_whose_steps_are_compared_neither_saves_nor_waits_for_sigterm(
     """Workers passed over the first SIGTERM where nobody would have saved."""
     saved = {"checkpoint": {"folder": str(tmp_path), "on_preempt": True}}
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0]}]} | saved)
-    monkeypatch.setattr(api, "recorder", object)
+    monkeypatch.setattr(api, "recorder", lambda: SimpleNamespace(is_reference=False))
     before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:

@@ -57,7 +57,7 @@ def test_of_a_step_what_the_script_has_written_is_read(read: list[str]) -> None:
         def step(data, tables):
             with tf.GradientTape() as tape:
                 loss = tf.reduce_mean(doubled(weight)[0] * data["x"] @ weight)
-                if tf.size(tables) > 3:
+                if weight[1, 0] > 1.0:
                     loss = 3.0 * loss
             weight.assign_sub(0.1 * tape.gradient(loss, weight))
             return loss

@@ -18,12 +18,7 @@ RNG = np.random.default_rng(3)
 X, Y = RNG.normal(size=(38, 5)), RNG.normal(size=(38, 2))
 
 
-@pytest.fixture(autouse=True)
-def _double() -> Iterator[None]:
-    earlier = keras.config.floatx()
-    keras.config.set_floatx("float64")
-    yield
-    keras.config.set_floatx(earlier)
+pytestmark = pytest.mark.usefixtures("keras_in_float64")
 
 
 @pytest.fixture
