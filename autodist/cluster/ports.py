@@ -74,7 +74,13 @@ def leave_listening_to_this_process(port: int) -> None:
 
 def _listens_on(descriptor: int, port: int) -> bool:
     """Whether a descriptor is a TCP socket that listens on a port."""
-    with socket.socket(fileno=os.dup(descriptor)) as copy:
+    number = os.dup(descriptor)
+    try:
+        copy = socket.socket(fileno=number)
+    except OSError:  # another file has the descriptor by now
+        os.close(number)
+        raise
+    with copy:
         return (
             copy.family in (socket.AF_INET, socket.AF_INET6)
             and copy.getsockname()[1] == port

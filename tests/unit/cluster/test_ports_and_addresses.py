@@ -5,6 +5,7 @@ import socket
 
 import pytest
 
+from autodist.cluster import ports
 from autodist.cluster.addresses import check_reach, host_and_port, is_loopback, split_host_and_port
 from autodist.cluster.ports import hold_port, leave_listening_to_this_process
 from autodist.errors import ClusterError
@@ -94,3 +95,16 @@ def test_loopback_beside_a_real_address_is_refused() -> None:
     check_reach(["10.0.0.1", "gpu-1"])
     with pytest.raises(ClusterError, match=r"Node localhost: other machines \(10\.0\.0\.2\) cannot reach it"):
         check_reach(["localhost", "10.0.0.2"])
+
+
+def test_a_process_that_was_forked_keeps_nothing_of_a_descriptor_that_is_no_server_s_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    monkeypatch.setattr(ports, "_listening", {writing: 1})
+    monkeypatch.setattr(ports, "_inherited", set())
+    before = os.listdir("/proc/self/fd")
+    ports._leave_to_parent()
+    assert os.listdir("/proc/self/fd") == before
+    os.close(reading)
+    os.close(writing)
