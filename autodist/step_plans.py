@@ -12,18 +12,17 @@ from autodist.graph.item import GraphItem
 from autodist.graph.renaming import Renaming
 from autodist.graph.stage_marks import has_stage_marks
 from autodist.kernels import KERNELS, Context, Kernel, rewrite
-from autodist.options import OptionError
 from autodist.proto import strategy_pb2
 from autodist.recording import Recorder
 from autodist.resources import ResourceSpec
 from autodist.runtime.fusions import keep_apart
 from autodist.strategies import (
     BuildsStrategy,
-    PlacedBuilder,
     ask_builder,
     check_strategy,
     graph_config,
     resolve_specs,
+    telling_places,
 )
 
 log = logging.getLogger("autodist")
@@ -157,12 +156,8 @@ class StepPlans:
         context = Context(self._through_stages(strategy), self._index, joins_outputs, fetches_alike)
         if self._recorder is not None:
             kernels = self._recorder.kernels(kernels)
-        try:
+        with telling_places(self._builder):
             rewritten = rewrite(share_names(item, names), context, f"step_{self._count}", kernels)
-        except OptionError as error:
-            if isinstance(self._builder, PlacedBuilder):
-                raise self._builder.at_its_place(error) from error
-            raise
         self._count += 1
         return rewritten if len(self._spec.workers) == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
 

@@ -29,7 +29,7 @@ from autodist.strategies.partition_options import PartitionOptions
 from autodist.strategies.partitioned_ar import PartitionedAR
 from autodist.strategies.partitioned_ps import PartitionedPS
 from autodist.strategies.pipeline import Pipeline, arranged, find_pipeline
-from autodist.strategies.placed import PlacedBuilder
+from autodist.strategies.placed import PlacedBuilder, telling_places
 from autodist.strategies.ps import PS, owner_index, parameter_server_node
 from autodist.strategies.ps_load_balancing import PSLoadBalancing
 from autodist.strategies.random_axis_partition_ar import RandomAxisPartitionAR
@@ -95,6 +95,7 @@ __all__ = [
     "strategy_table",
     "sums_by_worker",
     "synced_variables",
+    "telling_places",
     "traffic",
     "usual_owners",
     "whole_node",

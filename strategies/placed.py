@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -72,3 +73,14 @@ class PlacedBuilder:
         overrides = self.builder.overrides if isinstance(self.builder, OverrideVariables) else ()
         used = next((override for override in overrides if override.matches(variable)), None)
         return self.section.place(option) if used is None else self.section.place("variables", used.pattern, option)
+
+
+@contextmanager
+def telling_places(builder: BuildsStrategy | None) -> Iterator[None]:
+    """What is found wrong with an option of a builder while it is open is told with its place, where that is known."""
+    try:
+        yield
+    except OptionError as error:
+        if isinstance(builder, PlacedBuilder):
+            raise builder.at_its_place(error) from error
+        raise

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from autodist.capture.whole_sums import replaced
 from autodist.graph.stage_marks import STAGE_MARK
 
 
@@ -112,7 +113,6 @@ def _noting_layers(stage: int) -> Iterator[None]:
     """Notes the layers that are made, and the operations of Keras that are called on symbolic inputs."""
     layer, operation = keras.layers.Layer, keras.Operation
     make, kinds = layer.__init__, (layer, operation)
-    calls = [kind.symbolic_call for kind in kinds]
 
     @functools.wraps(make)
     def note_made(self: Any, *args: Any, **options: Any) -> None:
@@ -127,15 +127,11 @@ def _noting_layers(stage: int) -> Iterator[None]:
 
         return call
 
-    layer.__init__ = note_made
-    for kind, plain in zip(kinds, calls, strict=True):
-        kind.symbolic_call = note_called(plain)
-    try:
+    with ExitStack() as opened:
+        opened.enter_context(replaced(layer, "__init__", note_made))
+        for kind in kinds:
+            opened.enter_context(replaced(kind, "symbolic_call", note_called(kind.symbolic_call)))
         yield
-    finally:
-        layer.__init__ = make
-        for kind, plain in zip(kinds, calls, strict=True):
-            kind.symbolic_call = plain
 
 
 def _stages_of(operation: Any) -> _LayerStages:

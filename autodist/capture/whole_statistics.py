@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
-from autodist.capture.whole_sums import SumNotes
+from autodist.capture.whole_sums import SumNotes, replaced
 from autodist.graph.batch_statistics import Place, Statistic, Statistics, find_statistics
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
@@ -78,11 +78,8 @@ class WholeStatistics:
             self.made |= {place: line_of(made) for place in self._wanted if is_meant and place.node == node}
             return made
 
-        tf.__internal__.FuncGraph._create_op_internal = create
-        try:
+        with replaced(tf.__internal__.FuncGraph, "_create_op_internal", create):
             yield
-        finally:
-            tf.__internal__.FuncGraph._create_op_internal = plain
 
     def _read(self, notes: SumNotes, place: Place, value: tf.Tensor) -> tf.Tensor:
         if place not in self._wanted:

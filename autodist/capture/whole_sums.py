@@ -118,7 +118,7 @@ def noting_sums(in_functions: bool) -> Iterator[SumNotes]:
 
     @functools.wraps(of_gradients)
     def not_noted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with _replaced(context, "all_reduce", all_reduce):
+        with replaced(context, "all_reduce", all_reduce):
             return of_gradients(self, *args, **kwargs)
 
     @functools.wraps(moments)
@@ -129,10 +129,10 @@ def noting_sums(in_functions: bool) -> Iterator[SumNotes]:
             return moments(self, inputs, mask)
 
     with (
-        _replaced(context, "all_reduce", noted),
-        _replaced(gathering, "all_gather", gathered),
-        _replaced(optimizer, _OF_OPTIMIZERS, not_noted),
-        _replaced(keras.layers.BatchNormalization, "_moments", with_mask),
+        replaced(context, "all_reduce", noted),
+        replaced(gathering, "all_gather", gathered),
+        replaced(optimizer, _OF_OPTIMIZERS, not_noted),
+        replaced(keras.layers.BatchNormalization, "_moments", with_mask),
     ):
         yield notes
 
@@ -147,12 +147,13 @@ def _sums_are_whole(notes: SumNotes) -> Iterator[None]:
     def whole(*args: Any, **kwargs: Any) -> Any:
         return notes.whole(plain(*args, **kwargs))
 
-    with _replaced(operations, "sum", whole):
+    with replaced(operations, "sum", whole):
         yield
 
 
 @contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """While it is open, an attribute has another value."""
     plain = getattr(owner, name)
     setattr(owner, name, value)
     try:

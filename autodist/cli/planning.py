@@ -17,7 +17,6 @@ from autodist.graph.placement import EVERY_WORKER, Placement
 from autodist.kernels import Context, rewrite
 from autodist.kernels.place.assign_owners import find_placements
 from autodist.look import looking
-from autodist.options import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.runtime.batches import share_of
@@ -25,7 +24,6 @@ from autodist.slots import find_slots
 from autodist.step_plans import share_names
 from autodist.strategies import (
     BuildsStrategy,
-    PlacedBuilder,
     SyncedVariable,
     ask_builder,
     check_strategy,
@@ -33,6 +31,7 @@ from autodist.strategies import (
     resolve_specs,
     sums_by_worker,
     synced_variables,
+    telling_places,
 )
 from autodist.strategies.links import Link
 from autodist.strategies.nodes import alike_pieces, pieces
@@ -170,7 +169,8 @@ class _Step:
         check_strategy(strategy, self._item, self._spec)
         strategy = resolve_specs(strategy, self._item, self._spec)
         if self._rehearses:
-            self._rehearse(strategy, builder)
+            with telling_places(builder):
+                rewrite(self._item, Context(strategy, 0), "plan")  # which tells what the kernels refuse
         synced = {variable.name: variable for variable in synced_variables(self._item)}
         links: dict[Link, int] = {}
         variables = []
@@ -192,15 +192,6 @@ class _Step:
             ),
             sums=told_sums(strategy, self._item, self._spec),
         )
-
-    def _rehearse(self, strategy: strategy_pb2.Strategy, builder: BuildsStrategy) -> None:
-        """Rewrites the step, which tells what the kernels refuse."""
-        try:
-            rewrite(self._item, Context(strategy, 0), "plan")
-        except OptionError as error:
-            if isinstance(builder, PlacedBuilder):
-                raise builder.at_its_place(error) from error
-            raise
 
     def _variable(
         self, variable: SyncedVariable, node: strategy_pb2.VariableNode, sent: tuple[int, ...]

@@ -125,6 +125,17 @@ def made(model: str, optimizer: str = "adam") -> Step:
         keras.config.set_floatx(before)
 
 
+def of_two_kernels(kernels: Sequence[tf.Variable]) -> Callable[[tf.Tensor], tf.Tensor]:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ kernels[0]) @ kernels[1]))
+        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
+            kernel.assign_sub(gradient)
+        return loss
+
+    return step
+
+
 def stage_of(captured: CapturedFunction, stages: int) -> dict[str, int]:
     """For each trained variable its pipeline stage, where the four parts are dealt out evenly."""
     names = dict.fromkeys(g.variable for g in captured.item.gradients)

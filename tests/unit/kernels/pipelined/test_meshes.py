@@ -95,20 +95,9 @@ def test_what_is_set_between_steps_is_set_at_all_who_hold_it_and_each_reads_its_
                 np.testing.assert_array_equal(value, np.full((3, 3), 0.1 * k))
 
 
-def models_step(kernels):
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ kernels[0]) @ kernels[1]))
-        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
-            kernel.assign_sub(gradient)
-        return loss
-
-    return step
-
-
 def test_rows_and_what_does_not_train_go_through_all_pipelines():
     kernels = [tf.Variable(np.full((3, 3), 0.1 * k), name=f"part_{k}_kernel") for k in (1, 2)]
-    trained = capture(models_step(kernels), np.ones((1, 3)))
+    trained = capture(models.of_two_kernels(kernels), np.ones((1, 3)))
 
     def predict(x):
         return tf.tanh(tf.tanh(x @ kernels[0]) @ kernels[1])

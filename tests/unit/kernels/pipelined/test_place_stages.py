@@ -116,7 +116,7 @@ def test_rows_and_means_that_a_step_returns_come_to_every_worker():
 
 def test_what_does_not_train_goes_through_the_stages_too():
     kernels = [tf.Variable(np.full((3, 3), 0.1 * k), name=f"part_{k}_kernel") for k in (1, 2)]
-    trained = capture(models_step(kernels), np.ones((1, 3)))
+    trained = capture(models.of_two_kernels(kernels), np.ones((1, 3)))
 
     def predict(x):
         return tf.tanh(tf.tanh(x @ kernels[0]) @ kernels[1])
@@ -129,20 +129,9 @@ def test_what_does_not_train_goes_through_the_stages_too():
     assert_same(found.train(given), one_device(captured, predict, given))
 
 
-def models_step(kernels):
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ kernels[0]) @ kernels[1]))
-        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels), strict=True):
-            kernel.assign_sub(gradient)
-        return loss
-
-    return step
-
-
 def test_a_run_whose_workers_may_fetch_different_things_is_refused():
     kernels = [tf.Variable(np.eye(3), name=f"part_{k}_kernel") for k in (1, 2)]
-    captured = capture(models_step(kernels), np.ones((1, 3)))
+    captured = capture(models.of_two_kernels(kernels), np.ones((1, 3)))
     strategy = models.pipelined(captured, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
     with pytest.raises(FetchedElsewhereError, match="not all workers fetch it"):
         rewrite(captured.item, Context(strategy, 0, joins_outputs=False))
