@@ -14,7 +14,7 @@ from autodist.resources import ResourceSpec
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy
 from autodist.strategies.override_variables import OverrideVariables
 from autodist.strategies.pipeline_mesh import PipelineMesh, count_stages, dealt_out
-from autodist.strategies.pipeline_stages import Stages, stages_of_variables
+from autodist.strategies.pipeline_stages import Stages, flops_in, stages_of_variables
 from autodist.strategies.placed import PlacedBuilder
 from autodist.strategies.ps import parameter_server_node
 from autodist.strategies.registry import register
@@ -43,9 +43,10 @@ class Pipeline(StrategyBuilder):
 
     Attributes:
         stages: for each stage patterns (regular expressions) that match the whole names of its variables, of which the
-            first match in their order counts; or how many stages there are, which then share the bytes in the order in
-            which the variables were made. None: as many as there are workers for. There is a worker for each, or
-            several (`mesh`). Variables that the script makes in `ad.stage` are there, and no pattern may say otherwise.
+            first match in their order counts; or how many stages there are, which then share the FLOPs of all layers,
+            forward and back, in the order in which their variables were made; bytes, where FLOPs are not known. None:
+            as many as there are workers for. There is a worker for each, or several (`mesh`). Variables that the script
+            makes in `ad.stage` are there, and no pattern may say otherwise.
         micro_batches: into how many parts the batch of a pipeline goes.
         schedule: GPipe goes forward with all micro-batches before it goes back; 1F1B goes back as soon as it can, so
             that a stage keeps the activations of as many as there are stages from it on, and not of all.
@@ -63,7 +64,8 @@ class Pipeline(StrategyBuilder):
         count = self.require_workers(resource_spec)
         made = {variable.name: position for position, variable in enumerate(graph_item.variables)}
         ordered = sorted(variables, key=lambda variable: made[variable.name])
-        stage_of = stages_of_variables(ordered, self.stages if isinstance(self.stages, tuple) else None, count)
+        patterns = self.stages if isinstance(self.stages, tuple) else None
+        stage_of = stages_of_variables(ordered, patterns, count, flops_in(graph_item))
         nodes = [parameter_server_node(name, stage * self.pipelines) for name, stage in stage_of.items()]
         strategy = make_strategy("Pipeline", self.arranged(resource_spec), variables, nodes)
         strategy.pipeline.CopyFrom(

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import accumulate, groupby, pairwise
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby, pairwise
 
 from autodist.nearest import listed
 from autodist.options import OptionError
-from autodist.strategies.variables import SyncedVariable
+from autodist.strategies.stage_cuts import balanced_cuts
+from autodist.strategies.variables import GraphLike, SyncedVariable
 
 Stages = tuple[tuple[str, ...], ...]
 """For each pipeline stage patterns of variables' names."""
 
+LayerFlops = Callable[[Sequence[Sequence[str]]], Sequence[int] | None]
+"""What layers compute, forward and back, by the names of the variables of each; None: it is not known."""
 
-def stages_of_variables(variables: Sequence[SyncedVariable], stages: Stages | None, count: int) -> dict[str, int]:
+
+def stages_of_variables(
+    variables: Sequence[SyncedVariable], stages: Stages | None, count: int, flops_of: LayerFlops = lambda layers: None
+) -> dict[str, int]:
     """The stage of each variable.
 
     Args:
         variables: in the order in which they were made.
-        stages: patterns; None: the script says the stage of each, or of none, which then share the bytes.
+        stages: patterns; None: the script says the stage of each, or of none, which then share the work.
         count: how many stages there are.
+        flops_of: asked where they share it; where it does not know, they share the bytes.
 
     Raises:
         StrategyError: a variable is in no stage or in two, or a stage has none; or a pattern is none.
@@ -38,7 +45,7 @@ def stages_of_variables(variables: Sequence[SyncedVariable], stages: Stages | No
     elif marked:
         found = _as_marked(variables, marked)
     else:
-        return _balanced(variables, count)
+        return _balanced(variables, count, flops_of)
     for stage in range(count):
         if stage not in found.values():
             raise OptionError("stages", _empty(stage, stages is not None, bool(marked)))
@@ -108,8 +115,8 @@ def _compiled(pattern: str) -> re.Pattern[str]:
         raise OptionError("stages", f"the pattern {pattern!r} is no regular expression: {error}.") from error
 
 
-def _balanced(variables: Sequence[SyncedVariable], count: int) -> dict[str, int]:
-    """Runs of variables in their order, of which the largest has as few bytes as can be.
+def _balanced(variables: Sequence[SyncedVariable], count: int, flops_of: LayerFlops) -> dict[str, int]:
+    """Runs of variables in their order, of which the largest has as few FLOPs as can be, and then as few bytes.
 
     Those of one layer, which have one scope, stay together, if there are as many layers as stages.
 
@@ -124,7 +131,9 @@ def _balanced(variables: Sequence[SyncedVariable], count: int) -> dict[str, int]
         )
     layers = [list(group) for _, group in groupby(variables, lambda variable: variable.name.rpartition("/")[0])]
     groups = layers if len(layers) >= count else [[variable] for variable in variables]
-    cuts = _cuts([sum(variable.byte_size for variable in group) for group in groups], count)
+    flops = flops_of([[variable.name for variable in group] for group in groups])
+    sizes = [sum(variable.byte_size for variable in group) for group in groups]
+    cuts = balanced_cuts(flops or [0] * len(groups), sizes, count)
     return {
         variable.name: stage
         for stage, (start, end) in enumerate(pairwise(cuts))
@@ -133,17 +142,14 @@ def _balanced(variables: Sequence[SyncedVariable], count: int) -> dict[str, int]
     }
 
 
-def _cuts(sizes: Sequence[int], count: int) -> list[int]:
-    """Where `count` runs of sizes begin, and where the last ends, so that the largest sum is as small as can be."""
-    ends = list(accumulate(sizes, initial=0))
-    best: dict[int, tuple[int, list[int]]] = {0: (0, [0])}
-    """For so many sizes: the largest sum, and the cuts."""
-    for run in range(1, count + 1):
-        best = {
-            end: min(
-                (max(largest, ends[end] - ends[start]), [*cuts, end])
-                for start, (largest, cuts) in best.items() if start < end
-            )
-            for end in range(run, len(sizes) - (count - run) + 1)
-        }  # fmt: skip
-    return best[len(sizes)][1]
+def flops_in(graph_item: GraphLike) -> LayerFlops:
+    """What the layers of a captured step compute; of a stand-in, which has no graph, it is not known."""
+
+    def flops_of(layers: Sequence[Sequence[str]]) -> Sequence[int] | None:
+        # TensorFlow is imported where there is a graph to be read, which it has made.
+        from autodist.graph.item import GraphItem
+        from autodist.graph.layer_flops import layer_flops
+
+        return layer_flops(graph_item, layers) if isinstance(graph_item, GraphItem) else None
+
+    return flops_of

@@ -8,11 +8,11 @@ from typing import ClassVar
 
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
+from autodist.graph.pipeline_assignment import Assignment
 from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants, wait_past
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.pipelined.assignment import Assignment
 from autodist.options import OptionError
 
 

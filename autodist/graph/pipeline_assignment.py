@@ -58,6 +58,18 @@ class Assignment:
                 self._go_back(name)
         return self.found
 
+    def refuse(self, option: str, reason: str) -> None:
+        """Called for what does not go through the stages; who only estimates goes on.
+
+        Raises:
+            StrategyError: the `reason`, with the place of the `option`.
+        """
+        raise OptionError(option, reason)
+
+    def mark_of(self, name: str) -> int | None:
+        """The stage in which the script has made a node (`ad.stage`); None: it does not say."""
+        return marked_stage(self.wiring.nodes[name])
+
     def _require_one_way_back(self) -> set[str]:
         """What the seed of the loss reaches, and what waits for such.
 
@@ -66,7 +78,7 @@ class Assignment:
         """
         calls = [self.item.gradient_calls[k] for k in live_calls(self.item)]
         if len(calls) > 1 or max(self.stages.level, default=1) > 1:
-            raise OptionError(
+            self.refuse(
                 "builder",
                 f"the step differentiates {len(calls)} times ({listed(call.targets[0] for call in calls)}), and a "
                 "pipeline goes forward and back once a step. Take the gradients of the sum of the losses in one call, "
@@ -78,7 +90,7 @@ class Assignment:
     # -- forward ---------------------------------------------------------------------------------------------------
 
     def _go_forward(self, name: str) -> None:
-        touched = self._stages_touched(name)
+        touched = self._stage_touched(name)
         given = [s for s in self.wiring.data[name] if s in self.found]
         is_of_batch = not self.of_batch.isdisjoint(self.wiring.data[name])
         if touched is not None:
@@ -99,7 +111,7 @@ class Assignment:
 
     def _leave_open(self, name: str, is_of_batch: bool) -> None:
         """Notes what no variable leads to: of a batch it is computed where it is read, or where it is marked to be."""
-        mark = marked_stage(self.wiring.nodes[name]) if is_of_batch else None
+        mark = self.mark_of(name) if is_of_batch else None
         if mark is not None:
             self.found[name] = PipelinePart(self._marked(name, mark, []))
         elif is_of_batch:
@@ -111,12 +123,12 @@ class Assignment:
         Raises:
             StrategyError: that is an earlier one, or there is none such.
         """
-        mark = marked_stage(self.wiring.nodes[name])
+        mark = self.mark_of(name)
         if mark is None:
             return stage
         made = f"{name} ({self.wiring.nodes[name].op}) is made in ad.stage({mark})"
         if mark >= self.count:
-            raise OptionError(
+            self.refuse(
                 "stages",
                 f"{made}, and the pipeline has {self.count} stages, of which the last is stage {self.count - 1}. Give "
                 "it to one of these, or take as many stages, and workers.",
@@ -124,7 +136,7 @@ class Assignment:
         if mark < stage:
             later = next(s for s in given if self.found[s].stage == stage)
             of = f" ({listed(map(self._named, sorted(self.made_of[later])))})" if later in self.made_of else ""
-            raise OptionError(
+            self.refuse(
                 "stages",
                 f"{made}, and needs {later}{of} of stage {stage}: the way from stage to stage goes back there. Make "
                 f"it in ad.stage({stage}) or a later one, or what it needs in an earlier one.",
@@ -137,8 +149,8 @@ class Assignment:
             for handle in self.made_of[source]:
                 self.uses.setdefault(handle, {}).setdefault(stage, name)
 
-    def _stages_touched(self, name: str) -> dict[int, str] | None:
-        """The stages whose variables a node reads or writes itself, each with one of these; None if there are none.
+    def _stage_touched(self, name: str) -> tuple[int, str] | None:
+        """The stage whose variables a node reads or writes itself, and one of these; None if there is none.
 
         Raises:
             StrategyError: they are several.
@@ -148,25 +160,25 @@ class Assignment:
             return None
         found = {self.stage_of[h]: h for h in sorted(effect.reads | effect.writes) if h in self.stage_of}
         if len(found) > 1:
-            raise OptionError(
+            self.refuse(
                 "stages",
                 f"{name} ({self.wiring.nodes[name].op}) uses {listed(map(self._named, found.values()))}, which are in "
                 f"different pipeline stages ({listed(map(str, sorted(found)))}): one operation is not cut. Put these "
                 "variables into one stage.",
             )
-        return found or None
+        return max(found.items(), default=None)
 
-    def _touch(self, name: str, touched: Mapping[int, str], given: list[str]) -> None:
+    def _touch(self, name: str, touched: tuple[int, str], given: list[str]) -> None:
         """Notes what takes a variable's handle, and stands where the variable is."""
-        ((stage, handle),) = touched.items()
+        stage, handle = touched
         later = next((s for s in given if self.found[s].stage > stage), None)
         if later is not None:
-            raise self._goes_back(handle, name, later)
+            self.refuse("stages", self._goes_back(handle, name, later))
         effect = self.stages.effects[name]
         is_held = self.wiring.nodes[name].op in _READS and not given
-        mark = marked_stage(self.wiring.nodes[name])
+        mark = self.mark_of(name)
         if mark is not None and mark < stage and not is_held:
-            raise self._is_made_elsewhere(handle, name, mark)
+            self.refuse("stages", self._is_made_elsewhere(handle, name, mark))
         self.found[name] = PipelinePart(stage, is_held=is_held)
         if is_held:
             self.made_of[name] = effect.reads
@@ -185,24 +197,23 @@ class Assignment:
                 sources = [s for s in self.wiring.data[name] if s in self.found]
                 later = next((s for s in sources if self.found[s].stage == min(uses)), None)
                 if later is None:  # by its mark alone
-                    raise self._is_made_elsewhere(handle, name, min(uses))
-                raise self._goes_back(handle, name, later)
+                    self.refuse("stages", self._is_made_elsewhere(handle, name, min(uses)))
+                else:
+                    self.refuse("stages", self._goes_back(handle, name, later))
 
-    def _is_made_elsewhere(self, handle: str, name: str, mark: int) -> OptionError:
-        return OptionError(
-            "stages",
+    def _is_made_elsewhere(self, handle: str, name: str, mark: int) -> str:
+        return (
             f"{name} ({self.wiring.nodes[name].op}) is made in ad.stage({mark}), and uses {self._named(handle)}, which "
-            f"is in pipeline stage {self.stage_of[handle]}. Make both in one stage.",
+            f"is in pipeline stage {self.stage_of[handle]}. Make both in one stage."
         )
 
-    def _goes_back(self, handle: str, name: str, later: str) -> OptionError:
+    def _goes_back(self, handle: str, name: str, later: str) -> str:
         stage = self.found[later].stage
-        return OptionError(
-            "stages",
+        return (
             f"{self._named(handle)} is in pipeline stage {self.stage_of[handle]}, and what is computed with it, {name} "
             f"({self.wiring.nodes[name].op}), needs {later} of stage {stage}: the way from stage to stage goes back "
             f"there. Put {self._named(handle)} into stage {stage} or a later one, or what comes before it into an "
-            "earlier one.",
+            "earlier one."
         )
 
     def _named(self, handle: str) -> str:
@@ -211,10 +222,10 @@ class Assignment:
     # -- backward --------------------------------------------------------------------------------------------------
 
     def _go_back(self, name: str) -> None:
-        touched = self._stages_touched(name)
+        touched = self._stage_touched(name)
         given = [s for s in self.wiring.data[name] if s in self.found]
         if touched is not None:
-            ((stage, _),) = touched.items()
+            stage, _ = touched
             is_held = self.wiring.nodes[name].op in _READS and not given
             self.found[name] = PipelinePart(stage, is_backward=True, is_held=is_held)
             if is_held:

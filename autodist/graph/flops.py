@@ -1,0 +1,96 @@
+"""Floating point operations of the nodes of a graph, by TensorFlow's own formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import tensorflow as tf
+from tensorflow.python.framework import ops  # which asks an operation's formula
+from tensorflow.python.profiler.internal import flops_registry  # noqa: F401  # the formulas, in being imported
+
+from autodist.graph.gradient_rows import with_shapes
+from autodist.graph.item import GraphItem
+from autodist.graph.ops import Trait, having
+
+_CALLS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
+
+
+@dataclass(frozen=True)
+class Flops:
+    """A sum of floating point operations.
+
+    Attributes:
+        count: of the operations whose shapes are known.
+        is_least: whether there are others, so that they are more.
+    """
+
+    count: int = 0
+    is_least: bool = False
+
+    @classmethod
+    def of(cls, counted: Iterable[int | None]) -> Flops:
+        """The sum of what `flops_of_nodes` gives."""
+        found = list(counted)
+        return cls(sum(one for one in found if one is not None), None in found)
+
+    @property
+    def known(self) -> int | None:
+        """The count; None where nothing of it is known."""
+        return None if self.is_least and not self.count else self.count
+
+
+def with_inferred_shapes(item: GraphItem, wanted: Sequence[str], shapes: Mapping[str, Sequence[int]]) -> tf.Graph:
+    """A graph that makes some tensors from inputs of these shapes, of which TensorFlow has inferred what it can."""
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(with_shapes(item, wanted, shapes), name="")
+    return graph
+
+
+def flops_of_nodes(graph: tf.Graph) -> dict[str, int | None]:
+    """What the nodes of a graph compute, by name, forward and back; nodes for which there is no formula are left out.
+
+    Formulas are those of TensorFlow's profiler, and for Einsum, which it has none for, two operations for each product
+    of two elements. A node of a loop counts once.
+
+    Returns:
+        None for a node whose shape depends on values, or that calls a function, into which nobody looks.
+    """
+    found = {}
+    for op in graph.get_operations():
+        counted = _of_node(graph, op)
+        if counted != 0:
+            found[op.name] = counted
+    return found
+
+
+def _of_node(graph: tf.Graph, op: tf.Operation) -> int | None:
+    if op.type == "Einsum":
+        return _of_einsum(op)
+    if op.type in _CALLS:
+        return None
+    try:
+        return int(ops.get_stats_for_node_def(graph, op.node_def, "flops").value or 0)
+    except ValueError:  # a shape that is not known
+        if op.type == "Sum" and op.inputs[0].shape.is_fully_defined():
+            return int(op.inputs[0].shape.num_elements())  # over which axes is not known here: as many at most
+        return None
+
+
+def _of_einsum(op: tf.Operation) -> int | None:
+    """Each product of elements, and its part in a sum: the product of all lengths that the equation names."""
+    if not all(given.shape.is_fully_defined() for given in op.inputs):
+        return None
+    terms = op.get_attr("equation").decode().partition("->")[0].split(",")
+    lengths: dict[str, int] = {}
+    for term, given in zip(terms, op.inputs, strict=True):
+        before, dots, after = term.partition("...")
+        shape = given.shape.as_list()
+        end = len(shape) - len(after)
+        named = [*zip(before, shape, strict=False), *zip(after, shape[end:], strict=True)]
+        if dots:  # aligned from the right, as in broadcasting
+            named += [(f".{k}", length) for k, length in enumerate(reversed(shape[len(before) : end]))]
+        for label, length in named:
+            lengths[label] = max(lengths.get(label, 1), length)
+    return prod(lengths.values()) * (2 if len(terms) > 1 else 1)
