@@ -11,8 +11,16 @@ import tensorflow as tf
 
 from autodist.errors import CaptureError
 
-_DEFAULT = type(tf.distribute.get_strategy())
-"""Of the strategy that is there where the script has none; it shares out nothing."""
+
+@functools.cache
+def _default() -> type[Any]:
+    """Of the strategy that is there where the script has none; it shares out nothing.
+
+    A graph of its own, since no scope of the script's is open there. It is not asked for by the import, because
+    TensorFlow begins a thread with its first graph, and a script may fork before it makes any.
+    """
+    with tf.Graph().as_default():
+        return type(tf.distribute.get_strategy())
 
 
 def require_no_strategy(strategy: Any, what: str) -> None:
@@ -25,7 +33,7 @@ def require_no_strategy(strategy: Any, what: str) -> None:
     Raises:
         CaptureError: it is.
     """
-    if not isinstance(strategy, _DEFAULT):
+    if not isinstance(strategy, _default()):
         raise CaptureError(
             f"{what} stands under tf.distribute's {type(strategy).__name__}, which would share out once more what "
             "AutoDist shares out over the replicas, and its variables are none that AutoDist can place. Take the "

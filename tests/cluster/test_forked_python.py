@@ -40,6 +40,7 @@ def tell_facts(name):
         "written through": [[s.write_through, type(s.buffer).__name__] for s in streams[1:]],
         "limits": [resource.getrlimit(number) for number in (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)],
         "umask": os.umask(0o22), "priority": os.nice(0), "gc": gc.isenabled(), "traced": sys.gettrace() is None,
+        "modules": sorted(name for name in sys.modules if name.split(".")[0] == "autodist"),
         "hooks": [sys.excepthook is sys.__excepthook__, threading.excepthook is threading.__excepthook__],
     }
     import numpy as np, random
@@ -74,6 +75,51 @@ def test_a_chief_and_its_workers_find_all_as_if_they_had_been_started(tmp_path: 
     for facts in (started[0], forked[0]):  # links are being closed
         del facts["more descriptors"]
     assert forked == started
+
+
+# What stands in the environment is another one's than that in which the modules were imported, and so is the directory.
+IMPORTS = """
+import json, logging, os, signal, sys, threading
+os.chdir("/tmp")
+os.environ["AUTODIST_RESTARTS"] = '{"count": 3}'
+import autodist
+modules = [sorted(name for name in sys.modules if name.split(".")[0] == "autodist")]
+from autodist import AutoDist, errors
+from autodist.cluster.start import noted_start
+from autodist.restarts import before
+modules.append(sorted(name for name in sys.modules if name.split(".")[0] == "autodist"))
+handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+print(json.dumps({
+    "modules": modules,
+    "loaders": [type(sys.modules[name].__spec__.loader).__name__ for name in modules[1]],
+    "the same": AutoDist is sys.modules["autodist.api"].AutoDist and errors is autodist.errors,
+    "start": str(noted_start()), "before": str(before()), "left": "AUTODIST_RESTARTS" in os.environ,
+    "hooks": [hook.__qualname__ for hook in (sys.excepthook, threading.excepthook, sys.exit)],
+    "signals": {number: getattr(handler, "__qualname__", str(handler)) for number, handler in handlers.items()},
+    "threads": sorted(thread.name for thread in threading.enumerate()),
+    "log": [str(logging.getLogger("autodist").handlers), logging.getLogger("autodist").level],
+}))
+"""
+
+
+def test_it_imports_what_it_would_have_imported_and_sets_up_the_same(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IMPORTS)
+    environment = os.environ | ON_CPU | {MARK: "of imports      "}
+    started = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, timeout=60, check=True
+    )
+    with open(tmp_path / "out", "w+b") as out, open(os.devnull) as nothing:
+        process = forked_python.start([str(script)], (nothing.fileno(), out, out), environment, tmp_path, 0)
+        assert process is not None
+        status = process.wait()
+        out.seek(0)
+        told = out.read()
+    assert status == 0, told
+    facts = json.loads(told)
+    assert facts == json.loads(started.stdout)
+    assert "autodist.resources" in set(facts["modules"][1]) - set(facts["modules"][0])
+    assert "directory='/tmp'" in facts["start"] and "count=3" in facts["before"]
 
 
 ENDS = {

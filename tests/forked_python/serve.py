@@ -12,6 +12,7 @@ import sys
 from types import CodeType
 
 from becoming import become, fork_workers, receive, write_mark
+from imported import Kept
 
 
 def serve(descriptor: int) -> CodeType:
@@ -45,7 +46,7 @@ def serve(descriptor: int) -> CodeType:
             write_mark(start.mark)
             code = become(start, streams)
             worker_s = fork_workers(start.chains)
-            for name in ("serve", "becoming"):
+            for name in ("serve", "becoming", "imported"):
                 del sys.modules[name]
             return code if worker_s is None else worker_s
         for stream in streams:
@@ -63,6 +64,9 @@ def _import_what_scripts_import() -> None:
     import tensorflow as tf  # noqa: F401
     import yaml  # noqa: F401
 
+    before = len(os.listdir("/proc/self/task"))
+    Kept().take()
+    assert len(os.listdir("/proc/self/task")) == before, "a process that is forked would lack a thread that began"
     gc.freeze()
     gc.enable()
 

@@ -1,0 +1,112 @@
+"""Modules of AutoDist that a process has imported, as ones that a process forked from it has not.
+
+A forked process that imports one gets it made, at the moment and with all others that its import would have brought.
+What notes or sets up something for the process that imports it is not kept, or run again.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import copy
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+PACKAGE = "autodist"
+_ANEW = "autodist.api"
+"""Watches the end of the script, takes what stands in the environment, and more. Imports all that a script needs."""
+
+
+class Kept:
+    """The package's modules, which `forget` takes out of `sys.modules`, and this finds when they are imported again."""
+
+    def __init__(self) -> None:
+        self._modules: dict[str, ModuleType] = {}
+        self._imports: dict[str, list[str]] = {}
+
+    def take(self) -> None:
+        """Imports what a script imports by its `from autodist import AutoDist`, but that module itself."""
+        with self._noting_imports():
+            for module in _imports_of(_ANEW):
+                importlib.import_module(module)
+        self._modules = {name: module for name, module in sys.modules.items() if _is_ours(name)}
+        for module in self._modules.values():
+            for value in vars(module).values():
+                if isinstance(value, functools._lru_cache_wrapper):
+                    value.cache_clear()
+        sys.meta_path.insert(0, self)
+        self.forget()
+
+    def forget(self) -> None:
+        """Leaves this process as if it had imported none of them."""
+        for name in [name for name in sys.modules if _is_ours(name)]:
+            del sys.modules[name]
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        """Asked by `import`, before others are."""
+        module = self._modules.get(name)
+        if module is None:
+            return None
+        assert module.__spec__ is not None
+        if name == PACKAGE and (other := self._found_elsewhere(module.__spec__)) is not None:
+            return other
+        spec = copy.copy(module.__spec__)
+        loader: Any = copy.copy(spec.loader)
+        spec.loader = loader
+        loader.create_module = lambda spec: module
+        if name != PACKAGE:
+            loader.exec_module = self._import_again
+        return spec
+
+    def _found_elsewhere(self, before: ModuleSpec) -> ModuleSpec | None:
+        """The package, if the script finds another one, of which no modules are here."""
+        sys.meta_path.remove(self)
+        now = importlib.util.find_spec(PACKAGE)
+        if now is not None and now.origin != before.origin:
+            self._modules.clear()
+            return now
+        sys.meta_path.insert(0, self)
+        return None
+
+    def _import_again(self, module: ModuleType) -> None:
+        for name in self._imports.get(module.__name__, ()):
+            importlib.import_module(name)
+
+    @contextlib.contextmanager
+    def _noting_imports(self) -> Iterator[None]:
+        plain = builtins.__import__
+
+        def noted(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+            found = plain(name, globals, locals, fromlist, level)
+            if globals is not None and _is_ours(importer := globals.get("__name__", "")) and _is_ours(name):
+                assert level == 0, f"{importer} imports {name} from where it stands"
+                parts = [f"{name}.{part}" for part in fromlist or () if f"{name}.{part}" in sys.modules]
+                self._imports.setdefault(importer, []).extend([name, *parts])
+            return found
+
+        builtins.__import__ = noted
+        try:
+            yield
+        finally:
+            builtins.__import__ = plain
+
+
+def _is_ours(name: str) -> bool:
+    return name == PACKAGE or name.startswith(f"{PACKAGE}.")
+
+
+def _imports_of(name: str) -> list[str]:
+    """The package's modules that another one imports first of all, which is not run."""
+    import ast
+
+    spec = importlib.util.find_spec(name)
+    assert spec is not None and spec.origin is not None
+    with open(spec.origin, "rb") as file:
+        found = [node.module for node in ast.parse(file.read()).body if isinstance(node, ast.ImportFrom)]
+    return [module for module in found if module is not None and _is_ours(module)]
