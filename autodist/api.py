@@ -40,8 +40,9 @@ from autodist.evaluation_step import EvaluationStep
 from autodist.function_step import DistributedFunction, Tracing
 from autodist.graph_function import GraphSessions
 from autodist.look import look
-from autodist.messages import log_to_the_terminal
+from autodist.messages import ALIKE_EVERYWHERE, log_to_the_terminal
 from autodist.own_batches import Reading, Slices
+from autodist.own_files import NOTHING_DEALT, Files, require_files_fit
 from autodist.quiet import quiet_tensorflow
 from autodist.recording import recorder
 from autodist.resources import ResourceSpec
@@ -222,6 +223,7 @@ class AutoDist:
             StrategyError: the strategy asks for what cannot be done.
         """
         self._run.check_others()
+        self._require_no_files("a session's graph has no data sets whose files are dealt out")
         if self._notes is None or self._sums is None:
             raise CaptureError(
                 "create_distributed_session is called outside the scope; build the graph within `with ad.scope():`."
@@ -293,7 +295,11 @@ class AutoDist:
         """This worker's part of each global batch, to be passed to a step.
 
         Args:
-            dataset: of global batches, the same on every worker (the run's seed reaches shuffles that have none).
+            dataset: of global batches, the same on every worker (the run's seed reaches shuffles that have none). Under
+                `shard: files` in the YAML its files are dealt out, and a part may have no rows.
+
+        Raises:
+            ResourceSpecError: they cannot be.
         """
         self._run.check_others()
         self._alone.divides_data = True
@@ -327,6 +333,7 @@ class AutoDist:
             ValueError: there are no records, or batches would have none.
         """
         self._run.check_others()
+        self._require_no_files("ad.sampler deals out numbers of records, of which no file is one worker's")
         self._alone.divides_data = True
         made = Sampler(records, batch, seed, drop_remainder, self._run.spec.replica_workers, self._run.index)
         if self._automatic is not None:
@@ -438,7 +445,22 @@ class AutoDist:
         rows = None  # where it is recorded, which is given whole batches
         if self._run.recorder is None:
             rows = rows_to_read(self._run.spec.replica_workers, self._run.index)
-        return Reading(rows, self._run.workers, self._slices)
+        return Reading(rows, self._run.workers, self._slices, self._files())
+
+    def _files(self) -> Files | None:
+        """How files are dealt out to the workers; None: they are not."""
+        spec = self._run.spec
+        if spec.shard is None:
+            return None
+        names = [worker.name for worker in spec.workers]
+        return Files(spec.replica_workers, self._run.index, names, self._run.agree, spec.shard_refused)
+
+    def _require_no_files(self, what: str) -> None:
+        spec = self._run.spec
+        if spec.shard is not None and self._run.workers > 1:
+            raise spec.shard_refused(
+                f"{what}; allowed: fit on a tf.data.Dataset, or a loop over ad.distribute_dataset."
+            )
 
     def _own_share(self, examples: int) -> tuple[int, int]:
         share = share_of(examples, self._run.spec.replica_workers, self._run.index)
@@ -486,6 +508,8 @@ class AutoDist:
         try:
             if not watch_script_end().is_bad:
                 self._alone.tell_at_end(self._run.has_idle_workers)
+                if self._run.spec.shard is not None and self._run.workers > 1 and not self._run.has_agreed:
+                    log.warning("%s", NOTHING_DEALT, extra=ALIKE_EVERYWHERE)
             if not self._finishes_well() and self._run.spec.max_restarts and self._run.recorder is None:
                 self._restart()
         except SystemExit:
@@ -535,6 +559,9 @@ def _choose(
         if recording.is_reference and find_pipeline(chosen) is not None:
             chosen = AllReduce()  # which is not asked of one device, where there are no stages either
     log_to_the_terminal(is_chief=True)
+    require_files_fit(
+        spec.shard is not None, recording is not None, find_pipeline(chosen) is not None, spec.shard_refused
+    )
     if spec.is_given:
         spec = meet(spec, asked.replicas, _count_gpus)
     else:

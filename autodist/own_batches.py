@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import tensorflow as tf
+
+from autodist.errors import AutoDistError
 
 
 class Slices:
@@ -41,6 +43,29 @@ OwnRows = Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]
 """Of a global batch of so many examples, the first row that a worker has to read, and how many; both int64."""
 
 
+class DealtFiles(Protocol):
+    """Gives this worker's part of each step, of the records of its own files."""
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    def holds_anywhere(self, here: bool) -> bool:
+        """Whether something holds for any worker; all of them ask."""
+
+
+class DealsFiles(Protocol):
+    """Deals out the files of data sets."""
+
+    def deal(self, dataset: Any) -> DealtFiles:
+        """What gives this worker's part of each step.
+
+        Raises:
+            AutoDistError: files cannot be dealt out so that each record is used once.
+        """
+
+    def refused(self, problem: str) -> AutoDistError:
+        """The error for what cannot be dealt out, with the place in the YAML."""
+
+
 @dataclass(frozen=True)
 class Reading:
     """How a worker reads its own part of global batches.
@@ -49,11 +74,13 @@ class Reading:
         rows: which ones; None: it reads whole batches, of what does not give it its part.
         workers: how many there are.
         slices: by which a script gives it its part.
+        files: how the files of data sets are dealt out, in place of rows of batches; None: they are not.
     """
 
     rows: OwnRows | None
     workers: int
     slices: Slices
+    files: DealsFiles | None = None
 
 
 class Counted(NamedTuple):

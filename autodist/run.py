@@ -85,6 +85,7 @@ class Run:
         is_told_apart: whether the script has asked which worker it is, so that each may do something else.
         before_end: called on the chief at the end of its script, while all values are still there; what one raises is
             how the run ends.
+        has_agreed: whether the workers have told one another what they read of files that are dealt out.
         tables: names of the lookup tables that this worker has filled.
         recorder: records its training steps; None: nobody has asked for that.
         step: how many training steps were made, those before a checkpoint that was restored included.
@@ -143,7 +144,7 @@ class Run:
         self.saved_step = restarts.before().saved if not self.resumed else self.step
         self.end_error: AutoDistError | None = None
         self._has_told_of_evaluation = False
-        self._has_work = False
+        self._has_work = self.has_agreed = False
 
     @classmethod
     def begin(
@@ -390,6 +391,22 @@ class Run:
             self.passes()
             parts = self.gather(mine)
             return unpack(self.exchange(combine_parts(parts) if parts else b""))
+
+    def agree(self, said: str, decide: Callable[[list[str]], str]) -> str:
+        """What the chief decides of what each worker says, on every worker; all of them call it alike, between steps.
+
+        Args:
+            said: by this worker.
+            decide: is called on the chief with what they say, by worker.
+        """
+        self._has_work = self.has_agreed = True
+        with self.missed_step.noted():
+            if self._hosts is None:
+                self.check_others()
+                self._start()
+            self.passes()
+            heard = [one.decode() for one in self.gather(said.encode())]
+            return self.exchange(decide(heard).encode() if heard else b"").decode()
 
     def share(self, said: str, what: str = FIT, is_certain: bool = True) -> str:
         """What the chief says, on every worker; all of them call it alike, also before there are others.

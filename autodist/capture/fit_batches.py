@@ -11,6 +11,7 @@ from typing import Any
 import keras
 from keras.src.backend.tensorflow import trainer  # whose fit makes its batches by TFEpochIterator
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from autodist.capture.own_arrays import own_arrays
 from autodist.errors import CaptureError
@@ -31,6 +32,11 @@ def reading_own_batches(method: Callable[..., Any], model: keras.Model, reading:
     @functools.wraps(method)
     def call(*args: Any, **kwargs: Any) -> Any:
         if not getattr(model.train_function, _TAKES_PARTS, model.train_function is None):
+            if reading.files is not None:
+                raise reading.files.refused(
+                    f"{model.name} trains by a train function of the script's own, which would take parts for whole "
+                    "batches; allowed: Keras's own, or a loop over ad.distribute_dataset."
+                )
             return method(*args, **kwargs)  # it trains by a function of the script's own
         with _reading_own(model, reading):
             return method(*args, **kwargs)
@@ -70,6 +76,9 @@ def _reading_own(model: keras.Model, reading: Reading) -> Iterator[None]:
 def _own_batches(batches: trainer.TFEpochIterator, reading: Reading, is_cut: bool) -> Any:
     """What is to be iterated over in place of the batches, or the batches themselves."""
     whole = batches._distributed_dataset
+    if reading.files is not None:
+        is_data_set = isinstance(batches.data_adapter, TFDatasetAdapter)
+        return reading.files.deal(whole if is_data_set else batches.data_adapter)
     if is_cut:
         return PartsGiven(whole)
     if reading.rows is None:

@@ -136,6 +136,11 @@ class KerasModels:
             self._evaluations.adopt(model)
         reading = self._reading
         if reading is not None and batch_axis:  # rows are not what is split, or not all of it
+            if reading.files is not None:
+                raise reading.files.refused(
+                    "batch_axis says that examples lie along other axes than the first, along which data sets make "
+                    "batches of them; allowed: no batch_axis, or no `shard`."
+                )
             reading = replace(reading, rows=None)
         for name in ("fit",) if self._fits is None and reading is None else SHOW_PROGRESS:
             method = getattr(type(model), name).__get__(model)
@@ -144,7 +149,8 @@ class KerasModels:
             if reading is not None:
                 method = reading_own_batches(method, model, reading)
             if name == "fit":
-                method = self._around_fit(noting_lengths(method, model))
+                are_known = reading is None or reading.files is None  # else a part is of any length
+                method = self._around_fit(noting_lengths(method, model) if are_known else method)
             vars(model)[name] = hiding_own_frames(method)
 
     def _train_function(self, model: keras.Model, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:

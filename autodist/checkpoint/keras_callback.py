@@ -23,6 +23,8 @@ from autodist.checkpoint.keras_state import arrays_in, set_states, states_of, wi
 from autodist.checkpoint.read import read_about, require_seen
 from autodist.checkpoint.schedule import Schedule
 from autodist.errors import CheckpointError
+from autodist.messages import ALIKE_EVERYWHERE
+from autodist.own_files import dealt_otherwise
 from autodist.run import Run
 from autodist.runtime.draws import Draws
 
@@ -128,8 +130,13 @@ class CheckpointCallback(keras.callbacks.Callback):
         if self._fit == self._resumed.get(FIT) and epoch == self._resumed["epoch"] and not self._resumed["is_over"]:
             told, self._resumed = self._resumed, {}
             set_states(self._with_history(), told["callbacks"], self._arrays)
-            self._give_back_metrics(told["metrics"])
-            skip_batches(epoch - told["first_epoch"], told["batch"], self._draws)
+            taken = told["batch"]
+            if taken and told.get("dealt", []) != self._dealt():
+                log.warning("%s", dealt_otherwise(taken), extra=ALIKE_EVERYWHERE)
+                taken = 0
+            else:
+                self._give_back_metrics(told["metrics"])
+            skip_batches(epoch - told["first_epoch"], taken, self._draws)
             self._first_epoch = told["first_epoch"]
         else:
             if self._first_epoch is None:
@@ -158,6 +165,11 @@ class CheckpointCallback(keras.callbacks.Callback):
         self.model._initial_epoch = self._epochs_before
 
     # --------------------------------------------------------------------------------------------------------------
+
+    def _dealt(self) -> list[int]:
+        """For each replica the worker that reads files for it; none where files are not dealt out."""
+        spec = self._run.spec
+        return list(spec.replica_workers) if spec.shard is not None and self._run.workers > 1 else []
 
     def _has_same_optimizer(self) -> bool:
         return self._optimizer is self.model.optimizer  # compiled anew, it is another one
@@ -215,6 +227,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             "callbacks": callbacks,
             "fits": [*self._over, without_arrays(callbacks)],
             "metrics": self._metrics() if batch else [],
+            "dealt": self._dealt(),
         }
         return Content(about={"made_by": FIT, FIT: state}, files={_SUFFIX: writer_of(arrays)})
 

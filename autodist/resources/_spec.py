@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from autodist.errors import ResourceSpecError
 from autodist.resources._checkpoint import CHECKPOINT, CheckpointSection
 from autodist.resources._model import EMPTY_IF_NULL, Fault, Model
 from autodist.resources._node import TRANSPORT, Node, SSHGroup, Transport
@@ -54,6 +55,7 @@ class ResourceSpec(Timeouts):
         transport: what speaks SSH, for groups that say nothing; None: paramiko.
         strategy: None if the script or a default chooses.
         batch: whether what the script feeds is the global batch or one worker's part; None: the front end's own rule.
+        shard: "files": each worker reads files of its own, so that batches are not those of one device; None: not so.
         max_restarts: how often all workers start again after one of them was lost.
         min_nodes: how many of the nodes have to be there when they do; those that are away are left out. None: all.
         sync: the folder that is brought to the machines; None: they have the script already.
@@ -73,6 +75,7 @@ class ResourceSpec(Timeouts):
     transport: Transport | None = Field(default=None, description=TRANSPORT)
     strategy: StrategySection | None = Field(default=None, description="a mapping, or a builder's name")
     batch: Literal["global", "per_worker"] | None = Field(default=None, description="global or per_worker")
+    shard: Literal["files"] | None = Field(default=None, description="files")
     max_restarts: int = Field(default=0, ge=0, le=MOST_RESTARTS, description=RESTARTS)
     min_nodes: int | None = Field(default=None, ge=1, description="a whole number from 1 to the number of nodes")
     sync: Sync | None = Field(default=None, description=SYNC)
@@ -168,13 +171,17 @@ class ResourceSpec(Timeouts):
 
     def to_dict(self) -> dict[str, Any]:
         """The spec as a YAML file would hold it, defaults filled in; `from_dict` reads it back."""
-        kept = {"nodes", "ssh", "transport", "batch", "max_restarts", "min_nodes", "sync", "checkpoint"}
+        kept = {"nodes", "ssh", "transport", "batch", "shard", "max_restarts", "min_nodes", "sync", "checkpoint"}
         content = self.model_dump(mode="json", include=kept | Timeouts.model_fields.keys())
         if self.strategy is not None:
             content["strategy"] = plain_copy(self.strategy.to_dict())
         if self.is_given:
             content["nodes"] = GIVEN
         return content
+
+    def shard_refused(self, problem: str) -> ResourceSpecError:
+        """The error for what `shard` asks for and cannot be done."""
+        return self.source.error(("shard",), problem)
 
     @property
     def file(self) -> str | None:
@@ -307,6 +314,16 @@ class ResourceSpec(Timeouts):
             count = len(self.nodes)
             raise Fault(
                 f"{self.min_nodes} is more than the {count} nodes that there are; allowed: 1 to {count}", "min_nodes"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_shard(self) -> ResourceSpec:
+        if self.shard is not None and self.batch == "per_worker":
+            raise Fault(
+                "files are dealt out of global data, and under `batch: per_worker` what a script reads is its worker's "
+                "own already; allowed: one of the two",
+                "shard",
             )
         return self
 

@@ -227,3 +227,20 @@ def with_a_row(value: Any, axis: int) -> np.ndarray:
     shape = list(array.shape)
     shape[axis] = 1
     return np.zeros(shape, array.dtype)
+
+
+def length_of(value: Any) -> int | None:
+    """How many rows a tensor or array has, sparse and ragged ones too; None of what has none."""
+    if isinstance(value, tf.SparseTensor):
+        return int(value.dense_shape[0])
+    if isinstance(value, tf.RaggedTensor):
+        return int(value.nrows())
+    return int(np.shape(value)[0]) if np.ndim(value) else None
+
+
+def slice_rows(value: Any, share: Share) -> Any:
+    """Some rows of a tensor or array, sparse and ragged ones too."""
+    if isinstance(value, tf.SparseTensor):
+        others = value.dense_shape.numpy().tolist()[1:]
+        return tf.sparse.slice(value, [share.start, *(0 for _ in others)], [share.size, *others])
+    return value[share.start : share.start + share.size]

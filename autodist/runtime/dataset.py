@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.own_batches import Reading, WholeBatch, whole_of
 from autodist.own_elements import reading_own
-from autodist.runtime.batches import Share, group_rows, require_rows_for_all, share_of
+from autodist.own_files import dealt_otherwise
+from autodist.runtime.batches import Share, group_rows, length_of, require_rows_for_all, share_of, slice_rows
 from autodist.runtime.draws import Draws
 from autodist.runtime.first_batches import digest_of
 from autodist.runtime.seeds import seed_for_all
@@ -89,7 +89,10 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self._on_own_failure = on_own_failure
         self._dataset, self._replicas, self._worker = dataset, replicas, worker
         self._on_first: Callable[[Any], None] | None = on_first
-        self._own = None if reading is None else reading_own(dataset, reading)
+        self._files = None
+        if reading is not None and reading.files is not None:
+            self._files = reading.files.deal(dataset)
+        self._own = None if reading is None else self._files or reading_own(dataset, reading)
         self.on_request: Callable[[], None] | None = None
         self.place = Place(seed=seed_for_all())
         self._goes_on = isinstance(dataset, Iterator)  # it begins once, so that all loops over it are one
@@ -105,9 +108,8 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self._note_request()
         try:
             for batch, whole in self._begin():
-                self._tell_first(batch if whole is None else [array for _, array in whole.alike])
-                mine = self._share_of(batch) if whole is None else self._that_count(batch, whole.examples)
-                if self.on_request is not None and not self.place.taken:
+                mine = self._part_of(batch, whole)
+                if (self.on_request is not None or self._files is not None) and not self.place.taken:
                     self.place = replace(self.place, first=self._sign(batch, whole))
                 self.place = replace(self.place, taken=self.place.taken + 1)
                 yield mine
@@ -115,6 +117,12 @@ class DistributedDataset(tf.train.experimental.PythonState):
         finally:
             if not self._goes_on:
                 self.place = Place(self.place.ended + 1, seed=self.place.seed)
+
+    def _part_of(self, batch: Any, whole: WholeBatch | None) -> Any:
+        if self._files is not None:
+            return batch
+        self._tell_first(batch if whole is None else [array for _, array in whole.alike])
+        return self._share_of(batch) if whole is None else self._that_count(batch, whole.examples)
 
     def _tell_first(self, batch: Any) -> None:
         if self._on_first is not None:
@@ -129,7 +137,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         """What is read, unless it stands for no rows."""
         if share_of(examples, self._replicas, self._worker).size:
             return rows
-        return tf.nest.map_structure(lambda value: _rows(value, Share(0, 0)), rows)
+        return tf.nest.map_structure(lambda value: slice_rows(value, Share(0, 0)), rows)
 
     def serialize(self) -> str:
         """Its place, for a checkpoint."""
@@ -180,7 +188,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self.place = replace(self.place, taken=0, first="", draws=begun)
         for number in range(place.taken):
             first = next(given, None)
-            if number == 0 and self._is_other(place.first, first):
+            if number == 0 and self._is_other_anywhere(place.first, first):
                 self._tell_other(place)
                 now.resume()
                 return itertools.chain([] if first is None else [first], given)
@@ -209,7 +217,8 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
     def _read(self) -> Iterator[_Given]:
         batches = _with_wholes(iter(self._source))
-        return batches if self._own is None else self._telling(batches)
+        # What a worker alone cannot read of its files is raised on all of them.
+        return batches if self._own is None or self._files is not None else self._telling(batches)
 
     def _telling(self, batches: Iterator[_Given]) -> Iterator[_Given]:
         try:
@@ -228,7 +237,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
     def _sign(self, batch: Any, whole: WholeBatch | None) -> str:
         """Tells a batch from others that this worker, among as many, is given."""
-        share = "" if whole is None else f"{self._worker} of {self._replicas}"
+        share = "" if whole is None and self._files is None else f"{self._worker} of {self._replicas}"
         return f"{share}:{_digest(batch)}"
 
     def _is_other(self, first: str, given: _Given | None) -> bool:
@@ -236,9 +245,20 @@ class DistributedDataset(tf.train.experimental.PythonState):
         if not first or given is None:
             return bool(first)
         now = self._sign(*given)
-        return first != now and first.partition(":")[0] == now.partition(":")[0]
+        (then, _, _), (share, _, _) = first.partition(":"), now.partition(":")
+        if self._files is not None and then.partition(" of ")[2] != share.partition(" of ")[2]:
+            return True
+        return first != now and then == share
+
+    def _is_other_anywhere(self, first: str, given: _Given | None) -> bool:
+        """The same; where files are dealt out, for all workers if one of them finds it."""
+        is_other = self._is_other(first, given)
+        return is_other if self._files is None else self._files.holds_anywhere(is_other)
 
     def _tell_other(self, place: Place) -> None:
+        if self._files is not None:
+            log.warning("%s", dealt_otherwise(place.taken), extra=ALIKE_EVERYWHERE)
+            return
         log.warning(
             "a data set of ad.distribute_dataset begins with another batch than in the run that is gone on from, which "
             "had taken %d of it, and is read from its beginning. That is right where it passes over by itself what was "
@@ -250,13 +270,13 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return len(self._dataset)  # type: ignore[arg-type]
 
     def _require_rows(self, batch: Any) -> None:
-        lengths = [_length(value) for value in tf.nest.flatten(batch)]
+        lengths = [length_of(value) for value in tf.nest.flatten(batch)]
         split = [(f"array {k}", n) for k, n in enumerate(lengths) if n is not None]
         require_rows_for_all(split, group_rows([n for _, n in split]), len(self._replicas))
 
     def _own_rows(self, value: Any) -> Any:
-        length = _length(value)
-        return value if length is None else _rows(value, share_of(length, self._replicas, self._worker))
+        length = length_of(value)
+        return value if length is None else slice_rows(value, share_of(length, self._replicas, self._worker))
 
 
 def _with_wholes(batches: Iterator[Any]) -> Iterator[_Given]:
@@ -268,19 +288,3 @@ def _digest(batch: Any) -> str:
     """Tells a batch from others, alike in every process."""
     leaves = [digest_of(leaf) for leaf in tf.nest.flatten(batch, expand_composites=True)]
     return hashlib.blake2b(" ".join(leaves).encode(), digest_size=16).hexdigest()
-
-
-def _length(value: Any) -> int | None:
-    """How many rows there are; None of what has none."""
-    if isinstance(value, tf.SparseTensor):
-        return int(value.dense_shape[0])
-    if isinstance(value, tf.RaggedTensor):
-        return int(value.nrows())
-    return np.shape(value)[0] if np.ndim(value) else None
-
-
-def _rows(value: Any, share: Share) -> Any:
-    if isinstance(value, tf.SparseTensor):
-        others = value.dense_shape.numpy().tolist()[1:]
-        return tf.sparse.slice(value, [share.start, *(0 for _ in others)], [share.size, *others])
-    return value[share.start : share.start + share.size]

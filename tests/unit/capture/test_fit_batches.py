@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from autodist.capture.keras_models import KerasModels
-from autodist.errors import CaptureError
+from autodist.errors import CaptureError, ResourceSpecError
 from autodist.own_batches import Reading, Slices, WholeBatch
+from autodist.own_files import Files
 from autodist.runtime.batches import rows_to_read
 
 X = np.arange(22.0).reshape(11, 2)
@@ -80,6 +83,36 @@ def test_a_function_of_the_scripts_own_trains_on_whole_batches(steps: Steps) -> 
     model.train_function = lambda iterator: seen.append(len(next(iterator)[0])) or {"loss": 0.0}
     model.fit(X, X[:, :1], batch_size=6, verbose=0)
     assert (steps.given, seen) == ([], [6, 5])
+
+
+def with_files(steps: Steps, **scope: Any) -> keras.Model:
+    files = Files([0, 1], 1, ["a", "b"], lambda said, decide: decide([said]), ResourceSpecError)
+    with KerasModels(steps, reading=Reading(None, 2, SLICES, files)).adopting(**scope):
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # whose length no reader of files knows
+def test_files_that_are_dealt_out_go_to_a_step_of_parts(steps: Steps, tmp_path: Path) -> None:
+    names = [str(tmp_path / str(k)) for k in range(2)]
+    for name, count in zip(names, (5, 7), strict=True):
+        Path(name).write_text("".join(f"{k}\n" for k in range(count)))
+    lines = tf.data.TextLineDataset(names).map(lambda line: tf.strings.to_number([line, line]))
+    with_files(steps).fit(lines.map(lambda x: (x, x[:1])).batch(4), epochs=2, verbose=0, shuffle=False)
+    assert (steps.given, steps.given_own) == ([], [(2, None), (2, None), (2, None), (1, None)] * 2)
+
+
+def test_files_are_dealt_out_neither_to_other_axes_nor_to_a_function_of_the_scripts_own(steps: Steps) -> None:
+    data = tf.data.TextLineDataset(["a", "b"]).batch(2)
+    with pytest.raises(ResourceSpecError, match="no batch_axis, or no `shard`"):
+        with_files(steps, batch_axis={"y": None}).fit(data, verbose=0)
+    model = with_files(steps)
+    model.train_function = lambda iterator: {"loss": 0.0}
+    with pytest.raises(ResourceSpecError, match="a train function of the script's own"):
+        model.fit(data, verbose=0)
+    with pytest.raises(ResourceSpecError, match="no files that can be dealt out"):
+        with_files(steps).fit(X, X[:, :1], verbose=0)
 
 
 class Rows(keras.utils.PyDataset):

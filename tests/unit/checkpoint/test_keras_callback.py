@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec
+from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.checkpoint.lock import FolderLock
 from autodist.errors import CheckpointError
 from autodist.strategies import AllReduce, PartitionedPS
@@ -293,3 +294,20 @@ def test_a_checkpoint_of_the_scripts_own_is_refused(tmp_path):
 def test_what_cannot_be_meant_is_refused(tmp_path, asked):
     with pytest.raises(ValueError):
         autodist().checkpoint_callback(tmp_path, **asked)
+
+
+def test_an_epoch_of_files_that_are_dealt_out_otherwise_begins_anew(tmp_path, monkeypatch, caplog):
+    """What it has been trained on is trained on again; epochs that were over are not, and the rest is as it was."""
+    dealt = [0, 1]
+    monkeypatch.setattr(CheckpointCallback, "_dealt", lambda callback: list(dealt))
+    ad = autodist()
+    steps: list[int] = []
+    counting = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: steps.append(batch))
+    assert fit(ad, build(ad), tmp_path, [], killed=(1, 3)) is None
+    for now, begins in ((dealt, 1), ([0, 0], 0)):
+        dealt = now
+        ad, steps[:] = autodist(), []
+        with caplog.at_level("WARNING", "autodist"):
+            assert fit(ad, build(ad), tmp_path, [counting], every_steps=100, killed=(1, 4)) is None
+        assert steps[0] == begins and steps == list(range(begins, 5))
+        assert any("the epoch under way had come to step 1" in m for m in caplog.messages) == (begins == 0)

@@ -16,7 +16,8 @@ NODE = "nodes:\n  - address: 10.0.0.1\n    "
 NODE_KEYS = "address, chief, cpus, gpus, network_bandwidth, port, ssh_config, workers"
 KEYS = (
     "answer_timeout, batch, cause_timeout, checkpoint, connect_timeout, deadlock_timeout, end_timeout, join_timeout, "
-    "max_restarts, min_nodes, nodes, reach_timeout, silence_timeout, ssh, stall_timeout, start_timeout, stop_timeout, "
+    "max_restarts, min_nodes, nodes, reach_timeout, shard, silence_timeout, ssh, stall_timeout, start_timeout, "
+    "stop_timeout, "
     "strategy, sync, transport"
 )
 SECONDS = "a number of seconds above 0, at most 1000000"
@@ -125,6 +126,7 @@ SHAPE = {
         "checkpoint.keep",
         "0 is not allowed; allowed: how many checkpoints stay, at least 1",
     ),
+    "shard": (HEAD + "shard: batches\n", 3, "shard", '"batches" is not allowed; allowed: files'),
     "batch": (HEAD + "batch: local\n", 3, "batch", '"local" is not allowed; allowed: global or per_worker'),
     "syntax": (
         "nodes:\n  - {address: a\nssh: {}\n",
