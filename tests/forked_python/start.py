@@ -20,8 +20,8 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 """With what, beside the environment of the tests, TensorFlow is imported, and a script has to be started."""
 
 _NO_MARK = "0" * 16
-_OF_NO_PROCESS = {MARK, "PYTEST_CURRENT_TEST"}
-"""What may be another one in the environment than where TensorFlow was imported."""
+_READ_BY_NO_IMPORT = ("AUTODIST_", "PYTEST_CURRENT_TEST")
+"""With what begins what may be another one in the environment than where TensorFlow was imported."""
 
 _BOOT = "import sys; sys.path[0] = {folder!r}; from serve import serve; exec(serve({descriptor}))"
 
@@ -62,9 +62,14 @@ class ForkedProcess:
 
 
 class ForkedPython:
-    """A process that has imported TensorFlow, started when the first script is."""
+    """A process that has imported TensorFlow, started when the first script is.
 
-    def __init__(self) -> None:
+    Args:
+        more: of its environment, with which scripts have to be started, too.
+    """
+
+    def __init__(self, more: Mapping[str, str] | None = None) -> None:
+        self._more = dict(more or {})
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._environment: dict[str, str] = {}
@@ -110,7 +115,7 @@ class ForkedPython:
 
     def _running(self) -> socket.socket:
         if self._channel is None:
-            self._environment = _of_all(os.environ | ON_CPU)
+            self._environment = _of_all(os.environ | ON_CPU | self._more)
             self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             boot = _BOOT.format(folder=str(Path(__file__).parent), descriptor=theirs.fileno())
             with theirs:
@@ -132,7 +137,7 @@ class ForkedPython:
 
 
 def _of_all(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name not in _OF_NO_PROCESS}
+    return {name: value for name, value in environment.items() if not name.startswith(_READ_BY_NO_IMPORT)}
 
 
 forked_python = ForkedPython()

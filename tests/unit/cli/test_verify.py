@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import secrets
+import subprocess
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import IO, Any
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from autodist.asked import Asked
+from autodist.cli import verifying
 from autodist.cli.app import app
 from autodist.cli.comparing import compare, rounding_floor
 from autodist.cli.verifying import Verified
+from tests.cluster.runs import MARK
+from tests.forked_python.start import ON_CPU, ForkedPython
 
 RUNNER = CliRunner()
 
@@ -57,6 +64,29 @@ with tf.Graph().as_default(), ad.scope():
 )
 
 
+@pytest.fixture(scope="module")
+def forked_python() -> ForkedPython:
+    """With the seed that the command gives what it starts."""
+    return ForkedPython({"PYTHONHASHSEED": "0"})
+
+
+@pytest.fixture
+def forks(forked_python: ForkedPython, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the command starts is forked, a worker on this machine too."""
+
+    def run(command: list[str], *, env: dict[str, str], stdout: IO[bytes], **others: Any) -> Any:
+        assert others == {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT, "check": False}
+        environment = env | ON_CPU | {MARK: secrets.token_hex(8)}
+        with open(os.devnull, "rb") as nothing:
+            streams = (nothing, stdout, stdout)
+            process = forked_python.start(command[1:], streams, environment, Path.cwd(), workers=1)
+        assert process is not None, "its environment is another one"
+        return subprocess.CompletedProcess(command, process.wait())
+
+    of_the_system = SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL, STDOUT=subprocess.STDOUT)
+    monkeypatch.setattr(verifying, "subprocess", of_the_system)
+
+
 def write(folder: Path, text: str) -> str:
     path = folder / "train.py"
     path.write_text(text, encoding="utf-8")
@@ -80,6 +110,7 @@ def test_training_that_agrees_is_told_by_variable_slot_and_output_in_float64(tmp
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forks")
 def test_a_pipeline_is_held_against_one_device_which_has_no_stages(tmp_path: Path) -> None:
     script, stages = write(tmp_path, FIT.replace("*LAYERS, ", "")), tmp_path / "stages.yml"
     stages.write_text("strategy: {builder: Pipeline, stages: 2, micro_batches: 5, schedule: 1F1B}\n")
@@ -91,6 +122,7 @@ def test_a_pipeline_is_held_against_one_device_which_has_no_stages(tmp_path: Pat
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forks")
 def test_training_that_differs_ends_with_status_1_and_the_first_step_and_variable(tmp_path: Path) -> None:
     script = write(tmp_path, FIT.replace("*LAYERS", "keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)"))
     result = verify("--steps", "2", script)
@@ -101,6 +133,7 @@ def test_training_that_differs_ends_with_status_1_and_the_first_step_and_variabl
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forks")
 def test_a_script_in_float32_is_held_against_its_rounding_floor(tmp_path: Path) -> None:
     result = verify("--strategy", "PS", "--steps", "9", write(tmp_path, SESSION))
     assert result.exit_code == 0, result.output
