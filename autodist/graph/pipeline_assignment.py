@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from autodist.graph.find_lists import find_lists
+from autodist.graph.find_shared_before import find_shared_before
 from autodist.graph.find_stages import find_stages
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
@@ -33,29 +35,39 @@ class Assignment:
         uses: for each variable that the batch meets on the way forward, the stages where, each with a node there.
         leads: for each node on the way back, the stages of the variables for whose gradients it is needed.
         used_at: for each node that is made of variables alone, the stages where the batch meets it.
+        shared_before: for each node that reads or writes what no stage has, those before it that make a difference.
     """
 
     def __init__(self, item: GraphItem, stage_of: Mapping[str, int], count: int) -> None:
         self.item, self.stage_of, self.count, self.wiring = item, stage_of, count, item.wiring
         self.stages = find_stages(item)
+        self.leads: dict[str, set[int]] = {}
+        self._computed = [name for name in self.wiring.order if name not in self.stages.once]
+        self._lists = find_lists(self.wiring, self._computed)
+        self.shared_before = find_shared_before(item, set(self._computed), stage_of.keys())
+        self._stage_of_lists: dict[frozenset[str], int] = {}
+        """The stage of nodes that are tied by lists of tensors: the latest that any of them is in."""
+        self._begin()
+
+    def _begin(self) -> None:
         self.found: dict[str, PipelinePart] = {}
         self.made_of: dict[str, frozenset[str]] = {}
         self.uses: dict[str, dict[int, str]] = {}
-        self.leads: dict[str, set[int]] = {}
         self.used_at: dict[str, set[int]] = {}
-        self.of_batch = {node_of(name) for name, axis in item.inputs.items() if axis is not None}
+        self.of_batch = {node_of(name) for name, axis in self.item.inputs.items() if axis is not None}
 
     def run(self) -> dict[str, PipelinePart]:
         backward = self._require_one_way_back()
-        computed = [name for name in self.wiring.order if name not in self.stages.once]
-        for name in computed:
-            if name not in backward:
-                self._go_forward(name)
+        forward = [name for name in self._computed if name not in backward]
+        self._go_all_forward(forward)
+        while self._find_stages_of_lists(forward):
+            self._begin()
+            self._go_all_forward(forward)
         self._require_used_at_home()
-        self._find_leads([name for name in computed if name in backward])
-        for name in computed:
-            if name in backward:
-                self._go_back(name)
+        back = [name for name in self._computed if name in backward]
+        self._find_leads(back)
+        for name in back:
+            self._go_back(name)
         return self.found
 
     def refuse(self, option: str, reason: str) -> None:
@@ -87,12 +99,31 @@ class Assignment:
         seeds = [name for call in calls for name in (call.seed, *(term.seed for term in call.terms))]
         return reach([s for s in seeds if s in self.wiring.nodes], self.wiring.consumers.__getitem__)
 
+    def _given(self, name: str) -> list[str]:
+        """What a node computes with: its inputs, and what has written before it the shared variables that it reads."""
+        effects = self.stages.effects
+        before = self.shared_before.get(name, ())
+        return [*self.wiring.data[name], *(b for b in before if effects[b].writes & effects[name].reads)]
+
     # -- forward ---------------------------------------------------------------------------------------------------
+
+    def _go_all_forward(self, forward: Iterable[str]) -> None:
+        for name in forward:
+            self._go_forward(name)
+
+    def _find_stages_of_lists(self, forward: Iterable[str]) -> bool:
+        """Notes the latest stage of what lists tie together; whether that has come to be a later one for any."""
+        before = dict(self._stage_of_lists)
+        for name in forward:
+            tied, part = self._lists.get(name), self.found.get(name)
+            if tied is not None and part is not None:
+                self._stage_of_lists[tied] = max(self._stage_of_lists.get(tied, 0), part.stage)
+        return any(stage > before.get(tied, 0) for tied, stage in self._stage_of_lists.items())
 
     def _go_forward(self, name: str) -> None:
         touched = self._stage_touched(name)
-        given = [s for s in self.wiring.data[name] if s in self.found]
-        is_of_batch = not self.of_batch.isdisjoint(self.wiring.data[name])
+        given = [s for s in self._given(name) if s in self.found]
+        is_of_batch = not self.of_batch.isdisjoint(self._given(name))
         if touched is not None:
             self._touch(name, touched, given)
             return
@@ -118,14 +149,14 @@ class Assignment:
             self.of_batch.add(name)
 
     def _marked(self, name: str, stage: int, given: Sequence[str]) -> int:
-        """The stage in which the script has made a node, if it has, whose inputs are there at `stage`.
+        """The stage of a node whose inputs are there at `stage`: that in which the script has made it, if it has.
 
         Raises:
             StrategyError: that is an earlier one, or there is none such.
         """
         mark = self.mark_of(name)
         if mark is None:
-            return stage
+            return max(stage, self._stage_of_lists.get(self._lists.get(name, frozenset()), 0))
         made = f"{name} ({self.wiring.nodes[name].op}) is made in ad.stage({mark})"
         if mark >= self.count:
             self.refuse(
@@ -175,14 +206,16 @@ class Assignment:
         if later is not None:
             self.refuse("stages", self._goes_back(handle, name, later))
         effect = self.stages.effects[name]
-        is_held = self.wiring.nodes[name].op in _READS and not given
+        is_read = self.wiring.nodes[name].op in _READS and not given
+        is_of_batch = not self.of_batch.isdisjoint(self._given(name))
+        is_held = not is_of_batch and all(self.found[s].is_held for s in given)
         mark = self.mark_of(name)
-        if mark is not None and mark < stage and not is_held:
+        if mark is not None and mark < stage and not is_read:
             self.refuse("stages", self._is_made_elsewhere(handle, name, mark))
         self.found[name] = PipelinePart(stage, is_held=is_held)
         if is_held:
-            self.made_of[name] = effect.reads
-        else:
+            self.made_of[name] = (effect.reads | effect.writes).union(*(self.made_of[s] for s in given))
+        if not is_read:
             self.uses.setdefault(handle, {}).setdefault(stage, name)
 
     def _require_used_at_home(self) -> None:
@@ -223,7 +256,7 @@ class Assignment:
 
     def _go_back(self, name: str) -> None:
         touched = self._stage_touched(name)
-        given = [s for s in self.wiring.data[name] if s in self.found]
+        given = [s for s in self._given(name) if s in self.found]
         if touched is not None:
             stage, _ = touched
             is_held = self.wiring.nodes[name].op in _READS and not given
@@ -232,20 +265,25 @@ class Assignment:
                 self.made_of[name] = self.stages.effects[name].reads
             return
         if not given:
-            if not self.of_batch.isdisjoint(self.wiring.data[name]):
+            if not self.of_batch.isdisjoint(self._given(name)):
                 self.of_batch.add(name)
             return
         held = [s for s in given if self.found[s].is_held]
         stages = [self.found[s].stage for s in given if not self.found[s].is_held]
         if not stages:
-            is_held = self.of_batch.isdisjoint(self.wiring.data[name])
+            is_held = self.of_batch.isdisjoint(self._given(name))
             stage = min(self.found[s].stage for s in held)
             self.found[name] = PipelinePart(stage, is_backward=True, is_held=is_held)
             if is_held:
                 self.made_of[name] = frozenset().union(*(self.made_of[s] for s in held))
             return
-        back = [self.found[s].stage for s in given if self.found[s].is_backward]
-        self.found[name] = PipelinePart(self._stage_going_back(name, min(back or stages), given), is_backward=True)
+        latest = min([self.found[s].stage for s in given if self.found[s].is_backward] or stages)
+        tied = self._lists.get(name)
+        if tied is None:
+            stage = self._stage_going_back(name, latest, given)
+        else:
+            stage = min(latest, self._stage_of_lists.setdefault(tied, latest))
+        self.found[name] = PipelinePart(stage, is_backward=True)
 
     def _stage_going_back(self, name: str, latest: int, given: Sequence[str]) -> int:
         """The stage of a node on the way back whose inputs of that way are there at the stage `latest`, or later ones.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -36,7 +36,8 @@ class AssignStages(Kernel):
         item = _without_shared_waits(item)
         assignment = Assignment(item, stage_of_handles(item, context), len(context.plan.stages))
         found = assignment.run()
-        return replace(_without_waits_for_others(item, found, assignment.stages.once), pipeline_parts=found)
+        freed = _without_waits_for_others(item, found, assignment.stages.once)
+        return replace(_in_order_of_shared_state(freed, assignment.shared_before), pipeline_parts=found)
 
 
 def _require_apart(item: GraphItem) -> None:
@@ -96,6 +97,14 @@ def _without_waits_for_others(item: GraphItem, parts: Mapping[str, PipelinePart]
             editor.set_inputs(name, kept)
         if part is not None:
             editor.add_control(name, sorted(one for one in before if parts[one].stage == part.stage))
+    return editor.to_item()
+
+
+def _in_order_of_shared_state(freed: GraphItem, before: Mapping[str, Iterable[str]]) -> GraphItem:
+    """The step in which what no stage holds is read and written in the order of the script, in whatever stages."""
+    editor = StepEditor(freed)
+    for name, waits in before.items():
+        editor.add_control(name, waits)
     return editor.to_item()
 
 

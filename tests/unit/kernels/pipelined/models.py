@@ -98,8 +98,62 @@ def dropout(parts: Parts) -> Step:
     return parts.step(loss)
 
 
-MODELS = {"mlp": mlp, "skip": skip, "tied": tied, "dropout": dropout}
-RANDOM = {"dropout"}
+def recurrent(parts: Parts) -> Step:
+    """Loops of the later parts read lists that are made of what the first part gives, and of the batch."""
+    first = parts.weight(0, "kernel", 5, 5)
+    kernels = [parts.weight(k, "kernel", 5, 5) for k in range(1, 4)]
+
+    def loss(x, y):
+        sequence = tf.stack([tf.tanh(x @ first.value), tf.reverse(x, [1])], 1)
+        for kernel in kernels:
+
+            def cell(state, entry, kernel=kernel):
+                return tf.tanh(state + entry @ kernel.value)
+
+            steps = tf.scan(cell, tf.transpose(sequence, [1, 0, 2]), tf.zeros_like(x))
+            sequence = tf.transpose(steps, [1, 0, 2])
+        return tf.reduce_mean(tf.square(sequence[:, -1] - y))
+
+    return parts.step(loss)
+
+
+def normalised(parts: Parts) -> Step:
+    """Kernels are written before they are used, with what the step makes of them and of a state that all have."""
+    kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
+    state = tf.Variable(np.linspace(1.0, 2.0, 5)[:, None], name="direction")
+
+    def loss(x, y):
+        for kernel in kernels:
+            is_zero = tf.reduce_all(kernel.value == 0.0)
+            product = functools.partial(lambda kernel: tf.math.l2_normalize(kernel.value @ state), kernel)
+            state.assign(tf.cond(is_zero, lambda: state + 0.0, product))
+            kernel.assign(kernel.value / tf.norm(state + 1.0))
+            x = tf.tanh(x @ kernel.value)
+        return tf.reduce_mean(tf.square(x - y))
+
+    return parts.step(loss)
+
+
+def running(parts: Parts) -> Step:
+    """Each part reads what the ones before it have written of their micro-batch into a state that all have."""
+    kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
+    state = tf.Variable(np.linspace(1.0, 2.0, 5), name="mean")
+
+    def loss(x, y):
+        for kernel in kernels:
+            x = tf.tanh(x @ kernel.value) * state
+            state.assign(0.5 * state + 0.5 * tf.reduce_mean(x, 0))
+        return tf.reduce_mean(tf.square(x - y))
+
+    return parts.step(loss)
+
+
+MODELS = {
+    "mlp": mlp, "skip": skip, "tied": tied, "dropout": dropout, "recurrent": recurrent, "normalised": normalised,
+    "running": running,
+}  # fmt: skip
+SEEN_APART = {"dropout", "running"}
+"""Of which a micro-batch sees its own examples alone, or draws for them."""
 
 
 def batches(model: str, counts: Sequence[int], seed: int = 0) -> list[list[np.ndarray]]:

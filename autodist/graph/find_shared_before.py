@@ -1,0 +1,40 @@
+"""Shared state: in which order a step reads and writes the variables that no pipeline stage holds."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Collection, Mapping
+
+from autodist.graph.item import GraphItem
+
+
+def find_shared_before(item: GraphItem, names: Collection[str], held: Collection[str]) -> Mapping[str, list[str]]:
+    """For each node that reads or writes a variable which the step writes, those that do so before it.
+
+    Two that only read are in no order.
+
+    Args:
+        item: the step.
+        names: the nodes that are looked at.
+        held: handles of the variables that one stage has.
+    """
+    effects = {name: effect for name, effect in item.wiring.effects.items() if name in names}
+    written = frozenset().union(*(effect.writes for effect in effects.values())) - frozenset(held)
+    touched = {name: both for name, e in effects.items() if (both := (e.reads | e.writes) & written)}
+    return {
+        name: [one for one in waits if touched[name] & touched[one] & (effects[name].writes | effects[one].writes)]
+        for name, waits in _waits_among(item, touched).items()
+    }
+
+
+def _waits_among(item: GraphItem, names: Collection[str]) -> dict[str, list[str]]:
+    """For each of some nodes those of them that it waits for."""
+    order, sources = item.wiring.order, item.wiring.sources
+    among = [name for name in order if name in names]
+    bit_of = {name: 1 << k for k, name in enumerate(among)}
+    before: dict[str, int] = {}
+    for name in order if among else ():
+        waits = (before.get(source, 0) | bit_of.get(source, 0) for source in sources[name])
+        before[name] = functools.reduce(operator.or_, waits, 0)
+    return {name: [one for one in among if before[name] & bit_of[one]] for name in among}

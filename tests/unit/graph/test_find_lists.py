@@ -1,0 +1,23 @@
+"""Which nodes are tied by lists of tensors."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from autodist.graph.find_lists import find_lists
+from autodist.graph.wiring import Wiring
+
+
+def loop(x):
+    return tf.scan(lambda state, entry: state + entry, x)
+
+
+def test_what_hands_on_a_list_goes_together_and_each_loop_by_itself():
+    traced = tf.function(lambda x: tf.exp(loop(tf.tanh(loop(x))))).get_concrete_function(tf.TensorSpec([4, 2]))
+    wiring = Wiring(traced.graph.as_graph_def())
+    found = find_lists(wiring, wiring.order)
+    tied = set(found.values())
+    assert len(tied) == 2
+    assert all(any(wiring.nodes[name].op in ("While", "StatelessWhile") for name in names) for names in tied)
+    assert all(name in names for name, names in found.items())
+    assert not {wiring.nodes[name].op for name in found} & {"Tanh", "Exp", "Placeholder"}
