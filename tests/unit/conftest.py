@@ -12,6 +12,7 @@ from keras.src.backend.common import global_state  # holds the policy, and tells
 from autodist.capture import local_training
 from autodist.cluster.script_end import watch_script_end
 from autodist.peers import Peers
+from autodist.runtime import program
 
 
 @pytest.fixture(autouse=True)
@@ -33,6 +34,19 @@ def nobody_looks_for_training() -> Iterator[None]:
     yield
     for one in [one for one in local_training._watching if one not in before]:
         one.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_given_back() -> Iterator[None]:
+    """Before its first run a program gives back what its making has left in memory; here that goes on being used.
+
+    It would go through what all tests before have left, a tenth of the time of those that train. `test_memory.py` calls
+    what it calls, and `test_program.py` sees that it does.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(program, "collect_and_trim", lambda: None)
+        patch.setattr(program, "trim_heaps", lambda: None)
+        yield
 
 
 @pytest.fixture(autouse=True)
