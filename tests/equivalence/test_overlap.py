@@ -45,7 +45,9 @@ def test_overlap_of_communication_and_backward_pass(tmp_path: Path, monkeypatch:
     strategy = {"builder": "AllReduce", "all_reduce_spec": "SHUFFLE", "chunk_size": 1}  # a bucket a layer
     node = {"address": "localhost", "cpus": [0, 1], "workers": 2}
     cluster.write_text(json.dumps({"nodes": [node], "strategy": strategy}))
-    ended = run_to_its_end([sys.executable, "-m", "tests.equivalence.deep_step", str(cluster)], ROOT, 90)
+    ended = run_to_its_end(
+        [sys.executable, "-m", "tests.equivalence.deep_step", str(cluster)], ROOT, 90, is_forked=True
+    )
     assert ended.problem is None, f"{ended.problem}\n{ended.output}"
     for worker in (0, 1):
         files = sorted((tmp_path / "traces").glob(f"*.worker_{worker}.json"))

@@ -18,9 +18,9 @@ TITLES = {
 }
 
 
-def told_by(machines: str, checkpoints: Path, dump: Path | None = None) -> list[str]:
+def told_by(machines: str, checkpoints: Path) -> list[str]:
     script = [sys.executable, "-m", "tests.equivalence.staged_script", machines, str(checkpoints / machines)]
-    ended = run_to_its_end(script if dump is None else ["env", f"AUTODIST_DUMP={dump}", *script], ROOT, 240)
+    ended = run_to_its_end(script, ROOT, 240, is_forked=True)
     assert ended.problem is None, ended.output
     assert TITLES.get(machines, "") in ended.output
     assert ("in 3 micro-batches, of which 1 are empty" in ended.output) == (machines == "stages")
@@ -44,9 +44,12 @@ def products(dump: Path, worker: int) -> list[int]:
     return [sum(" = MatMul[" in line for line in (f / "step.txt").read_text().splitlines()) for f in last]
 
 
-def test_fit_evaluate_predict_and_a_function_are_those_of_replicas_on_one_worker(tmp_path: Path) -> None:
-    dump = tmp_path / "dump"
-    alone, staged = told_by("replicas of stages", tmp_path), told_by("stages", tmp_path, dump)
+def test_fit_evaluate_predict_and_a_function_are_those_of_replicas_on_one_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dump, alone = tmp_path / "dump", told_by("replicas of stages", tmp_path)
+    monkeypatch.setenv("AUTODIST_DUMP", str(dump))
+    staged = told_by("stages", tmp_path)
     assert_all_tell(alone, staged, workers=2)
     # Evaluated before training, trained, evaluated, predicted, trained: two layers a stage; x needs no gradient.
     first, last = (products(dump, worker) for worker in range(2))
