@@ -87,8 +87,10 @@ class RunningStep:
     def can_repeat(self) -> bool:
         """Whether `repeat` may be called.
 
-        Workers meet between two steps, and what one sends the others in a loop waits for them in each round: it is
-        what one worker trains alone that can be repeated.
+        Workers agree between two steps on what is saved and answer what another one asks, which goes by the calls that
+        all make alike; and whether several steps can be one goes by the shapes of parts that each alone knows. Before
+        they have agreed on that, too, it is what one worker trains alone that can be repeated: by its graph, a step
+        that adds up through queues gives the same bits in such a call.
         """
         if self._program is None or self._rewritten_for != self._placements:
             return False

@@ -1,4 +1,7 @@
-"""`shard: files`: what workers train that read files of their own is what one device trains on their parts together."""
+"""`shard: files`: what workers train that read files of their own is what one device trains on their parts together.
+
+They add up in teams, of which there are two of two workers.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,16 @@ from tests.cluster.trainings import Training
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
-THREE = {"nodes": [{"address": "localhost", "cpus": [0, 1, 2], "workers": 3}], "shard": "files"}
+WORKERS = 4
 
-COUNTS, BATCH = [13, 4, 0, 22, 9], 10
-"""Records of each file; the third worker's one has none, and the first one's have more than the others'."""
+FOUR = {
+    "nodes": [{"address": "localhost", "cpus": list(range(WORKERS)), "workers": WORKERS}],
+    "strategy": {"builder": "AllReduce", "all_reduce_spec": "HIERARCHICAL"},
+    "shard": "files",
+}
+
+COUNTS, BATCH = [13, 14, 0, 22, 9], 10
+"""Records of each file; the third worker's one has none, and the second one's are exhausted first."""
 
 
 def model_of() -> keras.Model:
@@ -84,10 +93,11 @@ keep(refused=refused, loss=history["loss"], evaluated=evaluated, w=w.numpy(), lo
 def test_workers_train_on_files_of_their_own_as_one_device_on_their_parts_together(tmp_path: Path) -> None:
     rows, names = records(tmp_path)
     with Training(
-        tmp_path / "run", f"import keras\nNAMES = {names!r}\n{inspect.getsource(model_of)}{SCRIPT}", THREE
+        tmp_path / "run", f"import keras\nNAMES = {names!r}\n{inspect.getsource(model_of)}{SCRIPT}", FOUR
     ) as run:
-        assert run.wait(120) == 0, run.stderr
-        kept = [run.kept(worker) for worker in range(3)]
+        assert run.wait(200) == 0, run.stderr
+        kept = [run.kept(worker) for worker in range(WORKERS)]
+        assert "2 teams" in run.stdout + run.stderr, "it has added up in teams"
     for worker in kept:
         assert len(worker["refused"]) == 5
         assert all(re.match(r"ResourceSpecError: .*/cluster.yml:1: shard: ", text) for text in worker["refused"]), (
@@ -127,11 +137,11 @@ def records(folder: Path) -> tuple[np.ndarray, list[str]]:
 
 
 def by_hand(rows: np.ndarray) -> list[np.ndarray]:
-    """The steps: each worker cuts its batches of 10 into 4, 3 and 3, beginning with another one of these."""
+    """The steps: each worker cuts its batches of 10 into 3, 3, 2 and 2, beginning with another one of these."""
     taken = []
-    for worker in range(3):
-        own = np.concatenate([rows[rows[:, 0] // 100 == k] for k in range(worker, len(COUNTS), 3)])
-        cuts = np.roll([4, 3, 3], -worker)
+    for worker in range(WORKERS):
+        own = np.concatenate([rows[rows[:, 0] // 100 == k] for k in range(worker, len(COUNTS), WORKERS)])
+        cuts = np.roll([3, 3, 2, 2], -worker)
         parts = [
             part
             for batch in np.split(own, range(BATCH, len(own), BATCH))
