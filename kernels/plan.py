@@ -24,6 +24,7 @@ class Plan:
         seats: for each pipeline stage its workers, one of each pipeline; none where every replica computes all of the
             model.
         schedule: the order in which a pipeline takes up the micro-batches.
+        recomputes: whether a pipeline stage goes forward anew before it goes back.
     """
 
     def __init__(self, strategy: strategy_pb2.Strategy) -> None:
@@ -33,6 +34,7 @@ class Plan:
         self.cuts = {variable: cut for variable, cut in found.items() if cut is not None}
         self.seats = tuple((one.worker, *(b.worker for b in one.beside)) for one in strategy.pipeline.stages)
         self.schedule = SCHEDULES[strategy.pipeline.schedule]
+        self.recomputes = strategy.pipeline.recompute
 
     @property
     def stages(self) -> tuple[int, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from autodist.errors import StrategyError
+from autodist.graph.schedule import SCHEDULES, keeps_several
 from autodist.nearest import listed
 from autodist.proto import strategy_pb2
 from autodist.strategies.check_nodes import PlaceOf
@@ -53,6 +54,12 @@ def _check_seats(strategy: strategy_pb2.Strategy) -> None:
     if seats and replicas % pipelines.pop():
         raise StrategyError(
             f"{replicas} micro-batches cannot be dealt out to {len(seats[0])} pipelines evenly. Correct the builder."
+        )
+    schedule = SCHEDULES[strategy.pipeline.schedule]
+    if strategy.pipeline.recompute and not (seats and keeps_several(len(seats), replicas // len(seats[0]), schedule)):
+        raise StrategyError(
+            f"the pipeline is to recompute, and no stage has two micro-batches on their way by {schedule}, so that "
+            "none would keep less. Correct the builder."
         )
 
 

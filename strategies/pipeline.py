@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from autodist.graph.schedule import SCHEDULES
+from autodist.graph.schedule import GPIPE, SCHEDULES, keeps_several
 from autodist.options import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
@@ -50,6 +50,9 @@ class Pipeline(StrategyBuilder):
         micro_batches: into how many parts the batch of a pipeline goes.
         schedule: GPipe goes forward with all micro-batches before it goes back; 1F1B goes back as soon as it can, so
             that a stage keeps the activations of as many as there are stages from it on, and not of all.
+        recompute: whether a stage keeps of each micro-batch on its way only what came into it, and goes forward with it
+            once more before it goes back: less memory, for one more way forward. A stage that has no two micro-batches
+            on their way at once, as the last by 1F1B, keeps all.
         mesh: how many pipelines stand side by side, each over its part of the batch; None: one. The workers of a stage
             follow one another.
     """
@@ -57,6 +60,7 @@ class Pipeline(StrategyBuilder):
     stages: Annotated[int, Field(ge=1)] | Stages | None = None
     micro_batches: Annotated[int, Field(ge=1, le=MOST_MICRO_BATCHES)] = 4
     schedule: Literal["GPipe", "1F1B"] = "GPipe"
+    recompute: bool = False
     mesh: PipelineMesh | None = None
 
     def build(self, graph_item: GraphLike, resource_spec: ResourceSpec) -> strategy_pb2.Strategy:
@@ -72,6 +76,7 @@ class Pipeline(StrategyBuilder):
             strategy_pb2.Pipeline(
                 schedule=strategy_pb2.Pipeline.Schedule.keys()[SCHEDULES.index(self.schedule)],
                 stages=dealt_out(resource_spec.workers, self.pipelines),
+                recompute=self.recompute,
             )
         )
         return strategy
@@ -85,7 +90,8 @@ class Pipeline(StrategyBuilder):
         """How many stages there are: a worker of one device for each, in each pipeline.
 
         Raises:
-            StrategyError: there are more, or fewer, workers, or one has more devices, or none.
+            StrategyError: there are more, or fewer, workers, or one has more devices, or none; or no stage has anything
+                to compute anew.
         """
         workers = resource_spec.workers
         given = len(self.stages) if isinstance(self.stages, tuple) else self.stages
@@ -97,7 +103,22 @@ class Pipeline(StrategyBuilder):
                     f"Pipeline puts one stage on each worker, and {worker.name} has {len(worker.devices)} devices. "
                     "Give each worker one (`workers` of a node shares its `cpus` or `gpus` out).",
                 )
+        self._require_that_recompute_saves(count)
         return count
+
+    def _require_that_recompute_saves(self, stages: int) -> None:
+        if self.recompute and not keeps_several(stages, self.micro_batches, self.schedule):
+            mend = (
+                "take schedule: GPipe"
+                if self.schedule != GPIPE and self.micro_batches > 1
+                else "give more micro_batches"
+            )
+            raise OptionError(
+                "recompute",
+                f"with {stages} stage{'s' * (stages > 1)} and micro_batches: {self.micro_batches} by {self.schedule} a "
+                "stage goes back with each micro-batch before the next one comes: it would compute anew what it has "
+                f"just computed, and keep no less. Leave recompute out, or {mend}.",
+            )
 
     def arranged(self, resource_spec: ResourceSpec) -> ResourceSpec:
         """The machines, whose replicas are the micro-batches of all pipelines, of the chief's device."""

@@ -76,6 +76,11 @@ def kept_at_once(units: Sequence[Unit]) -> int:
     return most
 
 
+def keeps_several(stages: int, micro_batches: int, schedule: str) -> bool:
+    """Whether a pipeline stage ever goes forward with a micro-batch before it has gone back with the one before."""
+    return max(map(kept_at_once, make_schedule(stages, micro_batches, schedule))) > 1
+
+
 def usual_needs(unit: Unit, stages: int) -> list[Unit]:
     """The units of other pipeline stages that a unit waits for, where each stage hands on to its neighbours."""
     step = 1 if unit.is_backward else -1

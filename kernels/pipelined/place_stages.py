@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import tensorflow as tf
@@ -18,7 +18,8 @@ from autodist.kernels.base import Context, Kernel
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.pipelined.crossings import Post, parcels
 from autodist.kernels.pipelined.homes import Homes, Seat
-from autodist.kernels.pipelined.turns import find_order, take_turns
+from autodist.kernels.pipelined.recompute import recompute
+from autodist.kernels.pipelined.turns import find_order, nodes_of_units, take_turns
 
 
 @dataclass(frozen=True)
@@ -46,13 +47,24 @@ class PlaceStages(Kernel):
         order, sent = find_order(homes, context), parcels(homes)
         mine = {name for name, workers in homes.runs_at.items() if context.worker in workers}
         editor = StepEditor(item)
-        take_turns(editor, homes, order[context.worker])
+        nodes = nodes_of_units(homes, order[context.worker])
+        turns = take_turns(editor, homes, nodes)
         Post(editor, homes, context).exchange(sent)
+        anew = recompute(editor, homes.wiring, nodes, turns) if context.plan.recomputes else {}
         _hand_out_tokens(editor, homes, context)
         editor.run_no_more([name for name in editor.targets if name in homes.runs_at and name not in mine])
         made = set(editor.names) - item.wiring.nodes.keys()
         wait_past(editor, mine | made)
-        return editor.to_item()
+        return _for_their_micro_batches(editor.to_item(), anew)
+
+
+def _for_their_micro_batches(item: GraphItem, originals: Mapping[str, str]) -> GraphItem:
+    """The step in which a copy is known to be for the micro-batch that its original is for."""
+    replication = item.replication
+    if replication is None or not originals:
+        return item
+    copies = {**replication.copies, **{copy: item.replica_of(name) for copy, name in originals.items()}}
+    return replace(item, replication=replace(replication, copies=copies))
 
 
 def _require_fetched_by_all(homes: Homes, context: Context) -> None:

@@ -23,6 +23,9 @@ from autodist.options import OptionError
 Turns = Mapping[int, Sequence[Unit]]
 """For each worker its units, one after the other."""
 
+NodesOfUnits = Mapping[Unit, Sequence[str]]
+"""For each of a worker's units, in the order in which it takes them up, its nodes, each after what it needs."""
+
 
 def find_order(homes: Homes, context: Context) -> Turns:
     """In which order each worker takes up its units.
@@ -73,8 +76,8 @@ def _scheduled(homes: Homes, context: Context, trains: bool) -> Turns:
     }  # fmt: skip
 
 
-def take_turns(editor: StepEditor, homes: Homes, order: Sequence[Unit]) -> None:
-    """Lets each of a worker's units begin when the one before it has ended."""
+def nodes_of_units(homes: Homes, order: Sequence[Unit]) -> NodesOfUnits:
+    """What a worker computes in each of its units, the insides of loops and branches left aside."""
     nodes: dict[Unit, list[str]] = {unit: [] for unit in order}
     inside = set(find_inside(homes.wiring))
     for name in homes.wiring.order:
@@ -82,14 +85,26 @@ def take_turns(editor: StepEditor, homes: Homes, order: Sequence[Unit]) -> None:
             unit = homes.unit_of(name)
             if unit in nodes:
                 nodes[unit].append(name)
+    return nodes
+
+
+def take_turns(editor: StepEditor, homes: Homes, nodes: NodesOfUnits) -> dict[Unit, str]:
+    """Lets each of a worker's units begin when the one before it has ended.
+
+    Returns:
+        For each unit but the first the node that it waits for.
+    """
+    turns: dict[Unit, str] = {}
+    inside = set(find_inside(homes.wiring))
     members: Mapping[str, Unit] = {name: unit for unit, names in nodes.items() for name in names}
-    for before, unit in pairwise(order):
+    for before, unit in pairwise(nodes):
         last = [n for n in nodes[before] if not any(members.get(c) == before for c in homes.wiring.consumers[n])]
         first = [
             n for n in nodes[unit]
             if not any(members.get(s) == unit or s in inside for s in homes.wiring.data[n])
         ]  # fmt: skip
         with fragment(editor, f"pipeline/{before}_then_{unit}") as f, tf.control_dependencies([f.after(last)]):
-            done = f.name(tf.no_op())
+            turns[unit] = f.name(tf.no_op())
         for name in first:
-            editor.add_control(name, [done])
+            editor.add_control(name, [turns[unit]])
+    return turns

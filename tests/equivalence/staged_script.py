@@ -27,7 +27,7 @@ def replicas(count: int) -> dict[str, object]:
 
 
 MACHINES = {
-    "stages": pipelines(2, micro_batches=MICRO_BATCHES, schedule="1F1B"),
+    "stages": pipelines(2, micro_batches=MICRO_BATCHES, schedule="1F1B", recompute=True),
     "mesh": pipelines(4, micro_batches=1, mesh={"stage": 2, "data": 2}),
     "replicas of stages": replicas(MICRO_BATCHES),
     "replicas of mesh": replicas(2),

@@ -51,9 +51,10 @@ def test_fit_evaluate_predict_and_a_function_are_those_of_replicas_on_one_worker
     monkeypatch.setenv("AUTODIST_DUMP", str(dump))
     staged = told_by("stages", tmp_path)
     assert_all_tell(alone, staged, workers=2)
-    # Evaluated before training, trained, evaluated, predicted, trained: two layers a stage; x needs no gradient.
+    # Evaluated before training, trained, evaluated, predicted, trained: two layers a stage; x needs no gradient. The
+    # first stage computes both layers anew, and the last, which goes back at once, none.
     first, last = (products(dump, worker) for worker in range(2))
-    assert first[1:] == [3 * 5, 3 * 2, 3 * 2, 3 * 5]
+    assert first[1:] == [3 * 7, 3 * 2, 3 * 2, 3 * 7]
     assert last == [0, 3 * 6, 3 * 2, 3 * 2, 3 * 6]
 
 

@@ -58,6 +58,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "pipeline": {"builder": "Pipeline", "micro_batches": 2, "schedule": "1F1B"},
+    "pipeline_anew": {"builder": "Pipeline", "micro_batches": 2, "schedule": "1F1B", "recompute": True},
     "two_paces": {
         "builder": "PS",
         "variables": {".*bias.*": {"synchronizer": "PS", "owner": 1, "staleness": 2}},
@@ -90,7 +91,7 @@ _PAIRS: Mapping[str, str] = {
     "attention": "shuffle 2x1",
     "clipped_rows": "shuffle 2x1, partitioned_ps 2x2",
     "evaluation": "shuffle 2+1, shuffle server",
-    "fit_dropout": "ring 2x2, uneven_partitioned_ps 2x1, pipeline 2x1",
+    "fit_dropout": "ring 2x2, uneven_partitioned_ps 2x1, pipeline 2x1, pipeline_anew 2x1",
     "fit_ema": "ps_load_balancing 3x1, sharded 2x1",
     "fit_gradient_accumulation": "ps_load_balancing 2x1, sharded 2x2, overridden 2x1",
     "fit_half_precision": "ps 2x2, shuffle 2x1",

@@ -141,7 +141,11 @@ class Session:
     """All workers of a run in one session."""
 
     def __init__(
-        self, captured: CapturedFunction, strategy: strategy_pb2.Strategy, kernels: Sequence[Kernel] = KERNELS
+        self,
+        captured: CapturedFunction,
+        strategy: strategy_pb2.Strategy,
+        kernels: Sequence[Kernel] = KERNELS,
+        is_optimized: bool = False,
     ) -> None:
         self.captured, self.strategy = captured, strategy
         self.items = rewritten(captured, strategy, kernels)
@@ -172,7 +176,8 @@ class Session:
                 for worker, handles in enumerate(self.handles)
             ]
         config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=4, intra_op_parallelism_threads=1)
-        config.graph_options.rewrite_options.disable_meta_optimizer = True  # takes longer than these small steps
+        # It takes longer than these small steps.
+        config.graph_options.rewrite_options.disable_meta_optimizer = not is_optimized
         self.session = tf.compat.v1.Session(graph=self.graph, config=config)
 
     def train(self, batches: Sequence[Batch], limit_ms: int = 60_000) -> Trained:

@@ -288,3 +288,42 @@ def test_an_owner_that_contradicts_the_script_is_refused_with_its_place(step, tm
     with pytest.raises(StrategyError, match=r"head/kernel is made in ad.stage\(1\), and is given to") as caught:
         builder_from_section(spec.strategy).build(step(SHAPES, stages=MARKS), spec)
     assert caught.value.place.line == 5
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ("micro_batches: 1", "by GPipe a stage goes back .* Leave recompute out, or give more micro_batches"),
+        ("micro_batches: 1\n  schedule: 1F1B", "by 1F1B a stage goes back .* or give more micro_batches"),
+        ("schedule: 1F1B\n  mesh: {stage: 1, data: 2}", "with 1 stage and .* or take schedule: GPipe"),
+        ("recompute: some", "recompute is 'some', which is not allowed"),
+    ],
+)
+def test_to_compute_anew_where_nothing_is_kept_less_is_refused_with_its_place(tmp_path, options, told):
+    path = tmp_path / "cluster.yml"
+    asked = "" if "recompute" in options else "  recompute: true\n"
+    path.write_text(
+        "nodes: [{address: localhost, cpus: [0, 1], workers: 2}]\n"
+        f"strategy:\n  builder: Pipeline\n{asked}  {options}\n"
+    )
+    spec = ResourceSpec.from_file(path)
+    with pytest.raises(StrategyError, match=told) as caught:
+        arranged(builder_from_section(spec.strategy), spec)
+    assert caught.value.place.line == 4
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_stages_are_to_compute_anew(step, cluster, stages):
+    planned, machines = step(SHAPES), cluster(stages)
+    builder = Pipeline(recompute=True)
+    strategy = builder.build(planned, machines)
+    check_strategy(strategy, planned, arranged(builder, machines))
+    assert strategy.pipeline.recompute
+    assert not Pipeline().build(planned, machines).pipeline.recompute
+
+
+def test_a_builder_that_lets_stages_compute_anew_what_they_keep_is_refused(step, cluster):
+    strategy = Pipeline(micro_batches=1).build(step(SHAPES), cluster(2))
+    strategy.pipeline.recompute = True
+    with pytest.raises(StrategyError, match="none would keep less"):
+        check_strategy(strategy, step(SHAPES), arranged(Pipeline(micro_batches=1), cluster(2)))

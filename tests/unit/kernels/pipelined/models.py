@@ -148,11 +148,39 @@ def running(parts: Parts) -> Step:
     return parts.step(loss)
 
 
+def draws(parts: Parts) -> Step:
+    """Each part draws by operations that advance a state of their own."""
+    kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
+
+    def loss(x, y):
+        for k, kernel in enumerate(kernels):
+            x = tf.tanh(tf.nn.dropout(x @ kernel.value, 0.4, seed=k))
+        return tf.reduce_mean(tf.square(x - y))
+
+    return parts.step(loss)
+
+
+def norms(parts: Parts) -> Step:
+    """Batch normalisation in each part, whose averages every worker has."""
+    kernels = [parts.weight(k, "kernel", 5, 5) for k in range(4)]
+    layers = [keras.layers.BatchNormalization(name=f"part_{k}_norm", dtype="float64") for k in range(4)]
+    for layer in layers:
+        layer.build((None, 5))
+        parts.variables += [layer.gamma, layer.beta]
+
+    def loss(x, y):
+        for kernel, layer in zip(kernels, layers, strict=True):
+            x = tf.tanh(layer(x @ kernel.value, training=True))
+        return tf.reduce_mean(tf.square(x - y))
+
+    return parts.step(loss)
+
+
 MODELS = {
     "mlp": mlp, "skip": skip, "tied": tied, "dropout": dropout, "recurrent": recurrent, "normalised": normalised,
-    "running": running,
+    "running": running, "draws": draws, "norms": norms,
 }  # fmt: skip
-SEEN_APART = {"dropout", "running"}
+SEEN_APART = {"dropout", "running", "draws", "norms"}
 """Of which a micro-batch sees its own examples alone, or draws for them."""
 
 
@@ -203,9 +231,10 @@ def pipelined(
     micro_batches: int,
     schedule: str = "GPipe",
     pipelines: int = 1,
+    recompute: bool = False,
 ) -> strategy_pb2.Strategy:
     """A strategy for a captured step; see `pipelined_item`."""
-    return pipelined_item(captured.item, stage_of, stages, micro_batches, schedule, pipelines)
+    return pipelined_item(captured.item, stage_of, stages, micro_batches, schedule, pipelines, recompute)
 
 
 def pipelined_item(
@@ -215,6 +244,7 @@ def pipelined_item(
     micro_batches: int,
     schedule: str = "GPipe",
     pipelines: int = 1,
+    recompute: bool = False,
 ) -> strategy_pb2.Strategy:
     """A strategy that lays variables into pipeline stages, of which stage s has the workers from s * pipelines on.
 
@@ -224,6 +254,7 @@ def pipelined_item(
     servers = stages * pipelines - 1
     strategy = plan(item, 1, micro_batches * pipelines, owners=owners, servers=servers, one_machine=True)
     strategy.pipeline.schedule = SCHEDULES.index(schedule)
+    strategy.pipeline.recompute = recompute
     for first in range(0, stages * pipelines, pipelines):
         beside = [strategy_pb2.PipelineStage(worker=first + k, device="cpu:0") for k in range(1, pipelines)]
         strategy.pipeline.stages.add(worker=first, device="cpu:0", beside=beside)

@@ -85,6 +85,7 @@ class Laid:
         micro_batches: of each pipeline.
         pipelines: side by side.
         schedule: in which order.
+        recompute: whether stages go forward anew.
     """
 
     stages: int
@@ -92,10 +93,12 @@ class Laid:
     micro_batches: int
     pipelines: int
     schedule: str
+    recompute: bool = False
 
     def strategy(self, captured: CapturedFunction) -> strategy_pb2.Strategy:
         stage_of = {v.name: self.stage_of[int(v.name.removeprefix("v"))] for v in captured.item.variables}
-        return pipelined(captured, stage_of, self.stages, self.micro_batches, self.schedule, self.pipelines)
+        said = (self.stages, self.micro_batches, self.schedule, self.pipelines, self.recompute)
+        return pipelined(captured, stage_of, *said)
 
     def fits(self, model: Drawn) -> bool:
         """Whether nothing goes back, and no weight is another layer's too."""
@@ -112,7 +115,8 @@ def laid(draw, model: Drawn, most_micro_batches: int):
     )  # fmt: skip
     micro_batches = draw(st.integers(1, most_micro_batches))
     pipelines = draw(st.integers(1, 2)) if micro_batches == 1 else 1
-    return Laid(stages, tuple(stage_of), micro_batches, pipelines, draw(st.sampled_from(SCHEDULES)))
+    schedule, recompute = draw(st.sampled_from(SCHEDULES)), draw(st.booleans())
+    return Laid(stages, tuple(stage_of), micro_batches, pipelines, schedule, recompute)
 
 
 def batch(rows: int) -> list[np.ndarray]:
