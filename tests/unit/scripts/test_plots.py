@@ -67,7 +67,9 @@ def test_the_ratios_of_a_page_are_those_of_the_data(page: str) -> None:
 def test_the_counts_of_a_page_are_those_of_the_data(page: str, model: str) -> None:
     text = (ROOT / page).read_text()
     part = text[text.index(f"scale-{model}.svg") :].split("\n## ")[0]
-    told = [line.strip("| ").replace("`", "").split(" | ") for line in part.splitlines() if line.startswith("| `")]
+    told = [
+        line.strip("| ").replace("`", "").split(" | ") for line in part.splitlines() if line.startswith(("| `", "| H"))
+    ]
     found = {r["what"]: r["numbers"] for r in results("paper.json")}
     assert len(told) > 8
     for builder, workers, megabytes, messages, milliseconds, held in told:
