@@ -74,7 +74,7 @@ def test_what_the_chief_has_no_more_of_is_told_too():
 
 def captured_after(layers: int) -> CapturedFunction:
     """A step of a network in a process that has made some layers before."""
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     for _ in range(layers):
         keras.layers.Dense(1)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])

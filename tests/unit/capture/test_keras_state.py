@@ -25,14 +25,14 @@ class _Counted(keras.layers.Dense):
 def _one_output(
     optimizer: Callable[[], Any] = lambda: "adam", metrics: Callable[[], list[Any]] = lambda: ["mae", "accuracy"]
 ) -> keras.Model:
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     model = keras.Sequential([keras.Input((3,)), _Counted(2)])
     model.compile(optimizer(), "mse", metrics=metrics())
     return model
 
 
 def _two_outputs() -> keras.Model:
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
     inputs = keras.Input((3,))
     model = keras.Model(inputs, {name: keras.layers.Dense(2, name=name)(inputs) for name in "ab"})
     model.compile("sgd", {"a": "mse", "b": "mae"}, metrics={"a": ["mae"]}, weighted_metrics={"b": ["mse"]})

@@ -70,7 +70,7 @@ def test_variables_and_operations_of_a_function_belong_to_the_innermost_stage():
 
 @pytest.mark.parametrize("form", ["made", "called", "built_late", "made_and_called"])
 def test_a_layer_of_keras_computes_in_its_stage_whenever_it_is_called(form):
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
 
     def layers():
         return [keras.layers.Dense(3, name="a"), keras.layers.ReLU()], [keras.layers.Softmax(), keras.layers.Dense(2)]

@@ -21,7 +21,7 @@ SPEC = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]
 
 def dropping(seed: int) -> tuple[AutoDist, keras.Model]:
     """As a script begins that sets a seed of its own each time it is run."""
-    keras.backend.clear_session()
+    keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(seed)
     tf.random.set_seed(11)
     ad = AutoDist(resource_spec=SPEC, strategy_builder=AllReduce())

@@ -186,7 +186,7 @@ def test_train_on_batch_in_a_loop_goes_on_to_the_bit(tmp_path):
     """Values, slots, dropout and the running metrics that it returns."""
 
     def train(folder: str, steps: int) -> tuple[list[Any], list[np.ndarray]]:
-        keras.backend.clear_session()
+        keras.backend.clear_session(free_memory=False)
         keras.utils.set_random_seed(3)
         ad = autodist(tmp_path / folder, every_steps=2)
         with ad.scope():

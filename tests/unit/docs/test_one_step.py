@@ -23,14 +23,14 @@ def dump(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("one_step")
     ((_, script),) = blocks_of(PAGE, "python")
     (folder / "small.py").write_text(script)
-    keras.utils.clear_session()  # names are counted from the first on, as in a process of its own
+    keras.utils.clear_session(free_memory=False)  # names are counted from the first on, as in a process of its own
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv(DUMP_VARIABLE, "dump")
         done = CliRunner().invoke(app, ["plan", "--workers", "2", "small.py"])
     assert done.exit_code == 0, done.output
     yield folder / "dump" / "plan" / "worker_0"
-    keras.utils.clear_session()
+    keras.utils.clear_session(free_memory=False)
 
 
 SHOWN = [(re.fullmatch(r'title="(.+)"', title)[1], text) for title, text in blocks_of(PAGE, "text")]  # type: ignore[index]

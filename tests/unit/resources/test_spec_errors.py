@@ -9,7 +9,7 @@ import re
 import pytest
 
 from autodist.errors import Place, ResourceSpecError
-from autodist.resources import ResourceSpec
+from autodist.resources import ResourceSpec, _yaml
 
 HEAD = "nodes:\n  - {address: 10.0.0.1, chief: true}\n"
 NODE = "nodes:\n  - address: 10.0.0.1\n    "
@@ -555,19 +555,30 @@ def test_only_the_first_faults_are_told_and_the_others_counted(tmp_path: pathlib
     assert lines[-1] == "  and 980 more"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 20)),
-        "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 30)),
-        f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 10_000)}]\n",
-    ],
-    ids=["lists", "merges", "texts"],
-)
-def test_aliases_that_stand_for_gigabytes_are_refused(tmp_path: pathlib.Path, text: str) -> None:
+def assert_is_too_large(tmp_path: pathlib.Path, text: str) -> None:
     _, error = read(tmp_path, text)
     assert error.problem.startswith("too large: it holds too many values, or too long ones, once its aliases (*name)")
     assert error.place is not None
+
+
+def test_aliases_that_stand_for_gigabytes_are_refused(tmp_path: pathlib.Path) -> None:
+    lists = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 20))
+    assert_is_too_large(tmp_path, lists)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a0: &a0 {k: 1}\n" + "".join(f"a{i}: &a{i} {{<<: [*a{i - 1}, *a{i - 1}]}}\n" for i in range(1, 30)),
+        f"a: &a {'x' * 100_000}\nb: [{', '.join(['*a'] * 10_000)}]\n",
+    ],
+    ids=["merges", "texts"],
+)
+def test_merged_mappings_and_texts_are_counted_as_often_as_aliases_name_them(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.setattr(_yaml, "LARGEST_SPEC", 1 << 20)  # sooner than after seconds
+    assert_is_too_large(tmp_path, text)
 
 
 def test_a_file_that_is_too_long_is_not_read_to_its_end() -> None:

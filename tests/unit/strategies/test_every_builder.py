@@ -1,7 +1,7 @@
 """Whatever the model and the machines: what our builders build passes the check, and equal input gives equal bytes."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autodist.compressors import PowerSGD
@@ -58,6 +58,7 @@ def test_every_builder_is_here():
 
 
 @pytest.mark.parametrize("builder", BUILDERS, ids=str)
+@settings(max_examples=40)
 @given(shapes=SHAPES, sparse=st.sets(st.integers(0, 5)), bandwidths=MACHINES, servers=st.integers(0, 2))
 def test_what_is_built_passes_and_is_the_same_again(step, cluster, builder, shapes, sparse, bandwidths, servers):
     names = {f"v{index}": shape for index, shape in enumerate(shapes)}
