@@ -245,7 +245,8 @@ class Run:
         if self.strategy is None and strategy.nodes:
             self.strategy = strategy
             if self.index == 0:
-                tell_strategy(strategy, item, self._plans.rehearsed, self.spec, self.start_up.columns, shapes or {})
+                plans, columns = self._plans, self.start_up.columns
+                tell_strategy(strategy, item, plans.rehearsed, self.spec, columns, shapes or {}, plans.take_seen())
         return strategy, renaming
 
     def program(

@@ -16,6 +16,7 @@ from autodist.proto import strategy_pb2
 from autodist.recording import Recorder
 from autodist.resources import ResourceSpec
 from autodist.runtime.fusions import keep_apart
+from autodist.stage_costs import Rewriting
 from autodist.strategies import (
     BuildsStrategy,
     ask_builder,
@@ -44,6 +45,7 @@ class StepPlans:
         self._spec, self._builder, self._index, self._recorder = spec, builder, index, recorder
         self._decided: dict[str, strategy_pb2.VariableNode] = {}
         self._rehearsed: tuple[tf.compat.v1.GraphDef, GraphItem] | None = None
+        self._seen: Rewriting | None = None
         self._pipeline: strategy_pb2.Pipeline | None = None
         self._count = 0
         self._has_told_of_marks = False
@@ -114,7 +116,13 @@ class StepPlans:
 
     def rehearse(self, item: GraphItem, strategy: strategy_pb2.Strategy, names: Mapping[str, str]) -> None:
         """Rewrites the first step while the others may still trace, so that what a kernel refuses is told by then."""
-        self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names))
+        self._seen = Rewriting() if strategy.pipeline.stages else None
+        self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names, seen=self._seen))
+
+    def take_seen(self) -> Rewriting | None:
+        """How the step was rewritten that was rewritten ahead, if it is a pipeline's; it is kept for one who asks."""
+        seen, self._seen = self._seen, None
+        return seen
 
     def rewritten(
         self,
@@ -152,12 +160,13 @@ class StepPlans:
         kernels: Sequence[Kernel] = KERNELS,
         joins_outputs: bool = True,
         fetches_alike: bool = False,
+        seen: Rewriting | None = None,
     ) -> GraphItem:
         context = Context(self._through_stages(strategy), self._index, joins_outputs, fetches_alike)
         if self._recorder is not None:
             kernels = self._recorder.kernels(kernels)
         with telling_places(self._builder):
-            rewritten = rewrite(share_names(item, names), context, f"step_{self._count}", kernels)
+            rewritten = rewrite(share_names(item, names), context, f"step_{self._count}", kernels, seen)
         self._count += 1
         return rewritten if len(self._spec.workers) == 1 else rewritten.with_graph(keep_apart(rewritten.graph_def))
 

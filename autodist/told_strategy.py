@@ -10,9 +10,13 @@ import rich.console
 
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.item import GraphItem
+from autodist.kernels import Context
+from autodist.pipeline_figures import figures_of
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
+from autodist.stage_costs import Rewriting, costs_of
 from autodist.strategies import strategy_table
+from autodist.strategies.stage_table import stage_tables
 
 log = logging.getLogger("autodist")
 
@@ -27,8 +31,9 @@ def tell_strategy(
     spec: ResourceSpec,
     columns: int | None,
     shapes: Mapping[str, Sequence[int]],
+    seen: Rewriting | None = None,
 ) -> None:
-    """Shows the strategy as a table.
+    """Shows the strategy as a table; of a pipeline what its stages do, too.
 
     Args:
         strategy: the plan for the step.
@@ -37,6 +42,7 @@ def tell_strategy(
         spec: the machines.
         columns: of the terminal; None: there is none.
         shapes: of the step's inputs, in the chief's part of the first batch, where it is known.
+        seen: the rewriting of the step, where it is by now.
     """
     if not log.isEnabledFor(logging.INFO):
         return
@@ -46,6 +52,10 @@ def tell_strategy(
     names = [worker.name for worker in spec.workers]
     held, rows = _held_bytes(item, rewritten, len(names)), gradient_rows(item, shapes)
     console.print(strategy_table(strategy, item, names, width, held, rows, spec))
+    if strategy.pipeline.stages:
+        costs = costs_of(item, Context(strategy, 0), shapes, seen)
+        for table in stage_tables(figures_of(strategy, item, names, held, costs)):
+            console.print(table)
     log.info("the strategy:\n%s", text.getvalue())
 
 

@@ -17,7 +17,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.serialize import to_proto
 from autodist.graph.step_text import text_of_notes, text_of_step
 from autodist.graph.verify import verify
-from autodist.kernels.base import Context, Kernel, run_pipeline
+from autodist.kernels.base import Context, Kernel, Watcher, run_pipeline
 from autodist.kernels.communicate.asynchronous_servers import AsynchronousServers
 from autodist.kernels.communicate.parameter_servers import ParameterServers
 from autodist.kernels.communicate.read_proxies import ReadProxies
@@ -152,14 +152,31 @@ LOCAL_KERNELS: tuple[Kernel, ...] = (Prune(), PlaceOnDevices())
 """For runs that concern this worker alone, as those of its iterators do."""
 
 
-def rewrite(item: GraphItem, context: Context, name: str = "step", kernels: Sequence[Kernel] = KERNELS) -> GraphItem:
+def rewrite(
+    item: GraphItem,
+    context: Context,
+    name: str = "step",
+    kernels: Sequence[Kernel] = KERNELS,
+    also: Watcher | None = None,
+) -> GraphItem:
     """The step as one worker runs it; kernels of the script's own (`register_kernel`) stand among `kernels`.
+
+    `also` is told of the step after each kernel, too.
 
     Raises:
         StrategyError, RewriteError: if it cannot be rewritten as the strategy says.
     """
     with _garbage_collection_paused():
-        return run_pipeline(with_own(kernels), item, context, Watch(name, context.worker))
+        return run_pipeline(with_own(kernels), item, context, _watched(Watch(name, context.worker), also))
+
+
+def _watched(watch: Watcher, also: Watcher | None) -> Watcher:
+    def both(kernel: str, item: GraphItem) -> None:
+        watch(kernel, item)
+        if also is not None:
+            also(kernel, item)
+
+    return both
 
 
 @contextmanager

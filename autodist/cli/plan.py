@@ -37,7 +37,8 @@ def plan(
 
     The script runs on one device up to its first training step, which is captured. Bytes are those of gradients and
     values of variables that travel in a step, held are variables with the optimizer's slots, and FLOPs what TensorFlow
-    counts for a worker's part of the first batch. What the script prints goes to standard error.
+    counts for a worker's part of the first batch. Of a pipeline it is shown what its stages hold, compute and hand on.
+    What the script prints goes to standard error.
 
     Examples:
 

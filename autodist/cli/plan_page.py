@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree import ElementTree
 
-from autodist.cli.plan_tables import cost, flops, shape_text, where
+from autodist.cli.plan_tables import cost, shape_text, where
 from autodist.cli.plans import Plan, Plans, VariablePlan
+from autodist.strategies.stage_table import CUT_HEADS, STAGE_HEADS, cut_rows, readable_flops, stage_rows
 from autodist.strategies.table import readable_bytes
 
 MOST_BARS = 64
@@ -45,7 +46,7 @@ def page_of(plans: Plans) -> str:
 
 
 def _add_plan(body: ElementTree.Element, plan: Plan) -> None:
-    _add(body, "h2", f"{plan.strategy}: {plan.replicas} replicas on {len(plan.workers)} workers")
+    _add(body, "h2", plan.title)
     if plan.rows_are_missing:
         _add(body, "p", "How many rows of sparse variables a step touches is not known; their bytes come on top.")
     if plan.sums:
@@ -63,10 +64,16 @@ def _add_plan(body: ElementTree.Element, plan: Plan) -> None:
     _add(body, "h3", "Workers")
     heads = ["worker", "replicas", "sends a step", "receives", "holds", "FLOPs a step"]
     rows = [
-        [w.name, str(w.replicas), *map(readable_bytes, (w.sent, w.received, w.held)), flops(w.flops)]
+        [w.name, str(w.replicas), *map(readable_bytes, (w.sent, w.received, w.held)), readable_flops(w.flops)]
         for w in plan.workers
     ]
     _add_table(body, heads, rows, first_number=1)
+    if plan.pipeline is not None:
+        _add(body, "h3", "Stages")
+        _add(body, "p", f"{plan.pipeline.caption}.")
+        _add_table(body, STAGE_HEADS, stage_rows(plan.pipeline), first_number=2)
+        _add(body, "h3", "What crosses")
+        _add_table(body, CUT_HEADS, cut_rows(plan.pipeline), first_number=1)
     _add(body, "h3", "Variables")
     heads = ["variable", "shape", "bytes", "gradient", "synchronizer", "where", "slots", "sent a step"]
     _add_table(body, heads, [_cells(variable) for variable in plan.variables], first_number=len(heads))

@@ -9,6 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from autodist.cli.plans import Plan, VariablePlan
+from autodist.graph.tally import Tally
+from autodist.nearest import listed
+from autodist.strategies.stage_table import bytes_text, readable_flops, stage_tables
 from autodist.strategies.table import ALL_WORKERS, MOST_NAMES, NARROW, readable_bytes
 
 MOST_LINKS = 12
@@ -25,6 +28,8 @@ def tables_of(plans: Sequence[Plan], width: int) -> Iterator[Table]:
     if len(plans) == 1:
         yield _variables(plans[0], width)
         yield _workers(plans[0])
+        if plans[0].pipeline is not None:
+            yield from stage_tables(plans[0].pipeline)
         if plans[0].links:
             yield _links(plans[0])
         return
@@ -58,7 +63,7 @@ def how(variable: VariablePlan) -> str:
 
 def where(variable: VariablePlan) -> str:
     """Who holds a variable, or its shards."""
-    owners = Counter(shard.owner or ALL_WORKERS for shard in variable.shards)
+    owners = Counter(listed((shard.owner or ALL_WORKERS, *shard.mates)) for shard in variable.shards)
     if variable.axis is None:
         return next(iter(owners))
     shards = f"{len(variable.shards)} shards of axis {variable.axis}"
@@ -85,13 +90,12 @@ def shape_text(shape: Sequence[int]) -> str:
 
 
 def _variables(plan: Plan, width: int) -> Table:
-    title = f"{plan.strategy}: {plan.replicas} replicas on {len(plan.workers)} workers"
     is_narrow = width < NARROW
     if is_narrow:
-        table = _table(title, ["variable", "how and where", "slots"], lines=True)
+        table = _table(plan.title, ["variable", "how and where", "slots"], lines=True)
     else:
         heads = ["variable", "shape", "bytes", "gradient", "synchronizer", "where", "slots", "sent a step"]
-        table = _table(title, heads, right={"bytes", "sent a step"})
+        table = _table(plan.title, heads, right={"bytes", "sent a step"})
     for v in plan.variables:
         cells = [v.name, shape_text(v.shape), readable_bytes(v.bytes), v.gradient, v.synchronizer, where(v)]
         narrow = [f"{v.name}\n{', '.join(cells[1:4])}", how(v), _slots(v)]
@@ -113,7 +117,9 @@ def _workers(plan: Plan) -> Table:
     table.caption = Text(plan.sums) if plan.sums else None
     for w in plan.workers:
         sent, received = (readable_bytes(count) + rows for count in (w.sent, w.received))
-        table.add_row(*map(Text, [w.name, str(w.replicas), sent, received, readable_bytes(w.held), flops(w.flops)]))
+        table.add_row(
+            *map(Text, [w.name, str(w.replicas), sent, received, readable_bytes(w.held), readable_flops(w.flops)])
+        )
     return table
 
 
@@ -121,7 +127,7 @@ def _links(plan: Plan) -> Table:
     table = _table("links", ["from", "to", "bytes a step"], right={"bytes a step"})
     most = sorted(plan.links, key=lambda link: -link.bytes)[:MOST_LINKS]
     for link in most:
-        table.add_row(*map(Text, [link.source, link.target, readable_bytes(link.bytes)]))
+        table.add_row(*map(Text, [link.source, link.target, bytes_text(Tally(link.bytes, link.is_least))]))
     if len(most) < len(plan.links):
         table.add_row(*map(Text, [f"{len(plan.links) - len(most)} others", "", "no more each"]))
     return table
@@ -134,7 +140,7 @@ def _totals(plans: Sequence[Plan]) -> Table:
     received = [readable_bytes(max(w.received for w in p.workers)) + row for p, row in zip(plans, rows, strict=True)]
     links = [readable_bytes(max((link.bytes for link in plan.links), default=0)) for plan in plans]
     held = [readable_bytes(max(w.held for w in plan.workers)) for plan in plans]
-    computed = [flops(plan.workers[0].flops) for plan in plans]
+    computed = [readable_flops(_most_flops(plan)) for plan in plans]
     for head, cells in (
         ("sends a step", sent),
         ("receives", received),
@@ -146,20 +152,10 @@ def _totals(plans: Sequence[Plan]) -> Table:
     return table
 
 
-def flops(count: int | None) -> str:
-    """FLOPs with three digits that count.
-
-    >>> flops(1_234_567), flops(12), flops(None)
-    ('1.23 M', '12', 'not known')
-    """
-    if count is None:
-        return "not known"
-    size, unit = float(count), ""
-    for larger in ("k", "M", "G", "T", "P"):
-        if size < 999.5:
-            break
-        size, unit = size / 1000, f" {larger}"
-    return f"{count}" if not unit else f"{size:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}{unit}"
+def _most_flops(plan: Plan) -> int | None:
+    """Of the worker that computes most; None: it is not known of all."""
+    counts = [worker.flops for worker in plan.workers]
+    return None if None in counts else max(count for count in counts if count is not None)
 
 
 def _table(title: str, heads: Sequence[str], right: set[str] | None = None, lines: bool = False) -> Table:

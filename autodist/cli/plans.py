@@ -7,6 +7,7 @@ from pathlib import Path
 import pydantic
 
 from autodist.cli.telling import UsageError
+from autodist.strategies.stage_table import PipelineFigures
 
 
 class _Part(pydantic.BaseModel):
@@ -30,10 +31,12 @@ class ShardPlan(_Part):
 
     Attributes:
         owner: name of the worker that holds it; None: all do.
+        mates: names of those that hold the same, in other pipelines.
         shape: of the piece.
     """
 
     owner: str | None
+    mates: tuple[str, ...] = ()
     shape: tuple[int, ...]
 
 
@@ -77,7 +80,7 @@ class WorkerPlan(_Part):
 
     Attributes:
         name: of the worker.
-        replicas: it runs.
+        replicas: it runs; of a pipeline, the micro-batches.
         sent: bytes in a step.
         received: bytes in a step.
         held: bytes of variables, slots included.
@@ -99,11 +102,13 @@ class LinkPlan(_Part):
         source: name of the worker that sends.
         target: name of the worker that receives.
         bytes: in a step.
+        is_least: whether there is more, of which it is not known how much.
     """
 
     source: str
     target: str
     bytes: int
+    is_least: bool = False
 
 
 class Plan(_Part):
@@ -116,6 +121,7 @@ class Plan(_Part):
         workers: by index.
         links: those on which something goes.
         sums: how they are made and what they take on paper, in a sentence; empty: there are none, or it is not known.
+        pipeline: its stages, if it has some.
     """
 
     strategy: str
@@ -124,10 +130,15 @@ class Plan(_Part):
     workers: tuple[WorkerPlan, ...]
     links: tuple[LinkPlan, ...]
     sums: str = ""
+    pipeline: PipelineFigures | None = None
 
     @property
-    def replicas(self) -> int:
-        return sum(worker.replicas for worker in self.workers)
+    def title(self) -> str:
+        """What decided, and on how many machines it is carried out."""
+        if self.pipeline is not None:
+            return f"{self.strategy}: {self.pipeline.title}"
+        replicas = sum(worker.replicas for worker in self.workers)
+        return f"{self.strategy}: {replicas} replicas on {len(self.workers)} workers"
 
     @property
     def rows_are_missing(self) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from math import prod
 
 import tensorflow as tf
@@ -17,31 +16,9 @@ from autodist.graph.ops import Trait, having
 _CALLS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
 
 
-@dataclass(frozen=True)
-class Flops:
-    """A sum of floating point operations.
-
-    Attributes:
-        count: of the operations whose shapes are known.
-        is_least: whether there are others, so that they are more.
-    """
-
-    count: int = 0
-    is_least: bool = False
-
-    @classmethod
-    def of(cls, counted: Iterable[int | None]) -> Flops:
-        """The sum of what `flops_of_nodes` gives."""
-        found = list(counted)
-        return cls(sum(one for one in found if one is not None), None in found)
-
-    @property
-    def known(self) -> int | None:
-        """The count; None where nothing of it is known."""
-        return None if self.is_least and not self.count else self.count
-
-
-def with_inferred_shapes(item: GraphItem, wanted: Sequence[str], shapes: Mapping[str, Sequence[int]]) -> tf.Graph:
+def with_inferred_shapes(
+    item: GraphItem, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]
+) -> tf.Graph:
     """A graph that makes some tensors from inputs of these shapes, of which TensorFlow has inferred what it can."""
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(with_shapes(item, wanted, shapes), name="")

@@ -35,7 +35,9 @@ def gradient_rows(item: GraphItem, shapes: Mapping[str, Sequence[int]]) -> dict[
     return found
 
 
-def with_shapes(item: GraphItem, wanted: Sequence[str], shapes: Mapping[str, Sequence[int]]) -> tf.compat.v1.GraphDef:
+def with_shapes(
+    item: GraphItem, wanted: Sequence[str], shapes: Mapping[str, Sequence[int | None]]
+) -> tf.compat.v1.GraphDef:
     """What makes some tensors, from inputs of these shapes; TensorFlow infers the rest when it imports that."""
     editor = GraphEditor(item.graph_def, item.wiring)
     editor.prune(wanted)

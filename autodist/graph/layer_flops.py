@@ -27,12 +27,15 @@ def layer_flops(item: GraphItem, layers: Sequence[Collection[str]]) -> list[int]
         layers: names of the variables of each, in the order in which the layers come.
 
     Returns:
-        None where nothing can be counted.
+        None where nothing can be counted, or the step does not bear such lengths.
     """
     layer_of = {item.by_name[name].handle: k for k, names in enumerate(layers) for name in names}
     wanted = sorted({node_of(t) for gradient in item.gradients for t in gradient.tensors})
     shapes = {tensor(name): lengths for name in item.inputs if (lengths := _filled(item, name)) is not None}
-    of_nodes = flops_of_nodes(with_inferred_shapes(item, wanted, shapes))
+    try:
+        of_nodes = flops_of_nodes(with_inferred_shapes(item, wanted, shapes))
+    except ValueError:  # TensorFlow's: the step does not bear such lengths
+        return None
     found = [0] * len(layers)
     for name, part in _Estimate(item, layer_of, len(layers)).run().items():
         found[part.stage] += of_nodes.get(name) or 0

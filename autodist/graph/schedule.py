@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import graphlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -88,8 +88,13 @@ def usual_needs(unit: Unit, stages: int) -> list[Unit]:
     return [Unit(neighbour, unit.micro_batch, unit.is_backward)] if 0 <= neighbour < stages else []
 
 
-def simulate(order: Order) -> Mapping[Unit, tuple[int, int]]:
-    """When each unit starts and ends, where forward takes 1 and backward `BACKWARD_WORK`, and nothing else takes time.
+def usual_length(unit: Unit) -> int:
+    """How long a unit takes where all stages take equally long."""
+    return BACKWARD_WORK if unit.is_backward else 1
+
+
+def simulate(order: Order, length_of: Callable[[Unit], int] = usual_length) -> Mapping[Unit, tuple[int, int]]:
+    """When each unit starts and ends, where each takes its length, and nothing else takes time.
 
     Raises:
         graphlib.CycleError: two pipeline stages would wait for each other.
@@ -101,13 +106,13 @@ def simulate(order: Order) -> Mapping[Unit, tuple[int, int]]:
     when: dict[Unit, tuple[int, int]] = {}
     for unit in graphlib.TopologicalSorter(needs).static_order():
         start = max((when[one][1] for one in needs[unit]), default=0)
-        when[unit] = start, start + (BACKWARD_WORK if unit.is_backward else 1)
+        when[unit] = start, start + length_of(unit)
     return when
 
 
-def bubble(order: Order) -> Fraction:
-    """The share of a step in which a worker waits, where all pipeline stages take equally long."""
-    when = simulate(order)
+def bubble(order: Order, length_of: Callable[[Unit], int] = usual_length) -> Fraction:
+    """The share of a step in which a worker waits, of all workers together."""
+    when = simulate(order, length_of)
     length = max(end for _, end in when.values())
     work = sum(end - start for start, end in when.values())
     return 1 - Fraction(work, length * len(order))

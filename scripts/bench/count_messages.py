@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from autodist import ResourceSpec
 from autodist.capture.function import capture_function
-from autodist.cli.planning import held_bytes
+from autodist.cli.planned_step import held_bytes
 from autodist.graph.item import GraphItem
 from autodist.kernels import Context, rewrite
 from autodist.proto import strategy_pb2

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from autodist.cli.app import app
 from autodist.cli.plan_page import page_of
-from autodist.cli.plans import Plan, Plans
+from autodist.cli.plans import Plan, Plans, read_plan
 
 RUNNER = CliRunner()
 
@@ -173,6 +173,93 @@ with ad.scope():
     whole, half = one.workers[0].flops or 0, two.workers[0].flops or 0
     assert 0.5 * whole <= half < 0.75 * whole  # the update's arithmetic is no less
     assert one.links == ()
+
+
+STAGES = (
+    HEAD
+    + """
+ad = AutoDist()
+with ad.scope():
+    layers = [keras.layers.Dense(32, use_bias=False, name=f"part_{k}") for k in range(4)]
+    model = keras.Sequential([keras.Input((16,)), *layers])
+    model.compile(keras.optimizers.Adam(), "mse")
+    model.fit(np.zeros((12, 16)), np.zeros((12, 32)), batch_size=12, verbose=0)
+"""
+)
+
+
+def test_of_a_pipeline_it_is_planned_what_each_stage_holds_computes_and_hands_on(tmp_path: Path) -> None:
+    stages = tmp_path / "stages.yml"
+    stages.write_text("strategy: {builder: Pipeline, stages: [['.*part_[012]/.*'], ['.*part_3/.*']]}\n")
+    words = ["--workers", "2", "--strategy", str(stages), write(tmp_path, STAGES)]
+    (found,) = plans_of(*words)
+    assert found.pipeline is not None
+    assert (found.pipeline.examples, found.pipeline.is_fed) == (3, True)
+    kernels = [16 * 32, 32 * 32, 32 * 32, 32 * 32]
+    first, last = found.pipeline.stages
+    assert (first.workers, first.variables, first.bytes) == (("localhost:0",), 3, 4 * sum(kernels[:3]))
+    assert (last.workers, last.variables, last.bytes) == (("localhost:1",), 1, 4 * kernels[3])
+    for stage in (first, last):  # Adam keeps two numbers more for each
+        assert 3 * stage.bytes <= (stage.held or 0) <= 3 * stage.bytes + 64
+    # A product forward, and two back, but for the first layer's input, which needs no gradient.
+    assert first.forward.known == 2 * 3 * sum(kernels[:3])
+    assert first.backward.known == 2 * 3 * (kernels[0] + 2 * kernels[1] + 2 * kernels[2])
+    for found_flops, products in ((last.forward, kernels[3]), (last.backward, 2 * kernels[3])):
+        assert 2 * 3 * products <= (found_flops.known or 0) <= 1.1 * 2 * 3 * products
+    assert [worker.flops for worker in found.workers] == [first.flops(4), last.flops(4)]
+    assert found.pipeline.waits == pytest.approx(0.2)
+    assert 0.2 < (found.pipeline.waits_by_flops or 0) < 0.6
+    # Of 12 examples in 4 micro-batches 3 go on at once, with 32 activations each, and as many gradients back; labels go
+    # once, all together.
+    there, back = found.pipeline.cuts
+    assert (there.source, there.target, back.source, back.target) == (0, 1, 1, 0)
+    for cut in (there, back):
+        assert 3 * 32 * 4 <= (cut.each.known or 0) <= 3 * 32 * 4 + 64
+    assert 12 * 32 * 4 <= (there.once.known or 0) <= 12 * 32 * 4 + 512
+    assert 0 < (back.once.known or 0) <= 256
+    assert {(link.source, link.target): link.bytes for link in found.links} == {
+        ("localhost:0", "localhost:1"): 4 * there.each.count + there.once.count,
+        ("localhost:1", "localhost:0"): 4 * back.each.count + back.once.count,
+    }
+    page = tmp_path / "page.html"
+    told = " ".join(plan("--html", str(page), *words).stdout.split())
+    assert "2 stages, 4 micro-batches by GPipe; a worker waits 20 % of a step" in told
+    assert "FLOPs and bytes of a micro-batch of 3 examples; by FLOPs a worker waits" in told
+    assert "0 → 1" in told
+    assert "What crosses" in page.read_text()
+
+
+def test_of_a_mesh_the_sums_between_mates_are_planned(tmp_path: Path) -> None:
+    mesh = tmp_path / "mesh.yml"
+    mesh.write_text("strategy: {builder: Pipeline, micro_batches: 1, mesh: {stage: 2, data: 2}}\n")
+    (found,) = plans_of("--workers", "4", "--strategy", str(mesh), write(tmp_path, STAGES))
+    assert found.pipeline is not None
+    assert [stage.workers for stage in found.pipeline.stages] == [
+        ("localhost:0", "localhost:1"),
+        ("localhost:2", "localhost:3"),
+    ]
+    for variable in found.variables:  # a gradient goes to the one other that holds its variable
+        (shard,) = variable.shards
+        holders = [shard.owner, *shard.mates]
+        assert variable.sent == tuple(variable.bytes if w.name in holders else 0 for w in found.workers)
+    links = {(link.source, link.target): link.bytes for link in found.links}
+    of_stages = [stage.bytes for stage in found.pipeline.stages]
+    fed = 6 * 16 * 4  # the second pipeline's half of the batch
+    assert of_stages[0] + fed <= links["localhost:0", "localhost:1"] <= of_stages[0] + fed + 256
+    assert of_stages[0] <= links["localhost:1", "localhost:0"] <= of_stages[0] + 256
+    for way in (("localhost:2", "localhost:3"), ("localhost:3", "localhost:2")):
+        assert of_stages[1] <= links[way] <= of_stages[1] + 256
+    mates = {cut.source: cut for cut in found.pipeline.cuts if cut.source == cut.target}
+    assert mates.keys() == {0, 1}
+    assert sum(worker.sent for worker in found.workers) == sum(links.values())
+
+
+def test_two_equal_plans_of_a_pipeline_are_read_back(tmp_path: Path) -> None:
+    mesh = tmp_path / "mesh.yml"
+    mesh.write_text("strategy: {builder: Pipeline, mesh: {stage: 2}}\n")
+    (found,) = plans_of("--workers", "2", "--strategy", str(mesh), write(tmp_path, STAGES))
+    (tmp_path / "plan.json").write_text(Plans(script="train.py", plans=(found,)).model_dump_json())
+    assert read_plan(tmp_path / "plan.json") == found
 
 
 SESSION = (

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.flops import Flops, flops_of_nodes
+from autodist.graph.flops import flops_of_nodes
 from autodist.graph.layer_flops import OPEN_LENGTH, layer_flops
+from autodist.graph.tally import Tally
 from autodist.resources import ResourceSpec
 from autodist.strategies import Pipeline
 from tests.unit.kernels.in_one_process import capture
@@ -55,10 +56,10 @@ def test_a_sum_over_axes_that_are_not_known_counts_its_elements():
 
 
 def test_a_sum_of_which_a_part_is_not_known_is_told_as_the_least():
-    assert Flops.of([3, None, 4]) == Flops(7, is_least=True)
-    assert Flops.of([3, None, 4]).known == 7
-    assert Flops.of([None]).known is None
-    assert Flops.of([]).known == 0
+    assert Tally.of([3, None, 4]) == Tally(7, is_least=True)
+    assert Tally.of([3, None, 4]).known == 7
+    assert Tally.of([None]).known is None
+    assert Tally.of([]).known == 0
 
 
 def test_layers_count_forward_and_back_wherever_their_variables_are_used():
@@ -72,6 +73,20 @@ def test_layers_count_forward_and_back_wherever_their_variables_are_used():
         assert 3 * product <= flops <= 3 * product + 10 * OPEN_LENGTH * 5
     logits = 2 * OPEN_LENGTH * 5 * 11
     assert last > 3 * product + 2 * logits  # what the last layer's rows meet is computed where they are
+
+
+def test_of_a_step_that_does_not_bear_such_lengths_nothing_is_counted():
+    kernel = tf.Variable(np.eye(7), name="layer/kernel")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.reshape(x, [-1, 7]) @ kernel)
+        kernel.assign_sub(tape.gradient(loss, kernel))
+        return loss
+
+    item = capture(step, np.zeros((14,))).item
+    assert OPEN_LENGTH % 7
+    assert layer_flops(item, [["layer/kernel"]]) is None
 
 
 def test_stages_by_number_share_the_work_and_not_the_bytes():

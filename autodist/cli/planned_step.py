@@ -1,0 +1,221 @@
+"""A training step as strategies are planned for it, without a cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import ceil, prod
+
+from autodist.cli.flops import count_flops
+from autodist.cli.plans import LinkPlan, Plan, ShardPlan, SlotPlan, VariablePlan, WorkerPlan
+from autodist.graph.gradient_rows import gradient_rows
+from autodist.graph.item import GraphItem
+from autodist.graph.placement import EVERY_WORKER, Placement
+from autodist.graph.tally import Tally
+from autodist.kernels import Context, rewrite
+from autodist.kernels.place.assign_owners import find_placements
+from autodist.pipeline_figures import figures_of
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.runtime.batches import share_of
+from autodist.slots import find_slots
+from autodist.stage_costs import Rewriting, StageCosts, costs_of
+from autodist.strategies import (
+    BuildsStrategy,
+    SyncedVariable,
+    ask_builder,
+    check_strategy,
+    link_bytes,
+    resolve_specs,
+    sums_by_worker,
+    synced_variables,
+    telling_places,
+)
+from autodist.strategies.check_pipeline import stage_of, workers_of
+from autodist.strategies.cost import sent_to_mates
+from autodist.strategies.links import Link
+from autodist.strategies.nodes import alike_pieces, pieces
+from autodist.strategies.table import synchronizer_text
+from autodist.strategies.told_sums import told_sums
+from autodist.synchronizers import cut_of
+
+
+class PlannedStep:
+    """A captured step on some machines.
+
+    Args:
+        item: the step, under the session's names.
+        spec: the machines.
+        shapes: of its inputs, in what one device got of the first batch.
+        rehearses: whether the item is all that will run, so that it can be rewritten.
+    """
+
+    def __init__(
+        self, item: GraphItem, spec: ResourceSpec, shapes: Mapping[str, Sequence[int]], rehearses: bool
+    ) -> None:
+        self._item, self._spec, self._rehearses = item, spec, rehearses
+        self._whole, own = shapes, _of_the_chief(item, shapes, spec)
+        self._rows, self._flops = gradient_rows(item, own), count_flops(item, own)
+        self._whole_rows = gradient_rows(item, shapes)
+        self._synced = {variable.name: variable for variable in synced_variables(item)}
+        self._slots = find_slots(item)
+        self._names = [worker.name for worker in spec.workers]
+
+    def plan(self, name: str, builder: BuildsStrategy) -> Plan:
+        """What a builder makes of it.
+
+        Raises:
+            StrategyError, RewriteError: it cannot be done.
+        """
+        strategy = ask_builder(builder, self._item, self._spec)
+        check_strategy(strategy, self._item, self._spec)
+        strategy = resolve_specs(strategy, self._item, self._spec)
+        seen, context = Rewriting(), Context(strategy, 0)
+        if self._rehearses:
+            with telling_places(builder):
+                rewrite(self._item, context, "plan", also=seen)  # which tells what the kernels refuse
+        named = name or f"{strategy.builder} (the script's)"
+        if strategy.pipeline.stages:
+            return self._of_pipeline(named, strategy, costs_of(self._item, context, self._whole, seen))
+        links: dict[Link, int] = {}
+        variables = []
+        for node in strategy.nodes:
+            variable = self._synced[node.variable]
+            rows = self._rows.get(variable.name)
+            own = link_bytes(variable, node, strategy.graph_config, rows or 0)
+            variables.append(self._variable(variable, node, rows, sums_by_worker(own, len(self._names))[0]))
+            for link, count in own.items():
+                links[link] = links.get(link, 0) + count
+        tallies = {link: Tally(count) for link, count in links.items()}
+        of_workers = [replica.worker for replica in strategy.graph_config.replicas]
+        replicas = [of_workers.count(worker.index) for worker in self._spec.workers]
+        flops = [None if self._flops is None else self._flops * count // replicas[0] for count in replicas]
+        return Plan(
+            strategy=named,
+            builder=strategy.builder,
+            variables=tuple(variables),
+            workers=self._workers(self._held(strategy), tallies, replicas, flops),
+            links=self._links(tallies),
+            sums=told_sums(strategy, self._item, self._spec),
+        )
+
+    def _of_pipeline(self, name: str, strategy: strategy_pb2.Strategy, costs: StageCosts | None) -> Plan:
+        """A plan in which a worker computes a stage's part for its pipeline, and the graph says what crosses."""
+        held, links = self._held(strategy), {} if costs is None else costs.links
+        figures = figures_of(strategy, self._item, self._names, held, costs)
+        stage_of_worker = {name: stage for stage in figures.stages for name in stage.workers}
+        flops = [stage_of_worker[name].flops(figures.micro_batches) for name in self._names]
+        return Plan(
+            strategy=name,
+            builder=strategy.builder,
+            variables=tuple(self._of_stage(node, strategy) for node in strategy.nodes),
+            workers=self._workers(held, links, [figures.micro_batches] * len(self._names), flops),
+            links=self._links(links),
+            pipeline=figures,
+        )
+
+    def _of_stage(self, node: strategy_pb2.VariableNode, strategy: strategy_pb2.Strategy) -> VariablePlan:
+        """A variable that the workers of a stage hold, who exchange its gradient, each that of its own examples."""
+        stage, variable = stage_of(strategy, node), self._synced[node.variable]
+        holders = workers_of(strategy, stage)
+        whole = self._whole_rows.get(variable.name)
+        rows = None if whole is None else ceil(whole / len(holders))
+        step, row = (sent.by_worker(len(self._names)) for sent in sent_to_mates(variable, holders))
+        sent = tuple(one + more * (rows or 0) for one, more in zip(step, row, strict=True))
+        found = self._variable(variable, node, rows, sent)
+        mates = tuple(self._names[worker] for worker in holders[1:])
+        shards = tuple(shard.model_copy(update={"mates": mates}) for shard in found.shards)
+        return found.model_copy(update={"synchronizer": f"stage {stage}", "shards": shards})
+
+    def _variable(
+        self, variable: SyncedVariable, node: strategy_pb2.VariableNode, rows: int | None, sent: tuple[int, ...]
+    ) -> VariablePlan:
+        cut = cut_of(node)
+        return VariablePlan(
+            name=variable.name,
+            shape=variable.shape,
+            dtype=variable.dtype,
+            bytes=variable.byte_size,
+            gradient="sparse" if variable.is_sparse else "dense",
+            rows=rows,
+            synchronizer=synchronizer_text(node),
+            axis=None if cut is None else cut.axis,
+            shards=tuple(
+                ShardPlan(
+                    owner=None if part.owner is None else self._names[part.owner],
+                    shape=piece.shape,
+                )
+                for piece, part in pieces(variable, node)
+            ),
+            slots=tuple(SlotPlan(name=slot.name, bytes=slot.byte_size) for slot in self._slots[variable.name]),
+            sent=sent,
+        )
+
+    def _held(self, strategy: strategy_pb2.Strategy) -> list[int]:
+        return held_bytes(self._item, strategy, len(self._names))
+
+    def _links(self, links: Mapping[Link, Tally]) -> tuple[LinkPlan, ...]:
+        return tuple(
+            LinkPlan(source=self._names[source], target=self._names[target], bytes=sent.count, is_least=sent.is_least)
+            for (source, target), sent in sorted(links.items(), key=lambda one: one[0])
+        )
+
+    def _workers(
+        self,
+        held: Sequence[int],
+        links: Mapping[Link, Tally],
+        replicas: Sequence[int],
+        flops: Sequence[int | None],
+    ) -> tuple[WorkerPlan, ...]:
+        sent, received = sums_by_worker({link: one.count for link, one in links.items()}, len(self._names))
+        return tuple(
+            WorkerPlan(
+                name=name,
+                replicas=replicas[index],
+                sent=sent[index],
+                received=received[index],
+                held=held[index],
+                flops=flops[index],
+            )
+            for index, name in enumerate(self._names)
+        )
+
+
+def held_bytes(item: GraphItem, strategy: strategy_pb2.Strategy, workers: int) -> list[int]:
+    """Bytes of variables, slots included, that each worker holds between two steps."""
+    placements: Mapping[str, Placement] = find_placements(item, strategy) if workers > 1 else {}
+    computing = {replica.worker for replica in strategy.graph_config.replicas}
+    everywhere, with_replicas, held = 0, 0, [0] * workers
+    for variable in item.variables:
+        for shard in placements.get(variable.name, Placement()).shards(variable.shape):
+            size = prod(shard.shape) * variable.dtype.size
+            if shard.owner == EVERY_WORKER:
+                everywhere += size
+            else:
+                for holder in (shard.owner, *shard.mates):
+                    held[holder] += size
+    synced = {variable.name: variable for variable in synced_variables(item)}
+    for node in strategy.nodes:
+        for piece, part, count in alike_pieces(synced[node.variable], node):
+            if part.has_proxy and part.owner is not None:
+                with_replicas += piece.byte_size * count
+                held[part.owner] -= piece.byte_size * count if part.owner in computing else 0
+    return [own + everywhere + (with_replicas if k in computing else 0) for k, own in enumerate(held)]
+
+
+def _of_the_chief(
+    item: GraphItem, shapes: Mapping[str, Sequence[int]], spec: ResourceSpec
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the inputs in the chief's part of the first batch, of which one device got the whole.
+
+    What a script feeds as one worker's own part is that.
+    """
+    if not item.is_global:
+        return {name: tuple(shape) for name, shape in shapes.items()}
+    found = {}
+    for name, shape in shapes.items():
+        axis, lengths = item.inputs.get(name), list(shape)
+        if axis is not None and lengths:
+            share = share_of(lengths[axis], spec.replica_workers, 0)
+            lengths[axis] = share.size
+        found[name] = tuple(lengths)
+    return found

@@ -1,0 +1,244 @@
+"""What the stages of a pipeline compute and hand on, for a batch of given length."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import takewhile
+from math import ceil
+
+import tensorflow as tf
+
+from autodist.errors import AutoDistError
+from autodist.graph.flops import flops_of_nodes, with_inferred_shapes
+from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
+from autodist.graph.names import is_control, node_of, output_index, tensor
+from autodist.graph.op_types import type_of
+from autodist.graph.tally import Tally
+from autodist.graph.walks import reach
+from autodist.kernels import KERNELS, Context
+from autodist.kernels.base import run_pipeline
+from autodist.kernels.pipelined.assign_stages import AssignStages
+from autodist.kernels.pipelined.homes import Homes
+from autodist.kernels.pipelined.place_stages import PlaceStages
+from autodist.kernels.replicate.replicate import Replicate
+
+Way = tuple[int, int]
+"""Who sends, and who receives: two workers, or two stages."""
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """What stages do in a step.
+
+    Attributes:
+        examples: of the largest micro-batch.
+        is_fed: whether that is the first batch's, and not one example, for want of a batch.
+        forward: FLOPs of each stage, for the largest micro-batch; those of the update are left out.
+        backward: likewise.
+        each: bytes from worker to worker for the largest micro-batch.
+        once: likewise, that go once a step: inputs of the batch, values of variables, sums of gradients, what a step
+            returns.
+        links: bytes from worker to worker in a step, as if all micro-batches were as large.
+    """
+
+    examples: int
+    is_fed: bool
+    forward: tuple[Tally, ...]
+    backward: tuple[Tally, ...]
+    each: Mapping[Way, Tally]
+    once: Mapping[Way, Tally]
+    links: Mapping[Way, Tally]
+
+
+@dataclass
+class Rewriting:
+    """Keeps what a step was on its way through the kernels; handed to `rewrite`.
+
+    Attributes:
+        assigned: with the stage of each captured node.
+        replicated: with the micro-batches as replicas of one worker.
+    """
+
+    assigned: GraphItem | None = None
+    replicated: GraphItem | None = None
+
+    def __call__(self, kernel: str, item: GraphItem) -> None:
+        if kernel == AssignStages.name and item.pipeline_parts:
+            self.assigned = item
+        elif kernel == Replicate.name and self.assigned is not None:
+            self.replicated = item
+
+
+def costs_of(
+    item: GraphItem, context: Context, shapes: Mapping[str, Sequence[int]], seen: Rewriting | None = None
+) -> StageCosts | None:
+    """What the stages of a pipeline do; None where that cannot be told of a step by itself.
+
+    Args:
+        item: the captured step.
+        context: of one of its workers.
+        shapes: of its inputs in the first batch, by name, as far as they are known.
+        seen: the step's rewriting, where it has been rewritten.
+    """
+    seen = seen or Rewriting()
+    if seen.replicated is None:
+        kernels = tuple(takewhile(lambda one: not isinstance(one, PlaceStages), KERNELS))
+        try:
+            run_pipeline(kernels, item, context, seen)
+        except AutoDistError:  # the whole of a session's graph, of which parts alone will run
+            return None
+    if seen.assigned is None or seen.replicated is None:
+        return None
+    try:
+        return _Costs(seen.assigned, seen.replicated, context, shapes).find()
+    except ValueError:  # TensorFlow's: a step may not bear one example, or have constants of the whole batch's length
+        return None
+
+
+class _Costs:
+    """The work of one `costs_of`."""
+
+    def __init__(
+        self, assigned: GraphItem, replicated: GraphItem, context: Context, shapes: Mapping[str, Sequence[int]]
+    ) -> None:
+        self.assigned, self.replicated, self.context = assigned, replicated, context
+        self.parts = len(context.replicas)
+        split = {name: axis for name, axis in assigned.inputs.items() if axis is not None}
+        self.shapes = {name: lengths for name in assigned.inputs if (lengths := self._known(name, shapes)) is not None}
+        """Of inputs, as far as they are known."""
+        counts = {name: self.shapes[name][axis] if name in self.shapes else None for name, axis in split.items()}
+        self.is_fed = None not in counts.values()
+        if not self.is_fed:
+            for name in split.keys() & self.shapes.keys():
+                self.shapes[name][split[name]] = self.parts
+        main = [count for name, count in counts.items() if name not in assigned.apart]
+        self.examples = max((count or 0 for count in main), default=0) if self.is_fed else self.parts
+
+    def _known(self, name: str, shapes: Mapping[str, Sequence[int]]) -> list[int | None] | None:
+        if name in shapes:
+            return list(shapes[name])
+        known = self.assigned.spec_of(name).shape
+        return None if known.rank is None else list(known.as_list())
+
+    def find(self) -> StageCosts:
+        crossings = list(Homes(self.replicated, self.context).crossings())
+        captured = {self.replicated.replica_of(node_of(c.name))[1] for c in crossings if self._is_of_one(c.name)}
+        wanted = sorted({*self.assigned.pipeline_parts, *captured})
+        of_one = with_inferred_shapes(self.assigned, wanted, self._of_micro_batch())
+        shared = self._shared([c.name for c in crossings if not self._is_of_one(c.name)], of_one)
+        each: dict[tuple[Way, int], list[int | None]] = {}
+        once: dict[Way, list[int | None]] = {}
+        for crossing in crossings:
+            way = crossing.source, crossing.reader
+            micro_batch, _ = self.replicated.replica_of(node_of(crossing.name))
+            if self._is_of_one(crossing.name):
+                each.setdefault((way, micro_batch), []).append(_byte_size(of_one, self._captured(crossing.name)))
+            else:
+                once.setdefault(way, []).append(shared[crossing.name])
+        links = {way: Tally.of(sizes) for way, sizes in once.items()}
+        for (way, _), sizes in each.items():
+            links[way] = links.get(way, Tally()) + Tally.of(sizes)
+        directions = self._flops(of_one)
+        return StageCosts(
+            ceil(self.examples / self.parts),
+            self.is_fed,
+            *directions,
+            each={way: Tally.of(sizes) for (way, _), sizes in reversed(each.items())},
+            once={way: Tally.of(sizes) for way, sizes in once.items()},
+            links=links,
+        )
+
+    def _of_micro_batch(self) -> dict[str, list[int | None]]:
+        """Shapes of inputs in the largest of the micro-batches."""
+        found = {}
+        for name, shape in self.shapes.items():
+            axis, lengths = self.assigned.inputs[name], list(shape)
+            if axis is not None:
+                lengths[axis] = ceil((lengths[axis] or 0) / self.parts)
+            found[name] = lengths
+        return found
+
+    def _flops(self, of_one: tf.Graph) -> tuple[tuple[Tally, ...], tuple[Tally, ...]]:
+        """Of each stage forward, and back."""
+        of_nodes = flops_of_nodes(of_one)
+        found: list[list[list[int | None]]] = [[[] for _ in self.context.plan.stages] for _ in range(2)]
+        for name, part in self.assigned.pipeline_parts.items():
+            found[part.is_backward][part.stage].append(of_nodes.get(name, 0))
+        forward, backward = (tuple(map(Tally.of, stages)) for stages in found)
+        return forward, backward
+
+    def _is_of_one(self, name: str) -> bool:
+        """Whether a tensor is one micro-batch's, which has a copy of its own, or is the only one."""
+        replication, node = self.replicated.replication, node_of(name)
+        if replication is not None:
+            return node in replication.copies
+        part = self.replicated.pipeline_parts.get(node)
+        return part is not None and not part.is_held
+
+    def _captured(self, name: str) -> str:
+        return f"{self.replicated.replica_of(node_of(name))[1]}:{output_index(name)}"
+
+    def _shared(self, names: Sequence[str], of_one: tf.Graph) -> dict[str, int | None]:
+        """Bytes of tensors that all micro-batches share.
+
+        They are made once more, from something of the shape of what each micro-batch has, which is not made again.
+        """
+        wiring = self.replicated.wiring
+        kept = reach(map(node_of, names), lambda node: () if self._is_given(node) else wiring.data[node])
+        made = [wiring.nodes[name] for name in wiring.order if name in kept and not self._is_given(name)]
+        read = {tensor(i) for node in made for i in node.input if not is_control(i)}
+        with tf.Graph().as_default() as graph:
+            given = {t: self._stand_in(t, of_one) for t in sorted(read.union(names)) if self._is_given(node_of(t))}
+            tf.import_graph_def(
+                _without_order(self.replicated, made), {t: given[t] for t in given.keys() & read}, name=""
+            )
+        return {t: _byte_size(graph, given[t].name if t in given else t) for t in names}
+
+    def _is_given(self, node: str) -> bool:
+        """Whether a node is fed, or one micro-batch's."""
+        return node in self._fed or self._is_of_one(node)
+
+    @cached_property
+    def _fed(self) -> frozenset[str]:
+        return frozenset(map(node_of, (*self.replicated.inputs, EXAMPLES, ALL_EXAMPLES)))
+
+    def _stand_in(self, name: str, of_one: tf.Graph) -> tf.Tensor:
+        kind = tf.as_dtype(type_of(self.replicated.wiring, name))
+        if name in (EXAMPLES, ALL_EXAMPLES):
+            return tf.constant(self.examples, kind)  # by which inputs are cut
+        if name in self.shapes:
+            return tf.compat.v1.placeholder(kind, self.shapes[name])
+        found = _tensor(of_one, self._captured(name))
+        return tf.compat.v1.placeholder(kind, None if found is None else found.shape)
+
+
+def _without_order(item: GraphItem, nodes: Iterable[tf.compat.v1.NodeDef]) -> tf.compat.v1.GraphDef:
+    """A graph of some nodes of a step, which wait for nothing but what they read."""
+    found = tf.compat.v1.GraphDef(library=item.graph_def.library, versions=item.graph_def.versions)
+    for node in nodes:
+        copy = found.node.add()
+        copy.CopyFrom(node)
+        copy.ClearField("input")
+        copy.input.extend(i for i in node.input if not is_control(i))
+        for noted in ("_class", "_output_shapes"):  # of what is not there, or was not known
+            copy.attr.pop(noted, None)
+    return found
+
+
+def _tensor(graph: tf.Graph, name: str) -> tf.Tensor | None:
+    try:
+        return graph.get_tensor_by_name(name)
+    except (KeyError, ValueError):  # a kernel has made it since
+        return None
+
+
+def _byte_size(graph: tf.Graph, name: str) -> int | None:
+    """Bytes of a tensor; None where its shape is not known."""
+    found = _tensor(graph, name)
+    if found is not None and found.op.type == "BroadcastGradientArgs":
+        found = found.op.inputs[0]  # some of its axes, which are no more than that
+    if found is None or found.dtype == tf.string or not found.shape.is_fully_defined():
+        return None
+    return int(found.shape.num_elements() * found.dtype.size)
