@@ -112,8 +112,11 @@ def ours(patience: int = 1) -> list[keras.callbacks.Callback]:
 def fit(ad, model, folder, callbacks, *, epochs=4, killed=None, data=None, every_steps=2, **said):
     saving = [ad.checkpoint_callback(folder, every_steps=every_steps)] if every_steps else []
     end = [Killed(*killed)] if killed else []
-    x, y = (X, Y) if data is None else (data, None)
-    sizes = {"batch_size": 8} if data is None else {"shuffle": said.pop("shuffle", False)}
+    if data is None:
+        data = X, Y
+    of_arrays = isinstance(data, tuple)
+    x, y = data if of_arrays else (data, None)
+    sizes = {"batch_size": 8} if of_arrays else {"shuffle": said.pop("shuffle", False)}
     try:
         return model.fit(
             x, y, epochs=epochs, callbacks=[*saving, *callbacks, *end], validation_data=(X[:8], Y[:8]), verbose=0,
@@ -161,11 +164,6 @@ def test_it_is_the_uninterrupted_fit_to_the_bit(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_fit_whose_variables_lie_in_shards_goes_on(tmp_path):
-    assert_goes_on(tmp_path, lambda: PartitionedPS(max_shards=3, **SHARDS), (2, 3), shuffle=False)
-
-
-@pytest.mark.slow
 def test_an_infinite_data_set_goes_on_where_it_was(tmp_path):
     def data():
         return tf.data.Dataset.from_tensor_slices((X, Y)).batch(8).repeat()
@@ -174,47 +172,17 @@ def test_an_infinite_data_set_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.slow
-def test_shuffled_batches_come_in_the_order_that_they_had(tmp_path):
+def test_shuffled_batches_come_in_the_order_that_they_had_to_variables_in_shards(tmp_path):
     def data():
         return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(40, seed=7).batch(8)
 
-    assert_goes_on(tmp_path, AllReduce, (2, 3), data=data)
-
-
-@pytest.mark.slow
-def test_shuffled_arrays_come_in_the_order_that_they_had(tmp_path):
-    assert_goes_on(tmp_path, AllReduce, (2, 3))
+    assert_goes_on(tmp_path, lambda: PartitionedPS(max_shards=3, **SHARDS), (2, 3), data=data)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "said"), [(Augmented, {"shuffle": True}), (augmented, {"steps_per_epoch": 3})])
 def test_what_data_in_python_draw_is_drawn_once_more(tmp_path, data, said):
     assert_goes_on(tmp_path, AllReduce, (2, 2), data=data, **said)
-
-
-@pytest.mark.slow
-def test_what_is_drawn_between_two_fits_is_drawn_once_more(tmp_path):
-    """The first of them was over when the run was killed; of what it drew nothing is drawn now."""
-
-    def script(killed=None):
-        ad = autodist(checkpoint={"folder": str(tmp_path / said), "every_steps": 2})
-        model = build(ad)
-        fit(ad, model, None, [Wandering()], epochs=1, every_steps=None, data=Augmented())
-        rows = np.random.permutation(40)
-        x = tf.data.Dataset.from_tensor_slices((X[rows], Y[rows])).batch(8)
-        fit(ad, model, None, [], epochs=2, every_steps=None, data=x, killed=killed)
-        ad._keras._around_fit._callback._checkpoints.wait()
-        return values(model), np.random.normal(size=3)
-
-    said = "whole"
-    expected, drawn = script()
-    said = "parts"
-    script(killed=(1, 3))
-    for _ in range(2):  # and once more when all of it is over
-        found, again = script()
-        np.testing.assert_array_equal(again, drawn)
-        for one, other in zip(found, expected, strict=True):
-            np.testing.assert_array_equal(one, other)
 
 
 def test_a_fit_that_was_over_is_not_made_again(tmp_path):
@@ -231,29 +199,34 @@ def test_a_fit_that_was_over_is_not_made_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_yaml_saves_fit_with_no_line_of_the_script(tmp_path):
-    """Two fits, as where the second one trains all layers: the first was over when the run was killed."""
+def test_the_yaml_saves_two_fits_and_what_is_drawn_between_them_with_no_line_of_the_script(tmp_path):
+    """As where the second one trains all layers. The first was over when the run was killed: nothing of it is drawn
+    now; the second shuffles what was drawn between them.
+    """
 
     def script(killed=None):
         ad = autodist(checkpoint={"folder": str(tmp_path / said), "every_steps": 2})
         model = build(ad)
         stopping, counting = keras.callbacks.EarlyStopping("loss", restore_best_weights=True), Counting()
-        first = fit(ad, model, None, [stopping, counting], epochs=2, every_steps=None, shuffle=False)
+        callbacks = [stopping, counting, Wandering()]
+        first = fit(ad, model, None, callbacks, epochs=2, every_steps=None, data=Augmented())
         kept = stopping.best, stopping.best_epoch, counting.batches  # of what is not made again, too
+        x = X + np.random.normal(size=X.shape).astype(np.float32)
         with ad.scope():
             model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
-        second = fit(ad, model, None, [], epochs=2, every_steps=None, shuffle=False, killed=killed)
+        second = fit(ad, model, None, [], epochs=2, every_steps=None, data=(x, Y), killed=killed)
         ad._keras._around_fit._callback._checkpoints.wait()
-        return values(model), first, kept, second
+        return values(model), np.random.normal(size=3).tolist(), first, kept, second
 
     said = "whole"
     expected = script()
     said = "parts"
     script(killed=(1, 3))
-    found = script()
-    assert found[1:] == expected[1:]
-    for one, other in zip(found[0], expected[0], strict=True):
-        np.testing.assert_array_equal(one, other)
+    for _ in range(2):  # and once more when all of it is over
+        found = script()
+        assert found[1:] == expected[1:]
+        for one, other in zip(found[0], expected[0], strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 def test_what_was_saved_is_a_checkpoint_as_any_other(tmp_path):
