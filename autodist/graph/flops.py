@@ -8,6 +8,7 @@ from math import prod
 import tensorflow as tf
 from tensorflow.python.framework import ops  # which asks an operation's formula
 from tensorflow.python.profiler.internal import flops_registry  # noqa: F401  # the formulas, in being imported
+from tensorflow.python.util import deprecation  # which silences what TensorFlow says of its own formulas
 
 from autodist.graph.gradient_rows import with_shapes
 from autodist.graph.item import GraphItem
@@ -34,12 +35,9 @@ def flops_of_nodes(graph: tf.Graph) -> dict[str, int | None]:
     Returns:
         None for a node whose shape depends on values, or that calls a function, into which nobody looks.
     """
-    found = {}
-    for op in graph.get_operations():
-        counted = _of_node(graph, op)
-        if counted != 0:
-            found[op.name] = counted
-    return found
+    with deprecation.silence():
+        counted = {op.name: _of_node(graph, op) for op in graph.get_operations()}
+    return {name: count for name, count in counted.items() if count != 0}
 
 
 def _of_node(graph: tf.Graph, op: tf.Operation) -> int | None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.platform import tf_logging
+from tensorflow.python.util import deprecation
 
 from autodist.graph.flops import flops_of_nodes
 from autodist.graph.layer_flops import OPEN_LENGTH, layer_flops
@@ -36,6 +38,14 @@ def test_an_einsum_counts_each_product_of_elements(equation, shapes, products):
 
 def test_a_product_counts_as_tensorflow_counts_it():
     assert counted(tf.matmul, (8, 3), (3, 5)) == 2 * 8 * 3 * 5
+
+
+def test_nobody_is_told_what_is_deprecated_in_tensorflows_own_formulas(monkeypatch):
+    told = []
+    monkeypatch.setattr(deprecation, "_PRINTED_WARNING", {})  # it tells each once a process
+    monkeypatch.setattr(tf_logging, "warning", lambda message, *args: told.append(message))
+    assert counted(tf.matmul, (8, 3), (3, 5)) == 2 * 8 * 3 * 5
+    assert not told
 
 
 def test_what_has_no_shape_is_not_known_and_not_nothing():
