@@ -43,6 +43,7 @@ from autodist.look import look
 from autodist.messages import ALIKE_EVERYWHERE, log_to_the_terminal
 from autodist.own_batches import Reading, Slices
 from autodist.own_files import NOTHING_DEALT, Files, require_files_fit
+from autodist.plain_shapes import plain_shapes
 from autodist.quiet import quiet_tensorflow
 from autodist.recording import recorder
 from autodist.resources import ResourceSpec
@@ -209,6 +210,7 @@ class AutoDist:
             put_back()
             self._share_files()  # tf_keras is imported where it is used first, maybe
 
+    @plain_shapes()
     def create_distributed_session(self, batch_axis: Mapping[Any, int | None] | None = None) -> DistributedSession:
         """A session that runs the default graph on all replicas, in place of `tf.compat.v1.Session()`.
 

@@ -35,6 +35,7 @@ from autodist.graph.placement import Placement
 from autodist.graph.propagation import PerExample, Replicated
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel, find_placements, only_sets
 from autodist.messages import ALIKE_EVERYWHERE
+from autodist.plain_shapes import plain_shapes
 from autodist.proto import strategy_pb2
 from autodist.quiet import quiet_tensorflow
 from autodist.run import Run
@@ -180,6 +181,7 @@ class DistributedSession(SessionInterface):
         """The server that it runs on; empty where this worker is alone."""
         return str(self._run.hosts.beside.session.sess_str)
 
+    @plain_shapes()
     def run(
         self,
         fetches: Any,
@@ -267,6 +269,7 @@ class DistributedSession(SessionInterface):
         values = iter(self._run_fetched(fetched, own, whole, options, metadata))
         return [_value_of(e, own, values) for e in request.elements]
 
+    @plain_shapes()
     def saved_variables(self) -> dict[str, Kept]:
         """How the session has each variable that a Saver of the graph would save, by its name."""
         saved = {
@@ -280,6 +283,7 @@ class DistributedSession(SessionInterface):
             if v.handle in saved
         }
 
+    @plain_shapes()
     def give_initial_values(self) -> None:
         """Gives variables that no run has set their initial values; all workers call it."""
         self._initial_values.give()

@@ -104,6 +104,7 @@ train = tf.compat.v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
 """
 
 SESSION = """
+tf.compat.v1.disable_v2_behavior()  # as most scripts of TensorFlow 1
 with tf.Graph().as_default(), ad.scope():
     exec(GRAPH)
     saver = tf.compat.v1.train.Saver(max_to_keep=2)

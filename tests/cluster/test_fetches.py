@@ -14,9 +14,11 @@ START = 60.0
 
 NORM = """
 v1 = tf.compat.v1
+v1.disable_v2_behavior()
 with tf.Graph().as_default(), ad.scope():
     x = v1.placeholder(tf.float64, [None, 3])
-    kernels = [v1.get_variable(name, initializer=np.ones(3), use_resource=True) for name in ("one", "other")]
+    ones = np.ones(x.shape[1].value)
+    kernels = [v1.get_variable(name, initializer=ones, use_resource=True) for name in ("one", "other")]
     loss = tf.reduce_mean(tf.reduce_sum(x * kernels[0] * kernels[1], 1))
     optimizer = v1.train.GradientDescentOptimizer(0.1)
     gradients = optimizer.compute_gradients(loss)

@@ -300,3 +300,40 @@ def test_scopes_may_have_the_names_that_kernels_give():
                 return values(session) | {"losses": np.array(losses)}
 
     assert_like_one_device(script)
+
+
+@pytest.fixture
+def version_1():
+    """As `tf.compat.v1.disable_v2_behavior()`, but for what cannot be taken back."""
+    v1.disable_v2_tensorshape()
+    v1.disable_control_flow_v2()
+    yield
+    v1.enable_control_flow_v2()
+    v1.enable_v2_tensorshape()
+
+
+@pytest.mark.feature("session", "script: tf.compat.v1.disable_v2_behavior()")
+@pytest.mark.usefixtures("version_1")
+def test_a_script_that_disables_what_version_2_does_has_its_dimensions_and_trains_as_on_one_device():
+    def script(ad):
+        with tf.Graph().as_default(), ad.scope():
+            x, y = placeholders()
+            words = v1.placeholder(tf.int32, [None], "words")
+            table = v1.get_variable("table", initializer=np.linspace(-1.0, 1.0, 11 * 8).reshape(11, 8))
+            kernel = v1.get_variable("kernel", initializer=np.eye(x.shape[1].value) * 0.5)
+            hidden = v1.while_loop(
+                lambda k, h: k < 2, lambda k, h: (k + 1, tf.tanh(h @ kernel)), [0, x + tf.gather(table, words)]
+            )[1]
+            loss = squared_error(tf.reduce_sum(hidden, 1, keepdims=True), y)
+            optimizer = v1.train.AdamOptimizer(0.05)
+            pairs = optimizer.compute_gradients(loss)
+            clipped, _ = tf.clip_by_global_norm([gradient for gradient, _ in pairs], 0.5)
+            train = optimizer.apply_gradients(zip(clipped, [variable for _, variable in pairs], strict=True))
+            with ad.create_distributed_session() as session:
+                session.run(v1.global_variables_initializer())
+                for k in range(BATCHES):
+                    found = session.run([hidden, loss, train], {x: X[k], y: Y[k], words: np.arange(10) % 7})
+                    assert x.shape[1].value == 8
+                return values(session) | {"hidden": found[0], "loss": found[1]}
+
+    assert_like_one_device(script)
