@@ -83,11 +83,13 @@ def costs_of(
         seen: the step's rewriting, where it has been rewritten.
     """
     seen = seen or Rewriting()
+    if not (item.targets or item.outputs):
+        return None  # the whole of a session's graph: which parts of it will run is not known
     if seen.replicated is None:
         kernels = tuple(takewhile(lambda one: not isinstance(one, PlaceStages), KERNELS))
         try:
             run_pipeline(kernels, item, context, seen)
-        except AutoDistError:  # the whole of a session's graph, of which parts alone will run
+        except AutoDistError:  # who trains is told when it is rewritten for that
             return None
     if seen.assigned is None or seen.replicated is None:
         return None

@@ -89,6 +89,9 @@ def _without_waits_for_others(item: GraphItem, parts: Mapping[str, PipelinePart]
         part, inputs = parts.get(name), wiring.nodes[name].input
         before = set().union(*(waited.get(source, ()) for source in wiring.sources[name]))
         if part is None:
+            back = [node_of(i) for i in inputs if not is_control(i) and node_of(i) in parts]
+            if back:  # what is of no stage needs none but where a loop of TensorFlow 1 goes back
+                raise passes_no_stage(f"{name} goes on with {back[0]} of stage {parts[back[0]].stage}")
             waited[name] = before.union(node_of(i) for i in inputs if node_of(i) in parts)
             kept = [i for i in inputs if node_of(i) not in parts]
         else:
@@ -98,6 +101,16 @@ def _without_waits_for_others(item: GraphItem, parts: Mapping[str, PipelinePart]
         if part is not None:
             editor.add_control(name, sorted(one for one in before if parts[one].stage == part.stage))
     return editor.to_item()
+
+
+def passes_no_stage(what: str) -> OptionError:
+    """The error for a loop or a branch of TensorFlow 1, of nodes that have many values or none, in several stages."""
+    return OptionError(
+        "stages",
+        f"{what}: a loop or a branch of TensorFlow 1 cannot be computed in stages. Call "
+        "tf.compat.v1.enable_control_flow_v2() before the graph is built (after disable_v2_behavior()), which makes it "
+        "one operation, or take a strategy without pipeline stages.",
+    )
 
 
 def _in_order_of_shared_state(freed: GraphItem, before: Mapping[str, Iterable[str]]) -> GraphItem:

@@ -10,13 +10,14 @@ from typing import cast
 
 import tensorflow as tf
 
-from autodist.errors import PartsError
+from autodist.errors import PartsError, RewriteError
 from autodist.graph.control_flow import find_inside
 from autodist.graph.fragment import fragment
 from autodist.graph.schedule import ONE_F_ONE_B, Unit, make_schedule
 from autodist.graph.split import split
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context
+from autodist.kernels.pipelined.assign_stages import passes_no_stage
 from autodist.kernels.pipelined.homes import Homes
 from autodist.options import OptionError
 
@@ -40,6 +41,8 @@ def find_order(homes: Homes, context: Context) -> Turns:
             "stages",
             f"the pipeline stages wait for each other: {error}. Put the variables that these nodes use into one stage.",
         ) from error
+    except RewriteError as error:
+        raise passes_no_stage(str(error).partition(": a loop")[0]) from error
     needs = cast(Mapping[Unit, frozenset[Unit]], parts.needs)
     trains = any(unit.is_backward for unit in needs)
     order = {

@@ -72,6 +72,24 @@ def main() -> None:
         tell("step", step(x[:7]))
         tell("weights", model.get_weights())
         written_and_read(ad, model, lambda: step(x[:5]))
+    tell("session", trained_in_a_session(ad, x))
+
+
+def trained_in_a_session(ad: AutoDist, x: np.ndarray) -> list[object]:
+    """What a graph of TensorFlow 1 gives of its losses, and its variables at last."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), ad.scope():
+        given = hidden = v1.placeholder(tf.float64, [None, 5])
+        for k in range(3):
+            hidden = tf.tanh(
+                hidden @ v1.get_variable(f"kernel_{k}", initializer=np.cos(np.arange(25.0) + k).reshape(5, 5))
+            )
+        loss = tf.reduce_mean(tf.square(hidden))
+        train = v1.train.AdamOptimizer(0.01).minimize(loss)
+        session = ad.create_distributed_session()
+        session.run(v1.global_variables_initializer())
+        losses = [session.run([loss, train], {given: x[:rows]})[0] for rows in (9, 8, 2)]
+        return [losses, session.run(v1.trainable_variables())]
 
 
 def written_and_read(ad: AutoDist, model: keras.Model, step) -> None:

@@ -34,7 +34,7 @@ def assert_all_tell(alone: list[str], staged: list[str], workers: int) -> None:
         other = f"[localhost:{worker}] "
         assert [line.removeprefix(other) for line in staged if line.startswith(other)] == alone
     assert [line for line in staged if line.startswith("TOLD")] == alone
-    assert len(alone) == 12
+    assert len(alone) == 13
 
 
 def products(dump: Path, worker: int) -> list[int]:
@@ -53,7 +53,7 @@ def test_fit_evaluate_predict_and_a_function_are_those_of_replicas_on_one_worker
     assert_all_tell(alone, staged, workers=2)
     # Evaluated before training, trained, evaluated, predicted, trained: two layers a stage; x needs no gradient. The
     # first stage computes both layers anew, and the last, which goes back at once, none.
-    first, last = (products(dump, worker) for worker in range(2))
+    first, last = (products(dump, worker)[:5] for worker in range(2))
     assert first[1:] == [3 * 7, 3 * 2, 3 * 2, 3 * 7]
     assert last == [0, 3 * 6, 3 * 2, 3 * 2, 3 * 6]
 

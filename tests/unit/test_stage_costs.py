@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -172,6 +173,12 @@ def of_two_layers(inner):
         return loss
 
     return step
+
+
+def test_the_whole_of_a_graph_of_which_nobody_knows_what_will_run_is_told_without_its_costs():
+    step, shapes = captured("mlp")
+    whole = replace(step.item, targets=(), outputs=())
+    assert costs_of(whole, Context(pipelined(step, stage_of(step, 2), 2, 3), 0), shapes) is None
 
 
 def costs_of_step(step, shape, rows=None):

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.capture.gradients import noting_gradients
+from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.stage_marks import StageMark
 from autodist.errors import StrategyError
 from autodist.kernels import Context, rewrite
 from tests.unit.kernels.in_one_process import Session, capture
-from tests.unit.kernels.pipelined.models import pipelined
+from tests.unit.kernels.pipelined.models import pipelined, pipelined_item
 from tests.unit.kernels.whole_sum_steps import gathered
 
 
@@ -145,3 +147,36 @@ def test_what_is_made_in_a_stage_where_it_cannot_be_is_refused(marks, stage_of, 
 
     with pytest.raises(StrategyError, match=told):
         rewrite_for_both(trained(loss_of, [a, b]), stage_of)
+
+
+def turned(x, kernel):
+    return tf.compat.v1.while_loop(lambda k, h: k < 2, lambda k, h: (k + 1, tf.tanh(h @ kernel)), [0, x])[1]
+
+
+def chosen(x, kernel):
+    return tf.compat.v1.cond(tf.reduce_sum(x) > 0.0, lambda: tf.tanh(x @ kernel), lambda: x @ kernel)
+
+
+@pytest.mark.parametrize("inner", [turned, chosen])
+@pytest.mark.parametrize("is_first", [True, False])
+def test_control_flow_of_tensorflow_1_is_refused_in_stages_with_what_makes_it_one_operation(inner, is_first):
+    v1 = tf.compat.v1
+    if is_first:
+        v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+            x = v1.placeholder(tf.float64, [None, 3], "x")
+            kernels = [v1.get_variable(f"v{k}", initializer=np.eye(3), use_resource=True) for k in range(2)]
+            loss = tf.reduce_mean(tf.tanh(inner(x, kernels[0]) @ kernels[1]))
+            v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+    finally:
+        v1.enable_control_flow_v2()
+    captured = CapturedGraph.of(graph, notes.calls)
+    strategy = pipelined_item(captured.whole(), {"v0": 0, "v1": 1}, 2, 2)
+    context = Context(strategy, 0, joins_outputs=False, fetches_alike=True)
+    item = captured.step([], ["train"], {"x:0": 0})
+    if not is_first:
+        rewrite(item, context)
+        return
+    with pytest.raises(StrategyError, match="of TensorFlow 1 cannot be computed in stages. Call .*control_flow_v2"):
+        rewrite(item, context)
