@@ -20,6 +20,7 @@ from tensorflow.python.data.util import structure  # by which data sets hand ele
 from tensorflow.python.framework import op_def_registry
 
 from autodist.converting import ours
+from autodist.data_sets import kind_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import propagate
 from autodist.graph.propagation.kinds import PerExample
@@ -110,7 +111,7 @@ def own_elements(dataset: Any, own_rows: OwnRows) -> Found:
     found = _take_apart(dataset)
     if isinstance(found, ReadWhole | None):
         return Found(None, found)
-    whole = _map_before(found.base, f"{_kind_of(found.base)}, which may change the order, stands behind it")
+    whole = _map_before(found.base, f"{kind_of(found.base)}, which may change the order, stands behind it")
     if not found.maps:
         return Found(None, whole)
     return Found(OwnBatches(_counted(found, own_rows).with_options(dataset.options())), whole)
@@ -138,39 +139,34 @@ def _take_apart(dataset: Any) -> _Pipeline | ReadWhole | None:
         reason = _why_not_by_rows(one)
         if reason is not None:
             return ReadWhole(_named(one), reason)
-    if _kind_of(batch) not in _BATCHES:
-        return _map_before(batch, f"{_kind_of(batch)} stands behind it")
+    if kind_of(batch) not in _BATCHES:
+        return _map_before(batch, f"{kind_of(batch)} stands behind it")
     if dataset.options().deterministic is False or getattr(batch, "_deterministic", "") == "false":
         return _map_before(batch, "the order is left open (deterministic=False)")
     elements, base = _stretch(batch._input_dataset)
     for number, one in enumerate(elements):
-        reason = _why_not_alone(one) if _kind_of(one) in _MAPS else None
+        reason = _why_not_alone(one) if kind_of(one) in _MAPS else None
         if reason is not None:
             elements, base = elements[:number], one
             break
     if not all(isinstance(leaf, _LEAVES) for leaf in tf.nest.flatten(base.element_spec)):
         return _map_before(batch, "its elements are others than tensors")
-    cuts = [one for one in elements if _kind_of(one) in _CUTS]
+    cuts = [one for one in elements if kind_of(one) in _CUTS]
     return _Pipeline(base, cuts[::-1], _maps(elements)[::-1], batch, behind[::-1])
 
 
 def _stretch(data: Any) -> tuple[list[Any], Any]:
     """The maps and cuts with which a data set ends, the last first, and what is before them."""
     found = []
-    while _kind_of(data) in (*_MAPS, *_PASSES, *_CUTS):
-        if _kind_of(data) not in _PASSES:
+    while kind_of(data) in (*_MAPS, *_PASSES, *_CUTS):
+        if kind_of(data) not in _PASSES:
             found.append(data)
         data = data._input_dataset
     return found, data
 
 
 def _maps(operations: Sequence[Any]) -> list[Any]:
-    return [one for one in operations if _kind_of(one) in _MAPS]
-
-
-def _kind_of(data: Any) -> str:
-    """What a data set does, as TensorFlow calls it: "Batch" for a `_BatchDataset`."""
-    return type(data).__name__.removeprefix("_").removesuffix("Dataset")
+    return [one for one in operations if kind_of(one) in _MAPS]
 
 
 # -- what is told ----------------------------------------------------------------------------------------------------
@@ -178,7 +174,7 @@ def _kind_of(data: Any) -> str:
 
 def _map_before(data: Any, reason: str) -> ReadWhole | None:
     """The last map before an operation of a data set, or that operation itself."""
-    if _kind_of(data) in _MAPS:
+    if kind_of(data) in _MAPS:
         return ReadWhole(_named(data), _why_not_alone(data) or reason)
     found = (_map_before(one, reason) for one in data._inputs())
     return next((one for one in found if one is not None), None)
@@ -245,7 +241,7 @@ def _keeps_length(graph: tf.Graph, inputs: Sequence[tf.Tensor]) -> bool:
 def _counted(pipeline: _Pipeline, own_rows: OwnRows) -> tf.data.Dataset:
     data = pipeline.base
     for cut in pipeline.cuts:
-        data = _CUTS[_kind_of(cut)](data, cut)
+        data = _CUTS[kind_of(cut)](data, cut)
     size = pipeline.batch._batch_size
     batches = data.window(size, drop_remainder=pipeline.batch._drop_remainder).enumerate()
     mine = batches.flat_map(ours(lambda number, batch: _own_of(number, batch, own_rows)))
@@ -254,8 +250,8 @@ def _counted(pipeline: _Pipeline, own_rows: OwnRows) -> tf.data.Dataset:
     # Each batch but the last has as many of its own, so that these are those of one batch after the other.
     parts = mine.batch(own_rows(size)[1])
     for one in pipeline.behind:
-        is_cut = _kind_of(one) in _CUTS
-        parts = _CUTS[_kind_of(one)](parts, one) if is_cut else parts.map(_behind_the_count(one), **_parallel(one))
+        is_cut = kind_of(one) in _CUTS
+        parts = _CUTS[kind_of(one)](parts, one) if is_cut else parts.map(_behind_the_count(one), **_parallel(one))
     return parts.map(ours(lambda told, rows: Counted(told[0][0], told[1][0], rows))).prefetch(tf.data.AUTOTUNE)
 
 
@@ -294,4 +290,4 @@ def _behind_the_count(data: Any) -> Callable[[Any, Any], Any]:
 
 
 def _parallel(data: Any) -> dict[str, Any]:
-    return {"num_parallel_calls": data._num_parallel_calls} if _kind_of(data) == "ParallelMap" else {}
+    return {"num_parallel_calls": data._num_parallel_calls} if kind_of(data) == "ParallelMap" else {}

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute  # by which tf.distribute deals out files
 
+from autodist.data_sets import all_of, kind_of
 from autodist.errors import AutoDistError, ClusterError
 from autodist.own_batches import PartsIterator
 from autodist.runtime.batches import Share, length_of, share_of, slice_rows
@@ -111,7 +112,7 @@ class OwnFiles:
                 f"a {type(dataset).__name__} has no files that can be dealt out; allowed: a tf.data.Dataset that reads "
                 "files (tf.data.TFRecordDataset, say). Leave `shard` out, and each worker reads its part of all else."
             )
-        for one in _all_of(dataset):
+        for one in all_of(dataset):
             problem = _problem(one)
             if problem is not None:
                 raise files.refused(problem)
@@ -321,15 +322,9 @@ def _dealt(dataset: tf.data.Dataset, files: Files) -> Any:
         ) from None
 
 
-def _all_of(dataset: Any) -> Iterator[Any]:
-    yield dataset
-    for one in dataset._inputs():
-        yield from _all_of(one)
-
-
 def _problem(data: Any) -> str | None:
     """Why records would be left out or used twice where a part of a data set comes behind files that are dealt out."""
-    kind = type(data).__name__.removeprefix("_").removesuffix("Dataset")
+    kind = kind_of(data)
     if kind in ("Take", "Skip", "Shard"):
         return (
             f"the data set has a {kind.lower()}, which would count what one worker has, and not what all have; "

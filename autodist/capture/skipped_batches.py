@@ -8,7 +8,10 @@ from typing import Any, Protocol
 
 from keras.src.trainers.data_adapters.generator_data_adapter import GeneratorDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator  # which makes the batches of each epoch of `fit`
+
+from autodist.data_sets import begins_within
 
 
 class Passing(Protocol):
@@ -76,7 +79,8 @@ def _pass_over(batches_of: EpochIterator, epoch: int, passing: Passing) -> None:
         adapter.py_dataset.on_epoch_end()
         return
     is_known = batches_of.num_batches is not None  # else reading it whole tells, as it did when it was trained on
-    is_read = batches_of.steps_per_epoch is not None or not is_known
+    begins_anew = isinstance(adapter, TFDatasetAdapter) and begins_within(adapter.get_tf_dataset())
+    is_read = batches_of.steps_per_epoch is not None or not is_known or begins_anew
     with batches_of.catch_stop_iteration():
         for number, (_, _, iterator) in enumerate(batches_of._enumerate_iterator()):
             if number == 0 or is_read:

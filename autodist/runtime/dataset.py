@@ -6,12 +6,14 @@ import hashlib
 import itertools
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
+from autodist.data_sets import begins_within
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.own_batches import Reading, WholeBatch, whole_of
 from autodist.own_elements import reading_own
@@ -198,11 +200,15 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return self._or_next(given) if self._is_loop_over and place.taken else given
 
     def _begin_again(self, place: Place) -> Iterator[_Given]:
-        """The iteration that was under way, begun: what has an order of its own draws a new one for each."""
+        """The iteration that was under way, begun: what has an order of its own draws a new one for each.
+
+        A shuffle that another one reads draws when that is read first, and one that is repeated as often.
+        """
         for _ in range(place.ended):
             batches = iter(self._source)
-            if not self._is_of_tensorflow:
-                next(batches, None)
+            next(batches, None)
+            if begins_within(self._dataset):
+                deque(batches, maxlen=0)
         if place.draws is not None:
             place.draws.resume()
         return self._read()

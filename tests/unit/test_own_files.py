@@ -277,7 +277,10 @@ def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [m for m in caplog.messages if "dealt out" in m]
 
 
-def test_a_loop_goes_on_at_its_place(names: list[str], caplog: pytest.LogCaptureFixture):
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_loop_goes_on_at_its_place(names: list[str], caplog: pytest.LogCaptureFixture, seed: int | None):
+    tf.random.set_seed(seed)
+
     def half(files: Files) -> tuple[list[Any], list[Any]]:
         data = of_loop(PIPELINES["interleaved"](names), files)
         whole = [part.numpy().tolist() for part in data]

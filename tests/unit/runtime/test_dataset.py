@@ -69,6 +69,31 @@ def test_a_loop_goes_on_where_another_process_was(taken: int) -> None:
     assert [b.numpy().tolist() for b in second] == [b.numpy().tolist() for b in first]
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda numbers: numbers.shuffle(10).shuffle(4),
+        lambda numbers: numbers.shuffle(10).prefetch(1).interleave(lambda k: tf.data.Dataset.range(k, k + 2)),
+        lambda numbers: numbers.shuffle(10).repeat(2),
+        lambda numbers: numbers.shuffle(10).take(3).concatenate(numbers.shuffle(10)).shuffle(2),
+    ],
+    ids=["twice", "of files", "repeated", "joined"],
+)
+def test_what_draws_late_or_often_has_drawn_as_in_the_epochs_that_were_over(made) -> None:
+    def begin() -> DistributedDataset:
+        tf.random.set_seed(5)
+        return DistributedDataset(made(tf.data.Dataset.range(10)).batch(4), [0], 0)
+
+    first, second = begin(), begin()
+    for _ in range(2):
+        list(first)
+    under_way = iter(first)
+    next(under_way)
+    second.deserialize(first.serialize())
+    assert [b.numpy().tolist() for b in second] == [b.numpy().tolist() for b in under_way]
+    assert [b.numpy().tolist() for b in second] == [b.numpy().tolist() for b in first]
+
+
 def test_a_loop_that_was_left_has_ended() -> None:
     dataset = DistributedDataset([np.arange(2)] * 5, [0], 0)
     for _ in dataset:

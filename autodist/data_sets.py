@@ -1,0 +1,27 @@
+"""What `tf.data` pipelines are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+
+def all_of(dataset: tf.data.Dataset) -> Iterator[Any]:
+    """A data set, and those that it is made of."""
+    yield dataset
+    for one in dataset._inputs():
+        yield from all_of(one)
+
+
+def kind_of(dataset: Any) -> str:
+    """What a data set does, as TensorFlow calls it: "Batch" for a `_BatchDataset`."""
+    return type(dataset).__name__.removeprefix("_").removesuffix("Dataset")
+
+
+def begins_within(dataset: Any) -> bool:
+    """Whether an iteration begins some of what it reads anew before its end, where a shuffle draws another order."""
+    if not isinstance(dataset, tf.data.Dataset) or dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
+        return False
+    return any(kind_of(one) in ("Repeat", "Concatenate") for one in all_of(dataset))
