@@ -75,6 +75,25 @@ class RewriteError(AutoDistError):
     """A kernel cannot rewrite the graph without changing what is trained."""
 
 
+class SplitControlFlowError(RewriteError):
+    """A loop or a branch of TensorFlow 1 is partly in a part of a step: no value passes there.
+
+    Args:
+        node: in it.
+        part: the key of its part; None: it is in none.
+        reader: what reads it, in another part.
+        reader_part: the key of that.
+    """
+
+    def __init__(self, node: str, part: Hashable, reader: str, reader_part: Hashable) -> None:
+        self.node, self.reader = node, reader
+        first, second = ("no part" if key is None else f"part {key!r}" for key in (part, reader_part))
+        super().__init__(
+            f"{node!r} is in {first} and {reader!r}, which reads it, in {second}: a loop or a branch of TensorFlow 1 "
+            "cannot be split. Give all its nodes one key."
+        )
+
+
 class PartsError(RewriteError):
     """A step cannot be split as a callback says: parts of it need each other, or one itself.
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, S
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from autodist.errors import PartsError, RewriteError
+from autodist.errors import PartsError, SplitControlFlowError
 from autodist.graph.control_flow import find_inside
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, output_index, tensor
@@ -176,7 +176,7 @@ def split(
 
     Raises:
         PartsError: a part needs itself, by way of nodes that are not in it.
-        RewriteError: a loop or a branch of TensorFlow 1 is partly in a part: no value passes there.
+        SplitControlFlowError: a loop or a branch of TensorFlow 1 is partly in a part.
     """
     wiring = step.wiring
     copied = _handles(wiring) if copied is None else copied
@@ -215,15 +215,7 @@ def _refuse_parts_of_control_flow(wiring: Wiring, keys: Mapping[str, Key]) -> No
     for name in find_inside(wiring):
         for reader in wiring.consumers[name]:
             if keys.get(name) != keys.get(reader):
-                raise RewriteError(
-                    f"{name!r} is in {_called(keys.get(name))} and {reader!r}, which reads it, in "
-                    f"{_called(keys.get(reader))}: a loop or a branch of TensorFlow 1 cannot be split. Give all its "
-                    "nodes one key."
-                )
-
-
-def _called(key: Key | None) -> str:
-    return "no part" if key is None else f"part {key!r}"
+                raise SplitControlFlowError(name, keys.get(name), reader, keys.get(reader))
 
 
 def _needs(wiring: Wiring, keys: Mapping[str, Key]) -> dict[Key, dict[Key, None]]:

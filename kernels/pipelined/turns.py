@@ -10,7 +10,7 @@ from typing import cast
 
 import tensorflow as tf
 
-from autodist.errors import PartsError, RewriteError
+from autodist.errors import PartsError, SplitControlFlowError
 from autodist.graph.control_flow import find_inside
 from autodist.graph.fragment import fragment
 from autodist.graph.schedule import ONE_F_ONE_B, Unit, make_schedule
@@ -39,10 +39,11 @@ def find_order(homes: Homes, context: Context) -> Turns:
     except PartsError as error:
         raise OptionError(
             "stages",
-            f"the pipeline stages wait for each other: {error}. Put the variables that these nodes use into one stage.",
+            f"the pipeline stages wait for each other: {_told(error)}. Put the variables that these nodes use into one "
+            "stage.",
         ) from error
-    except RewriteError as error:
-        raise passes_no_stage(str(error).partition(": a loop")[0]) from error
+    except SplitControlFlowError as error:
+        raise passes_no_stage(f"{error.reader} needs {error.node}, and not both are of one stage") from error
     needs = cast(Mapping[Unit, frozenset[Unit]], parts.needs)
     trains = any(unit.is_backward for unit in needs)
     order = {
@@ -68,6 +69,14 @@ def find_order(homes: Homes, context: Context) -> Turns:
             f"computes with what all of them make. {mend}.",
         ) from error
     return order
+
+
+def _told(error: PartsError) -> str:
+    units = cast(tuple[Unit, ...], error.keys)
+    return ", ".join(
+        f"stage {unit.stage} gives to stage {after.stage} ({' → '.join(way)})"
+        for unit, after, way in zip(units, (*units[1:], units[0]), error.ways, strict=True)
+    )
 
 
 def _scheduled(homes: Homes, context: Context, trains: bool) -> Turns:
