@@ -81,10 +81,13 @@ def _reached(wiring: Wiring, sources: set[str], outside: Collection[str]) -> set
 
 
 def _whole_loops(wiring: Wiring, varying: set[str], outside: Collection[str]) -> set[str]:
-    """All nodes of the v1 loops that hold a varying node: a loop's frame is copied whole or not at all."""
+    """All nodes of the v1 loops that hold a varying node, and stacks: a loop is copied whole or not at all."""
     frames = _frames(wiring)
     copied = {frames[name] for name in varying if name in frames}
-    return {name for name, frame in frames.items() if frame in copied and name not in outside}
+    found = {name for name, frame in frames.items() if frame in copied and name not in outside}
+    return found | {
+        node.name for node in wiring.having(Trait.STACK) if not found.isdisjoint(wiring.consumers[node.name])
+    }
 
 
 def _frames(wiring: Wiring) -> dict[str, str]:

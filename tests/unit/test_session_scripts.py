@@ -312,7 +312,7 @@ def version_1():
     v1.enable_v2_tensorshape()
 
 
-@pytest.mark.feature("session", "script: tf.compat.v1.disable_v2_behavior()")
+@pytest.mark.feature("session", "step: tf.compat.v1.disable_v2_behavior()")
 @pytest.mark.usefixtures("version_1")
 def test_a_script_that_disables_what_version_2_does_has_its_dimensions_and_trains_as_on_one_device():
     def script(ad):

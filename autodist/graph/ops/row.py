@@ -117,6 +117,8 @@ class Trait(enum.Flag):
     BACK = enum.auto()
     """It brings a value to the next turn of a loop of TensorFlow 1."""
     EXIT = enum.auto()
+    STACK = enum.auto()
+    """It keeps what a loop of TensorFlow 1 has computed in each turn, for its gradient."""
 
 
 @dataclass(frozen=True)
