@@ -458,9 +458,8 @@ class AutoDist:
         return Files(spec.replica_workers, self._run.index, names, self._run.agree, spec.shard_refused)
 
     def _require_no_files(self, what: str) -> None:
-        spec = self._run.spec
-        if spec.shard is not None and self._run.workers > 1:
-            raise spec.shard_refused(
+        if self._run.deals_files:
+            raise self._run.spec.shard_refused(
                 f"{what}; allowed: fit on a tf.data.Dataset, or a loop over ad.distribute_dataset."
             )
 
@@ -510,7 +509,7 @@ class AutoDist:
         try:
             if not watch_script_end().is_bad:
                 self._alone.tell_at_end(self._run.has_idle_workers)
-                if self._run.spec.shard is not None and self._run.workers > 1 and not self._run.has_agreed:
+                if self._run.deals_files and not self._run.has_agreed:
                     log.warning("%s", NOTHING_DEALT, extra=ALIKE_EVERYWHERE)
             if not self._finishes_well() and self._run.spec.max_restarts and self._run.recorder is None:
                 self._restart()

@@ -296,6 +296,11 @@ class Run:
         return strategy_pb2.Strategy.FromString(content), renaming
 
     @property
+    def deals_files(self) -> bool:
+        """Whether the files of data sets are dealt out to several workers."""
+        return self.spec.shard is not None and self.workers > 1
+
+    @property
     def has_idle_workers(self) -> bool:
         """Whether other workers were started, and have had nothing to do but to set variables."""
         return self._peers.have_joined and not self._has_work

@@ -202,9 +202,9 @@ def _suspects_of(sources: Sequence[Any]) -> list[_Suspect]:
 
 def _size(source: Any) -> int | None:
     """Elements of a variable whose shape is known; None of all else."""
-    is_variable = isinstance(source, tf.Variable | keras.Variable) and source.shape is not None
-    lengths = tf.TensorShape(source.shape).as_list() if is_variable else []
-    return int(np.prod([n or 0 for n in lengths], dtype=np.int64)) if is_variable else None
+    if not isinstance(source, tf.Variable | keras.Variable) or source.shape is None:
+        return None
+    return int(np.prod([n or 0 for n in tf.TensorShape(source.shape).as_list()], dtype=np.int64))
 
 
 def _kept(variable: Any) -> Callable[[], Any]:

@@ -168,8 +168,7 @@ class CheckpointCallback(keras.callbacks.Callback):
 
     def _dealt(self) -> list[int]:
         """For each replica the worker that reads files for it; none where files are not dealt out."""
-        spec = self._run.spec
-        return list(spec.replica_workers) if spec.shard is not None and self._run.workers > 1 else []
+        return list(self._run.spec.replica_workers) if self._run.deals_files else []
 
     def _has_same_optimizer(self) -> bool:
         return self._optimizer is self.model.optimizer  # compiled anew, it is another one

@@ -122,10 +122,11 @@ class Assignment:
 
     def _go_forward(self, name: str) -> None:
         touched = self._stage_touched(name)
-        given = [s for s in self._given(name) if s in self.found]
-        is_of_batch = not self.of_batch.isdisjoint(self._given(name))
+        sources = self._given(name)
+        given = [s for s in sources if s in self.found]
+        is_of_batch = not self.of_batch.isdisjoint(sources)
         if touched is not None:
-            self._touch(name, touched, given)
+            self._touch(name, touched, given, is_of_batch)
             return
         if not given:
             self._leave_open(name, is_of_batch)
@@ -199,7 +200,7 @@ class Assignment:
             )
         return max(found.items(), default=None)
 
-    def _touch(self, name: str, touched: tuple[int, str], given: list[str]) -> None:
+    def _touch(self, name: str, touched: tuple[int, str], given: list[str], is_of_batch: bool) -> None:
         """Notes what takes a variable's handle, and stands where the variable is."""
         stage, handle = touched
         later = next((s for s in given if self.found[s].stage > stage), None)
@@ -207,7 +208,6 @@ class Assignment:
             self.refuse("stages", self._goes_back(handle, name, later))
         effect = self.stages.effects[name]
         is_read = self.wiring.nodes[name].op in _READS and not given
-        is_of_batch = not self.of_batch.isdisjoint(self._given(name))
         is_held = not is_of_batch and all(self.found[s].is_held for s in given)
         mark = self.mark_of(name)
         if mark is not None and mark < stage and not is_read:
@@ -256,7 +256,8 @@ class Assignment:
 
     def _go_back(self, name: str) -> None:
         touched = self._stage_touched(name)
-        given = [s for s in self._given(name) if s in self.found]
+        sources = self._given(name)
+        given = [s for s in sources if s in self.found]
         if touched is not None:
             stage, _ = touched
             is_held = self.wiring.nodes[name].op in _READS and not given
@@ -265,13 +266,13 @@ class Assignment:
                 self.made_of[name] = self.stages.effects[name].reads
             return
         if not given:
-            if not self.of_batch.isdisjoint(self._given(name)):
+            if not self.of_batch.isdisjoint(sources):
                 self.of_batch.add(name)
             return
         held = [s for s in given if self.found[s].is_held]
         stages = [self.found[s].stage for s in given if not self.found[s].is_held]
         if not stages:
-            is_held = self.of_batch.isdisjoint(self._given(name))
+            is_held = self.of_batch.isdisjoint(sources)
             stage = min(self.found[s].stage for s in held)
             self.found[name] = PipelinePart(stage, is_backward=True, is_held=is_held)
             if is_held:

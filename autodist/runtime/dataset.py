@@ -204,14 +204,19 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
         A shuffle that another one reads draws when that is read first, and one that is repeated as often.
         """
+        is_read = place.ended > 0 and begins_within(self._dataset)
         for _ in range(place.ended):
-            batches = iter(self._source)
-            next(batches, None)
-            if begins_within(self._dataset):
-                deque(batches, maxlen=0)
+            self._begin_and_leave(is_read)
         if place.draws is not None:
             place.draws.resume()
         return self._read()
+
+    def _begin_and_leave(self, is_read: bool) -> None:
+        """An iteration that is read no further than its orders are drawn: what reads ahead for it has ended, too."""
+        batches = iter(self._source)
+        next(batches, None)
+        if is_read:
+            deque(batches, maxlen=0)
 
     def _or_next(self, given: Iterator[_Given]) -> Iterator[_Given]:
         """What is left of an iteration; of one that is over, the next one."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import keras
 import pytest
+import tensorflow as tf
 from keras.src.backend.common import global_state  # holds the policy, and tells that there is none yet
 
 from autodist.capture import local_training
@@ -25,6 +26,14 @@ def keras_as_it_was() -> Iterator[None]:
     yield
     keras.config.set_floatx(before)
     global_state.set_global_attribute("dtype_policy", policy)
+
+
+@pytest.fixture
+def first_control_flow() -> Iterator[None]:
+    """Loops and conditions as graphs had them before they were functions; scripts for TensorFlow 1 still do."""
+    tf.compat.v1.disable_control_flow_v2()
+    yield
+    tf.compat.v1.enable_control_flow_v2()
 
 
 @pytest.fixture(autouse=True)

@@ -303,12 +303,10 @@ def test_scopes_may_have_the_names_that_kernels_give():
 
 
 @pytest.fixture
-def version_1():
+def version_1(first_control_flow):
     """As `tf.compat.v1.disable_v2_behavior()`, but for what cannot be taken back."""
     v1.disable_v2_tensorshape()
-    v1.disable_control_flow_v2()
     yield
-    v1.enable_control_flow_v2()
     v1.enable_v2_tensorshape()
 
 

@@ -45,15 +45,7 @@ def test_loops_keep_rows(case, feeds):
     check(case, feeds, [(grown, PerExample(0)), (scanned, PerExample(1)), (loss, MEAN)])
 
 
-@pytest.fixture
-def old_control_flow():
-    """Loops and conditions as graphs had them before they were functions; scripts for TensorFlow 1 still do."""
-    tf.compat.v1.disable_control_flow_v2()
-    yield
-    tf.compat.v1.enable_control_flow_v2()
-
-
-@pytest.mark.usefixtures("old_control_flow")
+@pytest.mark.usefixtures("first_control_flow")
 def test_old_loops_keep_rows(case, feeds):
     x, s = tensor(case, "x"), tensor(case, "s")
     flag = tf.compat.v1.placeholder_with_default(True, [], name="flag")
@@ -64,7 +56,7 @@ def test_old_loops_keep_rows(case, feeds):
     assert {"NextIteration", "Merge", "TensorArrayV3"} <= {op.type for op in case.graph.get_operations()}
 
 
-@pytest.mark.usefixtures("old_control_flow")
+@pytest.mark.usefixtures("first_control_flow")
 def test_old_loops_that_turn_rows_into_something_else_are_unknown(case):
     x, s = tensor(case, "x"), tensor(case, "s")
     _, mixed = tf.while_loop(lambda i, v: i < 3, lambda i, v: (i + 1, v + tf.cumsum(s, 0)), [0, s])

@@ -157,26 +157,26 @@ def chosen(x, kernel):
     return tf.compat.v1.cond(tf.reduce_sum(x) > 0.0, lambda: tf.tanh(x @ kernel), lambda: x @ kernel)
 
 
-@pytest.mark.parametrize("inner", [turned, chosen])
-@pytest.mark.parametrize("is_first", [True, False])
-def test_control_flow_of_tensorflow_1_is_refused_in_stages_with_what_makes_it_one_operation(inner, is_first):
+def rewrite_graph_of(inner):
     v1 = tf.compat.v1
-    if is_first:
-        v1.disable_control_flow_v2()
-    try:
-        with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
-            x = v1.placeholder(tf.float64, [None, 3], "x")
-            kernels = [v1.get_variable(f"v{k}", initializer=np.eye(3), use_resource=True) for k in range(2)]
-            loss = tf.reduce_mean(tf.tanh(inner(x, kernels[0]) @ kernels[1]))
-            v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
-    finally:
-        v1.enable_control_flow_v2()
+    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+        x = v1.placeholder(tf.float64, [None, 3], "x")
+        kernels = [v1.get_variable(f"v{k}", initializer=np.eye(3), use_resource=True) for k in range(2)]
+        loss = tf.reduce_mean(tf.tanh(inner(x, kernels[0]) @ kernels[1]))
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
     captured = CapturedGraph.of(graph, notes.calls)
     strategy = pipelined_item(captured.whole(), {"v0": 0, "v1": 1}, 2, 2)
     context = Context(strategy, 0, joins_outputs=False, fetches_alike=True)
-    item = captured.step([], ["train"], {"x:0": 0})
-    if not is_first:
-        rewrite(item, context)
-        return
+    rewrite(captured.step([], ["train"], {"x:0": 0}), context)
+
+
+@pytest.mark.parametrize("inner", [turned, chosen])
+def test_control_flow_that_is_one_operation_is_computed_in_a_stage(inner):
+    rewrite_graph_of(inner)
+
+
+@pytest.mark.usefixtures("first_control_flow")
+@pytest.mark.parametrize("inner", [turned, chosen])
+def test_control_flow_of_tensorflow_1_is_refused_in_stages_with_what_makes_it_one_operation(inner):
     with pytest.raises(StrategyError, match="of TensorFlow 1 cannot be computed in stages. Call .*control_flow_v2"):
-        rewrite(item, context)
+        rewrite_graph_of(inner)

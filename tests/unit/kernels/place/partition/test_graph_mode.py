@@ -142,13 +142,6 @@ def test_assignments_reach_the_shards():
         np.testing.assert_array_equal(cluster.run(["read:0"])[1][0], value)
 
 
-@pytest.fixture
-def first_control_flow() -> Iterator[None]:
-    v1.disable_control_flow_v2()
-    yield
-    v1.enable_control_flow_v2()
-
-
 def test_a_loop_of_tensorflow_1_reads_the_whole(first_control_flow):
     with built(uses_loop=True) as (cluster, alone):
         assert "Enter" in {op.type for op in alone.graph.get_operations()}
