@@ -41,6 +41,7 @@ from autodist.function_step import DistributedFunction, Tracing
 from autodist.graph_function import GraphSessions
 from autodist.look import look
 from autodist.messages import ALIKE_EVERYWHERE, log_to_the_terminal
+from autodist.newer_control_flow import newer_control_flow
 from autodist.own_batches import Reading, Slices
 from autodist.own_files import NOTHING_DEALT, Files, require_files_fit
 from autodist.plain_shapes import plain_shapes
@@ -200,6 +201,7 @@ class AutoDist:
         seed_what_has_no_seed(self._run.seed)
         try:
             with (
+                newer_control_flow(),
                 refusing_strategies(),
                 self._keras.adopting(require_mapping(batch_axis, "inputs of fit")),
                 noting_gradients(in_functions=False) as self._notes,

@@ -16,6 +16,7 @@ from autodist.capture.graph_function import BuiltStep, build_step
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.whole_sums import SumNotes
 from autodist.errors import CaptureError
+from autodist.plain_shapes import plain_shapes
 from autodist.run import Run
 from autodist.session import DistributedSession
 from autodist.traces import constant_key
@@ -71,9 +72,10 @@ class GraphSessions:
             )
         known = self._known.setdefault(graph, _Known())
         known.order.update(step.order)
-        captured = CapturedGraph.of(graph, notes[0].calls, notes[1].sums, dict(known.order))
         shared = frozenset(t.name for t in batch_axis) if is_global else frozenset()
-        known.session = DistributedSession(self._run, captured, None, batch_axis, shared, known.session)
+        with plain_shapes():
+            captured = CapturedGraph.of(graph, notes[0].calls, notes[1].sums, dict(known.order))
+            known.session = DistributedSession(self._run, captured, None, batch_axis, shared, known.session)
         return known.session
 
 
@@ -150,9 +152,32 @@ class GraphFunction:
             for name, value in arguments.items()
         }
         step = build_step(graph, lambda: self._function(given))
-        axes = {t: self._axis(*place, t) for t, place in zip(placeholders, places, strict=True) if t.shape.rank}
+        with plain_shapes():
+            axes = {t: self._axis(*place, t) for t, place in zip(placeholders, places, strict=True) if t.shape.rank}
         fetches = [f for leaf in tf.nest.flatten(step.outputs) if (f := _fetch_of(leaf)) is not None]
+        self._require_fed([graph.as_graph_element(f) for f in (*fetches, *step.effects)], placeholders)
         return _Ready(self._sessions.make(graph, step, axes, self._is_global), placeholders, step, fetches)
+
+    def _require_fed(self, run: Sequence[tf.Tensor | tf.Operation], placeholders: Sequence[tf.Tensor]) -> None:
+        """Passes if each call gives a value to all that it computes from.
+
+        Raises:
+            CaptureError: a placeholder of the script has none.
+        """
+        front = [one.op if isinstance(one, tf.Tensor) else one for one in run]
+        found = {t.op for t in placeholders}
+        while front:
+            op = front.pop()
+            if op in found:
+                continue
+            if op.type == "Placeholder":
+                raise CaptureError(
+                    f"{self._name} computes from {op.name}, a placeholder, and a call feeds its arguments alone. "
+                    "Call it with the arrays themselves, or build the graph without ad.function and feed the "
+                    "placeholder to session.run, of ad.create_distributed_session()."
+                )
+            found.add(op)
+            front += [*(t.op for t in op.inputs), *op.control_inputs]
 
     def _run(self, ready: _Ready, arrays: Sequence[np.ndarray]) -> Any:
         fed = dict(zip(ready.placeholders, arrays, strict=True))

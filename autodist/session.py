@@ -215,7 +215,7 @@ class DistributedSession(SessionInterface):
         feeds = {} if feed_dict is None else feed_dict
         request = self._requests.of(fetches, feeds)
         arrays = request.arrays(feeds.values())
-        known = self._fetched.get(request.names)
+        known = self._fetched.get(request.key(arrays))
         if known is not None and known.trains:
             self._run.before_step(known)
         with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
@@ -245,7 +245,7 @@ class DistributedSession(SessionInterface):
 
     def _first_of(self, request: Request, arrays: Mapping[tf.Tensor, np.ndarray]) -> _Fetched:
         """What a request runs that has not been made before."""
-        fetched = self._fetched[request.names] = self._prepare(request.elements, arrays)
+        fetched = self._fetched[request.key(arrays)] = self._prepare(request.elements, arrays)
         self._resume(fetched)
         return fetched
 
@@ -393,7 +393,8 @@ class DistributedSession(SessionInterface):
         outputs = [e.name for e in elements if isinstance(e, tf.Tensor) and e not in arrays]
         got = {t.op.name for t in arrays if t.op.type in GETS}
         targets = [e.name for e in elements if isinstance(e, tf.Operation) and e.name not in got]
-        capture = functools.partial(self._captured.step, outputs, targets)
+        ranks = {t.name: a.ndim for t, a in arrays.items() if t.shape.rank is None}
+        capture = functools.partial(self._captured.step, outputs, targets, ranks=ranks)
         axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
         item = place_variables(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}), self._placements)
         self._require_fed_data(item)

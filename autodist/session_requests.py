@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NoReturn
 
 import numpy as np
@@ -43,6 +44,15 @@ class Request:
     names: tuple[tuple[str, ...], tuple[str, ...]]
     structure: Any
     given: Sequence[Any]
+
+    @cached_property
+    def _unranked(self) -> Sequence[tf.Tensor]:
+        """What is fed of which the graph does not say how many axes it has."""
+        return [t for t in self.fed if t.shape.rank is None]
+
+    def key(self, arrays: Mapping[tf.Tensor, np.ndarray]) -> Hashable:
+        """By which what it runs is known: its names, and how many axes has what may have any number."""
+        return (self.names, *(arrays[t].ndim for t in self._unranked)) if self._unranked else self.names
 
     def arrays(self, values: Iterable[Any]) -> dict[tf.Tensor, np.ndarray]:
         """What is fed, by what takes it."""

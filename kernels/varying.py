@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
+from autodist.graph.control_flow import find_inside
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
@@ -70,24 +71,30 @@ def after_loops(wiring: Wiring, names: Iterable[str]) -> list[str]:
 
 
 def _reached(wiring: Wiring, sources: set[str], outside: Collection[str]) -> set[str]:
-    found = set(sources)
-    drawn = {node.name for node in wiring.having(Trait.SEEDED)}
-    for name in wiring.order:
-        if (name in drawn or not found.isdisjoint(wiring.data[name])) and name not in outside:
-            found.add(name)
-    if wiring.having(Trait.ENTER):
-        found |= _whole_loops(wiring, found, outside)
+    more, found = {*sources, *(node.name for node in wiring.having(Trait.SEEDED))} - {*outside} | sources, set[str]()
+    inside = set(find_inside(wiring))
+    while more - found:
+        found |= more
+        for name in wiring.order:
+            before = wiring.sources[name] if name in inside else wiring.data[name]  # which may not run for all
+            if not found.isdisjoint(before) and name not in outside:
+                found.add(name)
+        more = _whole_loops(wiring, found, outside) | _shared_stacks(wiring, found)
     return found
 
 
 def _whole_loops(wiring: Wiring, varying: set[str], outside: Collection[str]) -> set[str]:
-    """All nodes of the v1 loops that hold a varying node, and stacks: a loop is copied whole or not at all."""
+    """All nodes of the v1 loops that hold a varying node: a loop is copied whole or not at all."""
+    if not wiring.having(Trait.ENTER):
+        return set()
     frames = _frames(wiring)
     copied = {frames[name] for name in varying if name in frames}
-    found = {name for name, frame in frames.items() if frame in copied and name not in outside}
-    return found | {
-        node.name for node in wiring.having(Trait.STACK) if not found.isdisjoint(wiring.consumers[node.name])
-    }
+    return {name for name, frame in frames.items() if frame in copied and name not in outside}
+
+
+def _shared_stacks(wiring: Wiring, varying: set[str]) -> set[str]:
+    """Stacks and arrays of TensorFlow 1 that a varying node writes or reads: each replica has its own."""
+    return {node.name for node in wiring.having(Trait.STACK) if not varying.isdisjoint(wiring.consumers[node.name])}
 
 
 def _frames(wiring: Wiring) -> dict[str, str]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -12,6 +12,7 @@ import tensorflow as tf
 from autodist.capture.assemble import FoundVariable, GraphNotes, VariableLike, assemble, describe_variables
 from autodist.capture.fetched_reads import read_before_writing
 from autodist.capture.gradients import NotedCall
+from autodist.capture.specs import note_specs
 from autodist.capture.whole_sums import NotedSum
 from autodist.errors import CaptureError
 from autodist.graph.editor import GraphEditor, NodeDef
@@ -107,7 +108,13 @@ class CapturedGraph:
         """The variables that the gradients of the whole graph are applied to, by their last tensors."""
         return {g.tensors[-1]: g.variable for g in self._whole.gradients}
 
-    def step(self, outputs: Sequence[str], targets: Sequence[str], inputs: Mapping[str, int | None]) -> GraphItem:
+    def step(
+        self,
+        outputs: Sequence[str],
+        targets: Sequence[str],
+        inputs: Mapping[str, int | None],
+        ranks: Mapping[str, int] | None = None,
+    ) -> GraphItem:
         """What runs when a session is asked for `outputs` and `targets`, given `inputs`.
 
         Args:
@@ -115,9 +122,12 @@ class CapturedGraph:
             targets: operations.
             inputs: fed tensors, with the axis along which each is split. One of several outputs of a node gets a name
                 of its own; `inputs` of what is returned stand in the same order.
+            ranks: of fed tensors of which the graph does not say how many axes they have.
         """
         editor = self._editor()
         fed = {name: _become_fed(editor, self.graph.get_tensor_by_name(name)) for name in inputs}
+        for name, rank in (ranks or {}).items():
+            editor[node_of(fed[name])].attr["shape"].shape.CopyFrom(tf.TensorShape([None] * rank).as_proto())
         outputs = [fed.get(name, name) for name in outputs]
         roots = [*map(node_of, outputs), *targets, *map(node_of, fed.values())]
         needed = editor.ancestors(roots)
@@ -129,7 +139,8 @@ class CapturedGraph:
         variables = [v for v in self.variables if v.handle in editor]
         notes = self._notes(calls, {node_of(new): name for name, new in fed.items()}, self._applied)
         axes = {fed[name]: axis for name, axis in inputs.items()}
-        return assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
+        item = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
+        return replace(item, spec_of=_inferred_specs(item)) if ranks else item
 
     def _trained_by(self, needed: set[str]) -> list[str]:
         """The handles of the variables that a run's gradients are applied to, be that part of the run or not."""
@@ -220,6 +231,13 @@ def noted_tensors(call: NotedCall) -> list[tf.Tensor]:
 def noted_nodes(gradient: tf.Tensor | tf.IndexedSlices) -> list[str]:
     """The nodes that make a gradient's values."""
     return [(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient).op.name]
+
+
+def _inferred_specs(item: GraphItem) -> Callable[[str], tf.TensorSpec]:
+    """Static shapes as TensorFlow finds them now that more is known of what is fed."""
+    with tf.Graph().as_default() as graph:
+        tf.import_graph_def(item.graph_def, name="")
+    return note_specs(graph, [node.name for node in item.graph_def.node])
 
 
 def _is_used(call: NotedCall, needed: set[str]) -> bool:

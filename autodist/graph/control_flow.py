@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from autodist.graph.ops import Trait, having
 from autodist.graph.wiring import Wiring
 
-_ENTRANCES = having(Trait.SWITCH | Trait.ENTER)
 _MERGES, _BACK, _EXITS = map(having, (Trait.MERGE, Trait.BACK, Trait.EXIT))
 
 
 def find_inside(wiring: Wiring) -> list[str]:
     """The nodes that have no value in each run, or many: those in branches and loops, what leads out left aside."""
-    if not wiring.having(Trait.SWITCH | Trait.ENTER):
+    entrances = {node.name for node in wiring.having(Trait.SWITCH | Trait.ENTER)}
+    return _within(wiring, entrances, 2)  # a loop's value has gone through an Enter and a Switch
+
+
+def find_in_branches(wiring: Wiring) -> list[str]:
+    """The nodes that a branch of TensorFlow 1 may leave out of a run, loops left aside."""
+    switches = [node.name for node in wiring.having(Trait.SWITCH)]
+    branching = {s for s in switches if wiring.nodes[wiring.data[s][1]].op != "LoopCond"}
+    return _within(wiring, branching, 0)
+
+
+def _within(wiring: Wiring, entrances: Collection[str], entered_by_loops: int) -> list[str]:
+    if not entrances:
         return []
     depths: dict[str, int] = {}
     for name in wiring.order:
         op = wiring.nodes[name].op
         depth = max((depths.get(source, 0) for source in wiring.sources[name]), default=0)
-        if op in _ENTRANCES:
+        if name in entrances:
             depth += 1
-        elif op in _EXITS:  # a loop's value has gone through an Enter and a Switch
-            depth -= 2
+        elif op in _EXITS:
+            depth -= entered_by_loops
         elif op in _MERGES and not any(wiring.nodes[source].op in _BACK for source in wiring.data[name]):
             depth -= 1
         depths[name] = max(depth, 0)

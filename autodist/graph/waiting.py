@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Set
 
+from autodist.graph.control_flow import find_inside
 from autodist.graph.editor import GraphEditor
 from autodist.graph.names import is_control, node_of
 from autodist.graph.ops import Trait, having
@@ -60,7 +61,8 @@ def free_constants(editor: GraphEditor, wiring: Wiring, kept: Collection[str]) -
     """
     if wiring.of_op("Enter"):
         return False  # a control input tells in which frame of a v1 loop a constant stands
-    waiting = {n.name for n in wiring.of_op("Const") if wiring.sources[n.name] and n.name not in kept}
+    left = {*kept, *find_inside(wiring)}  # and whether it has a value at all, in a branch
+    waiting = {n.name for n in wiring.of_op("Const") if wiring.sources[n.name] and n.name not in left}
     for name in filter(waiting.__contains__, wiring.order if waiting else ()):
         before = [node_of(i) for i in editor[name].input]
         readers = editor.consumers(name)

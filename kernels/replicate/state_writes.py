@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import tensorflow as tf
 
 from autodist.errors import RewriteError
+from autodist.graph.control_flow import find_in_branches
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
@@ -112,6 +113,7 @@ def _take(editor: GraphEditor, item: GraphItem, stages: Stages, handle: str, wri
     before = _read(editor, variable)
     write = _write(editor, variable, [i for w in writes for i in editor[w].input if is_control(i)])
     made = _made(editor, item, stages, variable, writes)
+    _require_reads_that_run(item, stages, variable, set(writes))
     _reads_become_values(editor, stages, handle, before, set(writes), write)
     for w in writes:
         earlier = [e for e in stages.writes_before(w, handle) if e in writes and e != w]
@@ -119,6 +121,22 @@ def _take(editor: GraphEditor, item: GraphItem, stages: Stages, handle: str, wri
         outside = [c for c in editor.consumers(w) if c in stages.once or c == write]
         editor.replace_control(w, [write], outside)
     return StateChange(variable, before, tensor(writes[-1]), made, write)
+
+
+def _require_reads_that_run(item: GraphItem, stages: Stages, variable: Variable, writes: set[str]) -> None:
+    """Passes if the one write can wait for all reads before it.
+
+    Raises:
+        RewriteError: one stands in a branch of TensorFlow 1: where it does not run, nor does what waits for it.
+    """
+    branched = set(find_in_branches(item.wiring))
+    for name in stages.readers(variable.handle):
+        if name in branched and name not in writes and writes.isdisjoint(stages.writes_before(name, variable.handle)):
+            raise RewriteError(
+                f"the step writes {variable.name} outside any optimizer's update and reads it ({name}) in a branch of "
+                "TensorFlow 1's control flow, for which the write cannot wait. Build the graph in ad.scope(), where "
+                "branches are TensorFlow 2's, or call tf.compat.v1.enable_control_flow_v2() before it is built."
+            )
 
 
 def _read(editor: GraphEditor, variable: Variable) -> str:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.find_stages import find_stages
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import SUMS
@@ -16,6 +17,7 @@ from autodist.graph.step_editor import StepEditor
 from autodist.kernels.rows.rule import Refusal, Rewrite, RowRule, Rows
 from autodist.kernels.rows.zero_rows import ZeroTable
 from autodist.kernels.unused import remove_unused
+from autodist.kernels.varying import find_varying, sources_of
 
 _SCATTERS = {s.assign: s.scatter for s in SUMS}
 
@@ -39,7 +41,9 @@ class ScatterRows(RowRule):
     def candidates(self, item: GraphItem) -> Iterable[str]:
         if not item.wiring.of_op("UnsortedSegmentSum"):
             return ()
-        return [node.name for node in item.graph_def.node if node.op in self.ops]
+        stages = find_stages(item)
+        joined = find_varying(item, sources_of(item, (), ()), stages) & set(stages.state_writes)  # of whole values
+        return [node.name for node in item.graph_def.node if node.op in self.ops and node.name not in joined]
 
     def match(self, rows: Rows, node: NodeDef) -> Rewrite | Refusal | None:
         value = node.input[1]

@@ -157,3 +157,40 @@ def test_a_step_in_a_graph_outside_of_any_scope_is_refused():
     ad = autodist()
     with tf.Graph().as_default(), pytest.raises(CaptureError, match="outside the scope"):
         ad.function(lambda x: x + 1.0)(X)
+
+
+def test_a_placeholder_that_no_call_can_feed_is_refused():
+    with tf.Graph().as_default(), autodist().scope() as ad:
+        weight, given = tf.Variable(np.ones(3), name="weight"), v1.placeholder(tf.float64, [None, 3], "given")
+
+        @ad.function
+        def step(x):
+            loss = tf.reduce_mean(tf.linalg.matvec(x, weight))
+            if loss > 0.0:
+                loss *= 2.0
+            weight.assign_sub(tf.gradients(loss, [weight])[0])
+            return loss
+
+        with pytest.raises(CaptureError, match="step computes from given, a placeholder"):
+            step(given)
+
+
+def test_a_step_of_a_script_that_disables_what_version_2_does_has_its_dimensions():
+    v1.disable_v2_tensorshape()
+    try:
+        with tf.Graph().as_default(), autodist().scope() as ad:
+            weight, kinds = tf.Variable(np.ones(3), name="weight"), []
+
+            @ad.function
+            def step(x):
+                kinds.append(type(x.shape[1]))
+                loss = tf.reduce_mean(tf.linalg.matvec(x, weight))
+                weight.assign_sub(tf.gradients(loss, [weight])[0])
+                return loss
+
+            found = [step(X), step(X[:4])]
+    finally:
+        v1.enable_v2_tensorshape()
+    assert kinds == [v1.Dimension]
+    weight = 1 - X.mean(0)
+    np.testing.assert_allclose(found, [X.sum(1).mean(), (X[:4] @ weight).mean()], atol=1e-12)

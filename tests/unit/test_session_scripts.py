@@ -12,6 +12,7 @@ import tf_keras
 from tf_keras.src.legacy_tf_layers import normalization
 
 from autodist import AutoDist, ResourceSpec
+from autodist.errors import RewriteError
 from tests.equivalence.cases.base import Alone
 
 v1 = tf.compat.v1
@@ -310,18 +311,25 @@ def version_1(first_control_flow):
     v1.enable_v2_tensorshape()
 
 
-@pytest.mark.feature("session", "step: tf.compat.v1.disable_v2_behavior()")
-@pytest.mark.usefixtures("version_1")
-def test_a_script_that_disables_what_version_2_does_has_its_dimensions_and_trains_as_on_one_device():
+def of_version_1():
+    """What a script does with its graph beside the scope: in it the control flow is TensorFlow 2's."""
+    v1.disable_control_flow_v2()
+
+
+def looping(build: Callable[[], None]) -> Callable[[Any], Found]:
+    """A script whose loop reads a variable, keeps what its turns give in arrays, and reads rows of a table."""
+
     def script(ad):
         with tf.Graph().as_default(), ad.scope():
+            build()
             x, y = placeholders()
             words = v1.placeholder(tf.int32, [None], "words")
             table = v1.get_variable("table", initializer=np.linspace(-1.0, 1.0, 11 * 8).reshape(11, 8))
-            kernel = v1.get_variable("kernel", initializer=np.eye(x.shape[1].value) * 0.5)
-            hidden = v1.while_loop(
-                lambda k, h: k < 2, lambda k, h: (k + 1, tf.tanh(h @ kernel)), [0, x + tf.gather(table, words)]
-            )[1]
+            kernel = v1.get_variable("kernel", initializer=np.eye(8) * 0.5)
+            turns = v1.scan(
+                lambda h, a: tf.tanh(h @ kernel + a), tf.stack([x, 2 * x]), initializer=x + tf.gather(table, words)
+            )
+            hidden = v1.while_loop(lambda k, h: k < 2, lambda k, h: (k + 1, tf.tanh(h @ kernel)), [0, turns[-1]])[1]
             loss = squared_error(tf.reduce_sum(hidden, 1, keepdims=True), y)
             optimizer = v1.train.AdamOptimizer(0.05)
             pairs = optimizer.compute_gradients(loss)
@@ -330,8 +338,80 @@ def test_a_script_that_disables_what_version_2_does_has_its_dimensions_and_train
             with ad.create_distributed_session() as session:
                 session.run(v1.global_variables_initializer())
                 for k in range(BATCHES):
-                    found = session.run([hidden, loss, train], {x: X[k], y: Y[k], words: np.arange(10) % 7})
-                    assert x.shape[1].value == 8
-                return values(session) | {"hidden": found[0], "loss": found[1]}
+                    loss_of, _ = session.run([loss, train], {x: X[k], y: Y[k], words: np.arange(10) % 7})
+                    assert type(x.shape[1]) is type(tf.TensorShape([8])[0])
+                return values(session) | {"loss": loss_of}
+
+    return script
+
+
+@pytest.mark.feature("session", "step: tf.compat.v1.disable_v2_behavior()")
+@pytest.mark.usefixtures("version_1")
+@pytest.mark.parametrize("build", [lambda: None, of_version_1])
+def test_a_script_that_disables_what_version_2_does_has_its_dimensions_and_trains_as_on_one_device(build):
+    assert_like_one_device(looping(build))
+
+
+@pytest.mark.usefixtures("version_1")
+@pytest.mark.filterwarnings("ignore:`tf.layers.batch_normalization` is deprecated")
+@pytest.mark.parametrize("layer", [layer_of_keras_2, averages_in_a_branch, rows_of_a_branch])
+def test_branches_of_such_a_script_keep_averages(layer):
+    assert_like_one_device(trained_with(layer, []))
+    assert not v1.control_flow_v2_enabled()
+
+
+@pytest.mark.usefixtures("version_1")
+@pytest.mark.filterwarnings("ignore:`tf.layers.batch_normalization` is deprecated")
+def test_averages_that_a_branch_of_version_1_reads_are_refused_where_their_write_would_not_run():
+    def layer(hidden, training):
+        of_version_1()
+        return layer_of_keras_2(hidden, training)
+
+    with pytest.raises(RewriteError, match="moving_mean .* in a branch of TensorFlow 1.*enable_control_flow_v2"):
+        trained_with(layer, [])(autodist())
+
+
+def test_counts_of_clusters_are_added_up():
+    """k-means by assignments: what is added to a variable is a sum of segments, which are clusters and no examples."""
+
+    def script(ad):
+        with tf.Graph().as_default(), ad.scope():
+            x, y = placeholders()
+            centres = v1.get_variable("centres", initializer=X[0, :3], trainable=False)
+            count = v1.get_variable("count", initializer=np.zeros(3), trainable=False)
+            train = v1.train.GradientDescentOptimizer(0.1).minimize(squared_error(network(x), y))
+            nearest = tf.argmin(tf.reduce_sum(tf.square(x[:, None] - centres), 2), 1)
+            sums = tf.math.unsorted_segment_sum(x, nearest, 3)
+            sizes = tf.math.unsorted_segment_sum(tf.ones_like(x[:, 0]), nearest, 3)
+            with tf.control_dependencies([sums, sizes]):
+                moved = [centres.assign(sums / tf.maximum(sizes, 1.0)[:, None]), count.assign_add(sizes)]
+            with ad.create_distributed_session() as session:
+                session.run(v1.global_variables_initializer())
+                for k in range(BATCHES):
+                    session.run(moved, {x: X[k]})
+                    session.run([train, moved], {x: X[k], y: Y[k]})
+                return values(session)
+
+    assert_like_one_device(script)
+
+
+def test_placeholders_of_any_shape_are_what_is_fed():
+    """`tf.placeholder(tf.float32)`, as scripts write it for rates, and for examples that come alone and together."""
+
+    def script(ad):
+        with tf.Graph().as_default(), ad.scope():
+            x, y, kept = (v1.placeholder(tf.float64) for _ in range(3))
+            weight, bias = (v1.get_variable(name, initializer=np.float64(0.3)) for name in ("weight", "bias"))
+            prediction = v1.nn.dropout(x * weight + bias, kept)
+            cost = tf.reduce_sum(tf.square(prediction - y)) / 10
+            train = v1.train.GradientDescentOptimizer(0.1).minimize(cost)
+            with ad.create_distributed_session() as session:
+                session.run(v1.global_variables_initializer())
+                found = []
+                for rows in (X[0, :, 0], X[1, :9, 0]):
+                    session.run(train, {x: rows[0], y: rows[1], kept: 1.0})
+                    found.append(session.run([cost, train], {x: rows, y: -rows, kept: 1.0})[0])
+                    found.append(session.run(cost, {x: rows, y: rows, kept: 1.0}))
+                return values(session) | {"costs": np.array(found)}
 
     assert_like_one_device(script)

@@ -118,7 +118,7 @@ class Trait(enum.Flag):
     """It brings a value to the next turn of a loop of TensorFlow 1."""
     EXIT = enum.auto()
     STACK = enum.auto()
-    """It keeps what a loop of TensorFlow 1 has computed in each turn, for its gradient."""
+    """It makes the place where a loop of TensorFlow 1 keeps what each turn gives, or what its gradient needs."""
 
 
 @dataclass(frozen=True)

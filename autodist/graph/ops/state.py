@@ -51,5 +51,5 @@ ROWS = (
     Row("Merge RefMerge", Trait.MERGE, linear()),
     Row("NextIteration RefNextIteration", Trait.BACK, linear(0)),
     Row("Exit RefExit", Trait.EXIT, linear(0)),
-    Row("StackV2 Stack", Trait.STACK),
+    Row("StackV2 Stack TensorArrayV3", Trait.STACK),
 )

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.waiting import nearest_before, wait_past
+from autodist.graph.waiting import free_constants, nearest_before, wait_past
+from autodist.graph.wiring import Wiring
 from tests.unit.graph.graph_text import from_text
 
 GRAPH = """
@@ -39,3 +40,23 @@ def test_a_node_waits_for_the_nearest_that_are_kept(kept, inputs):
 
 def test_what_lies_behind_a_kept_node_is_not_looked_at():
     assert nearest_before(GraphEditor(from_text(GRAPH)), "done", {"write", "read"}) == {"write"}
+
+
+def test_a_constant_waits_for_its_branch_and_for_nothing_else():
+    """Freed, both constants would have a value, and the branches' Merge would take whichever comes first."""
+    graph = from_text("""
+        x = Placeholder()
+        p = Placeholder()
+        switch = Switch(p, p)
+        yes = Identity(switch:1)
+        one = Const(^yes)
+        no = Identity(switch)
+        two = Const(^no)
+        merge = Merge(two, one)
+        rate = Const(^x)
+        out = Mul(merge, rate)
+    """)
+    editor, wiring = GraphEditor(graph), Wiring(graph)
+    free_constants(editor, wiring, ())
+    assert list(editor["one"].input) == ["^yes"] and list(editor["two"].input) == ["^no"]
+    assert not editor["rate"].input and "^x" in editor["out"].input
