@@ -25,6 +25,7 @@ from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective
 from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
 from autodist.kernels.communicate.set_pace import SetPace
 from autodist.kernels.communicate.stale_servers import StaleServers
+from autodist.kernels.finish.call_units import CallUnits
 from autodist.kernels.finish.compile_step import CompileStep
 from autodist.kernels.finish.compile_updates import CompileUpdates
 from autodist.kernels.finish.leave_out_compute import LeaveOutCompute
@@ -62,8 +63,8 @@ DUMP_VARIABLE = "AUTODIST_DUMP"
 # chosen while the captured batch can still be followed; the order of rows is fixed where they are written, before the
 # scatter is moved to a parameter server; what is joined between workers exists only once the step is replicated, and
 # rows are merged before they are sent; a pipeline's step is replicated as that of one worker, so that its parts are
-# dealt out in the place of joins, of which there are none between workers; functions of XLA are made last, since no
-# kernel looks into them.
+# dealt out in the place of joins, of which there are none between workers; functions are made last, since no
+# kernel looks into them, and XLA's before those that micro-batches share.
 KERNELS: tuple[Kernel, ...] = (
     InlineBranches(),
     SplitBundles(),
@@ -94,6 +95,7 @@ KERNELS: tuple[Kernel, ...] = (
     PlaceOnDevices(),
     CompileStep(),
     CompileUpdates(),
+    CallUnits(),
 )
 
 

@@ -102,7 +102,8 @@ class GraphItem:
         is_whole: whether each worker is to have the whole of what the step returns, rows of all workers in order, and
             nothing may be guessed: a step of which it is not known how it is that of one device is refused.
         replication: what came of replicating the step; None until it is, and where there is one replica alone.
-        pipeline_parts: of a pipeline, where the captured nodes of the compute part belong, as far as it is known.
+        pipeline_parts: of a pipeline, where the captured nodes of the compute part belong, as far as it is known, and
+            those that a kernel has made of them to compute them anew.
         wiring: how the nodes of `graph_def` hang together; `replace` hands it on for as long as the graph is the same.
     """
 

@@ -16,8 +16,8 @@ from autodist.graph.split import Part
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.finish.called_function import compiled_function, put_call
 from autodist.kernels.finish.compilable import Compilable
-from autodist.kernels.finish.compiled_function import compiled_function, put_call
 from autodist.kernels.finish.compiled_regions import PartOf, find_regions, may_need_compiler, work_in
 from autodist.kernels.finish.prune import Prune
 

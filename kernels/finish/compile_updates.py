@@ -13,7 +13,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.finish.compiled_function import compiled_function, put_call
+from autodist.kernels.finish.called_function import compiled_function, put_call
 from autodist.kernels.finish.update_regions import find_regions
 
 

@@ -63,8 +63,13 @@ def _for_their_micro_batches(item: GraphItem, originals: Mapping[str, str]) -> G
     replication = item.replication
     if replication is None or not originals:
         return item
-    copies = {**replication.copies, **{copy: item.replica_of(name) for copy, name in originals.items()}}
-    return replace(item, replication=replace(replication, copies=copies))
+    made = {copy: item.replica_of(name) for copy, name in originals.items()}
+    anew = {copy: replace(item.pipeline_parts[own], is_anew=True) for copy, (_, own) in made.items()}
+    return replace(
+        item,
+        replication=replace(replication, copies={**replication.copies, **made}),
+        pipeline_parts={**item.pipeline_parts, **anew},
+    )
 
 
 def _require_fetched_by_all(homes: Homes, context: Context) -> None:

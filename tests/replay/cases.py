@@ -59,6 +59,7 @@ STRATEGIES: Mapping[str, Mapping[str, Any]] = {
     },
     "pipeline": {"builder": "Pipeline", "micro_batches": 2, "schedule": "1F1B"},
     "pipeline_anew": {"builder": "Pipeline", "micro_batches": 2, "schedule": "1F1B", "recompute": True},
+    "pipeline_calls": {"builder": "Pipeline", "micro_batches": 4, "schedule": "GPipe", "recompute": True},
     "two_paces": {
         "builder": "PS",
         "variables": {".*bias.*": {"synchronizer": "PS", "owner": 1, "staleness": 2}},
@@ -129,7 +130,8 @@ _PAIRS: Mapping[str, str] = {
     ),
     "keras_mlp_adam_float32": (
         "shuffle 1x1, small_groups 2x1, float16 2x2, bfloat16 one_machine, power_sgd 3x1, top_k 2x1, "
-        "overridden 2+1, sharded server, pipeline 2x1, stale_proxies 2x1, asynchronous 3x1, two_paces 2x1, ps gpus"
+        "overridden 2+1, sharded server, pipeline 2x1, pipeline_calls 2x1, stale_proxies 2x1, asynchronous 3x1, "
+        "two_paces 2x1, ps gpus"
     ),
     "many_ops": "shuffle 2x1",
     "momentum_and_counter": "shuffle 2x2, uneven_partitioned_ps 3x1, stale 2x1",

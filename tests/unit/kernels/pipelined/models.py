@@ -11,10 +11,15 @@ import tensorflow as tf
 
 from autodist.graph.item import GraphItem
 from autodist.graph.schedule import SCHEDULES
+from autodist.kernels import KERNELS
+from autodist.kernels.finish.call_units import CallUnits
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import CapturedFunction, Trained, capture, plan, train
 
 WORDS = 11
+
+IN_COPIES = tuple(kernel for kernel in KERNELS if not isinstance(kernel, CallUnits))
+"""All kernels, but that what a pipeline stage computes for a micro-batch stays a copy of nodes."""
 
 Step = Callable[..., object]
 Apply = Callable[[Sequence[tf.Variable], Sequence[tf.Tensor]], None]

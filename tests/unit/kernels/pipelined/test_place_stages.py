@@ -84,9 +84,8 @@ def test_a_stage_keeps_the_activations_of_all_micro_batches_by_gpipe_and_of_as_m
     stages, micro_batches = 3, 6
     given = models.batches("mlp", (12,))[0]
     captured = capture(models.made("mlp", "sgd"), *given, is_global=True)
-    session = Session(
-        captured, models.pipelined(captured, models.stage_of(captured, stages), stages, micro_batches, schedule)
-    )
+    strategy = models.pipelined(captured, models.stage_of(captured, stages), stages, micro_batches, schedule)
+    session = Session(captured, strategy, models.IN_COPIES)
     when = session.trace_once(given)
     for stage, item in enumerate(session.items):
         layers = {}

@@ -104,7 +104,7 @@ def kept(item, when, worker, op, reader):
 def test_a_stage_keeps_what_came_into_it_and_the_layers_of_one_micro_batch(layers, schedule):
     """Counted in a trace: how many values of a layer there are at once that have still to be computed with."""
     captured, given = layers
-    session = Session(captured, plans(captured, STAGES, MICRO_BATCHES, schedule)[1])
+    session = Session(captured, plans(captured, STAGES, MICRO_BATCHES, schedule)[1], models.IN_COPIES)
     when = session.trace_once(given)
     for stage, item in enumerate(session.items):
         of_layers = kept(item, when, stage, "Tanh", "TanhGrad") | kept(item, when, stage, "Tanh", "MatMul")
@@ -117,14 +117,14 @@ def test_a_stage_keeps_what_came_into_it_and_the_layers_of_one_micro_batch(layer
 def test_tensorflow_computes_anew_what_it_is_asked_to(layers):
     """Its optimizer takes no copy for the same as the original."""
     captured, given = layers
-    session = Session(captured, plans(captured, STAGES, MICRO_BATCHES, "GPipe")[1], is_optimized=True)
+    session = Session(captured, plans(captured, STAGES, MICRO_BATCHES, "GPipe")[1], models.IN_COPIES, is_optimized=True)
     ran = session.trace_once(given)
     assert sum(name.endswith("Tanh") or "/Tanh_" in name for name in ran) == 2 * 4 * MICRO_BATCHES
 
 
 def test_a_stage_that_goes_back_at_once_computes_nothing_anew(layers):
     captured, _ = layers
-    keeping, anew = (rewritten(captured, p) for p in plans(captured, STAGES, MICRO_BATCHES, "1F1B"))
+    keeping, anew = (rewritten(captured, p, models.IN_COPIES) for p in plans(captured, STAGES, MICRO_BATCHES, "1F1B"))
     products = [[count["MatMul"] for count in ops(items)] for items in (keeping, anew)]
     # Of a stage's two layers both are read on the way back, the last's before its activation; the last stage has two.
     assert [m - k for k, m in zip(*products, strict=True)] == [2 * MICRO_BATCHES, MICRO_BATCHES, 0]

@@ -1,9 +1,9 @@
-"""Functions for XLA to compile, and their calls in the place of the nodes that they are made of."""
+"""Functions, and their calls in the place of the nodes that they are made of."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -14,9 +14,12 @@ from autodist.graph.op_types import spelled_outputs, types_of_inputs, types_of_o
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.communicate.buckets import digest
 
+Short = Callable[[int, str], str]
+"""What a node is called in a function, by its position and its name."""
+
 
 @dataclass(frozen=True)
-class CompiledFunction:
+class CalledFunction:
     """What to call, and on what.
 
     Attributes:
@@ -33,35 +36,45 @@ class CompiledFunction:
     def name(self) -> str:
         return str(self.definition.signature.name)
 
+    def on(self, instead: Mapping[str, str]) -> CalledFunction:
+        """The function, called on other tensors in the place of some of its arguments."""
+        return replace(self, arguments=tuple(instead.get(name, name) for name in self.arguments))
+
 
 def compiled_function(
-    nodes: Sequence[NodeDef], results: Sequence[str] = (), short: Callable[[int, str], str] = "node_{0}".format
-) -> CompiledFunction:
-    """Makes a function of nodes; what writes variables among them runs whenever it is called.
+    nodes: Sequence[NodeDef], results: Sequence[str] = (), short: Short = "node_{0}".format
+) -> CalledFunction:
+    """Makes a function of nodes, for XLA to compile; what writes variables among them runs whenever it is called.
 
     Args:
         nodes: each after what it needs of the others. What they read of other nodes becomes arguments.
         results: tensors of theirs that it returns.
-        short: what a node is called in it, by its position and its name; nodes that do the same should be called the
-            same.
+        short: what a node is called in it; nodes that do the same should be called the same.
     """
+    made = _made_of(nodes, results, short)
+    made.definition.signature.is_stateful = True
+    made.definition.attr["_XlaMustCompile"].b = True
+    return made.to_call("autodist_compiled", results)
+
+
+def shared_function(nodes: Sequence[NodeDef], results: Sequence[str], short: Short) -> CalledFunction:
+    """Makes a function of nodes without a state; arguments as of `compiled_function`."""
+    return _made_of(nodes, results, short).to_call("autodist_shared", results)
+
+
+def _made_of(nodes: Sequence[NodeDef], results: Sequence[str], short: Short) -> _Function:
     made = _Function(nodes, short)
     for node in nodes:
         made.add(node)
     for name in results:
         made.give(name)
-    signature = made.definition.signature
-    signature.is_stateful = True
-    made.definition.attr["_XlaMustCompile"].b = True
-    made.definition.attr["_noinline"].b = True
-    signature.name = f"autodist_compiled_{digest(made.definition.SerializeToString(deterministic=True).hex())}"
-    return CompiledFunction(made.definition, tuple(made.arguments), tuple(results))
+    return made
 
 
 class _Function:
     """A FunctionDef that is being made."""
 
-    def __init__(self, nodes: Sequence[NodeDef], short: Callable[[int, str], str]) -> None:
+    def __init__(self, nodes: Sequence[NodeDef], short: Short) -> None:
         self.definition: Any = tf.compat.v1.GraphDef().library.function.add()
         self.short = {node.name: short(k, node.name) for k, node in enumerate(nodes)}
         self.inside: dict[str, tuple[str, int]] = {}
@@ -100,8 +113,15 @@ class _Function:
         self.definition.signature.output_arg.add(name=result, type=kind)
         self.definition.ret[result] = output
 
+    def to_call(self, prefix: str, results: Sequence[str]) -> CalledFunction:
+        """The function, named by what it does; TensorFlow leaves it a function."""
+        self.definition.attr["_noinline"].b = True
+        content = self.definition.SerializeToString(deterministic=True)
+        self.definition.signature.name = f"{prefix}_{digest(content.hex())}"
+        return CalledFunction(self.definition, tuple(self.arguments), tuple(results))
 
-def put_call(editor: StepEditor, name: str, region: Sequence[str], function: CompiledFunction) -> None:
+
+def put_call(editor: StepEditor, name: str, region: Sequence[str], function: CalledFunction) -> None:
     """Puts a call of a function, made of the nodes `region`, in their place.
 
     The call waits for all that one of them waited for, and what waited for one of them waits for the call.
@@ -111,22 +131,43 @@ def put_call(editor: StepEditor, name: str, region: Sequence[str], function: Com
         editor.library.function.append(function.definition)
     before = [i for member in region for i in editor[member].input if is_control(i) and node_of(i) not in inside]
     call = editor.add(_call(name, editor[region[-1]].device, function, before))
-    for k, result in enumerate(function.results):
-        editor.rewire(result, f"{call}:{k}", editor.consumers(node_of(result)).difference(inside))
-        editor.return_instead(result, f"{call}:{k}")
-    for member in region:
-        editor.replace_control(member, [call], editor.consumers(member).difference(inside))
-        editor.run_instead(member, [call])
+    given = {as_input(result): f"{call}:{k}" for k, result in enumerate(function.results)}
+    for result in function.results:
+        editor.return_instead(result, given[as_input(result)])
+    for reader in dict.fromkeys(c for member in region for c in editor.consumers(member) if c not in inside):
+        editor.set_inputs(reader, [_given_instead(i, inside, given, call) for i in editor[reader].input])
+    editor.run_all_instead(dict.fromkeys(region, (call,)))
     editor.remove(reversed(region))
 
 
-def _call(name: str, device: str, function: CompiledFunction, before: Iterable[str]) -> NodeDef:
+def _given_instead(spelling: str, inside: Collection[str], given: Mapping[str, str], call: str) -> str:
+    if is_control(spelling):
+        return f"^{call}" if node_of(spelling) in inside else spelling
+    return given.get(as_input(spelling), spelling)
+
+
+def _call(name: str, device: str, function: CalledFunction, before: Iterable[str]) -> NodeDef:
     signature = function.definition.signature
-    node = NodeDef(name=name, op="StatefulPartitionedCall", device=device)
+    node = NodeDef(
+        name=name, op="StatefulPartitionedCall" if signature.is_stateful else "PartitionedCall", device=device
+    )
     node.input[:] = [*function.arguments, *dict.fromkeys(before)]
     node.attr["f"].func.name = function.name
     node.attr["Tin"].list.type[:] = [argument.type for argument in signature.input_arg]
     node.attr["Tout"].list.SetInParent()
     node.attr["Tout"].list.type[:] = [result.type for result in signature.output_arg]
-    node.attr["_XlaMustCompile"].b = True
+    if "_XlaMustCompile" in function.definition.attr:
+        node.attr["_XlaMustCompile"].b = True
+    else:
+        node.attr["config_proto"].s = _OPTIMIZED_BEFORE
     return node
+
+
+def _optimized_before() -> bytes:
+    config = tf.compat.v1.ConfigProto()
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    return config.SerializeToString(deterministic=True)
+
+
+_OPTIMIZED_BEFORE = _optimized_before()
+"""A session's own optimizer goes through functions as well, where it is on; a call would have them optimized anew."""

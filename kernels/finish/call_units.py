@@ -1,0 +1,104 @@
+"""CallUnits: what a stage of a pipeline computes for a micro-batch is a call of a function that all of them share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from autodist.graph.item import GraphItem
+from autodist.graph.names import as_input
+from autodist.graph.op_types import RESOURCE, VARIANT, is_stateless, types_of_inputs, types_of_outputs
+from autodist.graph.ops import Trait, having
+from autodist.graph.split import Part, Parts, split
+from autodist.graph.step_editor import StepEditor
+from autodist.graph.walks import reach
+from autodist.kernels.base import Context, Kernel
+from autodist.kernels.finish.called_function import CalledFunction, put_call, shared_function
+
+_BY_ITSELF = having(Trait.FED | Trait.CALL | Trait.BRANCH | Trait.LOOP)
+"""One node each already, which TensorFlow may take apart in its own way."""
+
+
+@dataclass(frozen=True)
+class CallUnits(Kernel):
+    """Micro-batches call what a pipeline stage computes for each in one direction, in the place of a copy for each.
+
+        x1 → f1 → g1 → send,  x2 → f2 → g2 → send      becomes      x1 → call(f, g) → send,  x2 → call(f, g) → send
+
+    So the graph that a worker imports, and TensorFlow optimizes before its first run, has each stage once in it,
+    however many micro-batches there are. Between the calls stays what has a state (variables and what reads them,
+    queues, random draws), control flow, and lists of tensors: a stage that has such nodes in its middle is several
+    functions. What is computed anew is one by itself, since it waits for no gradient.
+
+    A call begins when all its arguments are there, and gives its results all at once. That adds no waiting between
+    workers: the order in which they take up their units was found for whole units.
+
+    Attributes:
+        min_calls: a function that would be called less often is none; copies of so few are cheap.
+        min_nodes: nor is one of fewer nodes.
+    """
+
+    min_calls: int = 4
+    min_nodes: int = 4
+    name: ClassVar[str] = "call-units"
+
+    def apply(self, item: GraphItem, context: Context) -> GraphItem:
+        if not context.goes_through_stages(item) or len(context.replicas) < self.min_calls:
+            return item
+        parts = _find_parts(item)
+        functions = {key: _function(part) for key, part in parts.items() if len(part.nodes) >= self.min_nodes}
+        calls = Counter(function.name for function in functions.values())
+        shared = {key: function for key, function in functions.items() if calls[function.name] >= self.min_calls}
+        return _with_calls(item, parts, shared) if shared else item
+
+
+def _find_parts(item: GraphItem) -> Parts:
+    """What can be called of each unit, in pieces where something stands in its middle that cannot."""
+    wiring = item.wiring
+    constants = frozenset(node.name for node in wiring.of_op("Const") if not wiring.sources[node.name])
+    perhaps_dead = reach(
+        (node.name for node in wiring.having(Trait.SWITCH | Trait.ENTER)), wiring.consumers.__getitem__
+    )
+
+    def key(name: str) -> Hashable | None:
+        unit = _unit_of(item, name)
+        return unit if unit is not None and name not in perhaps_dead and _can_be_called(item, name) else None
+
+    return split(item, key, copied=constants, cut_cycles=True)
+
+
+def _unit_of(item: GraphItem, name: str) -> Hashable | None:
+    """What a node is computed in, if it is in a unit, and by which device."""
+    copies = item.replication.copies if item.replication else {}
+    if name not in copies:
+        return None
+    micro_batch, captured = copies[name]
+    part = item.pipeline_parts.get(name, item.pipeline_parts.get(captured))
+    return None if part is None or part.is_held else (micro_batch, part, item.wiring.nodes[name].device)
+
+
+def _can_be_called(item: GraphItem, name: str) -> bool:
+    node = item.wiring.nodes[name]
+    if not is_stateless(node.op) or node.op in _BY_ITSELF:
+        return False
+    return {RESOURCE, VARIANT}.isdisjoint((*types_of_inputs(node), *types_of_outputs(node)))
+
+
+def _function(part: Part) -> CalledFunction:
+    """Of a part; in it nodes are called as they were captured, so that those of all micro-batches are the same."""
+    item = part.step
+    nodes = [item.wiring.nodes[name] for name in (*part.copies, *part.nodes)]
+    return shared_function(nodes, part.gives, lambda _, name: item.replica_of(name)[1])
+
+
+def _with_calls(item: GraphItem, parts: Parts, shared: dict[Hashable, CalledFunction]) -> GraphItem:
+    editor = StepEditor(item)
+    called: dict[str, str] = {}
+    """For what was a tensor of a part, what the call in its place gives."""
+    for k, key in enumerate(key for key in parts.order if key in shared):
+        name = f"autodist/unit/{k}"
+        put_call(editor, name, parts[key].nodes, shared[key].on(called))
+        called.update({as_input(result): f"{name}:{j}" for j, result in enumerate(shared[key].results)})
+    return editor.to_item()
