@@ -95,6 +95,12 @@ class Cluster:
         return self.machines.shape
 
 
+def many_threads(strategy: str) -> tuple[Cluster, Cluster]:
+    """Two runs alike, each of whose two workers has four threads."""
+    first, second = (Cluster(strategy, options=("--cores", "8"), run=run) for run in (0, 1))
+    return first, second
+
+
 @dataclass(frozen=True)
 class Task:
     """A program, trained somewhere.

@@ -35,8 +35,6 @@ for _make in (
     cotangent_steps.clip_under_a_mask,
     cotangent_steps.clip_gradient_of_weights,
     cotangent_steps.adversarial,
-    cotangent_steps.gradient_penalty,
-    cotangent_steps.virtual_adversarial,
     cotangent_steps.two_groups,
     cotangent_steps.looked_at,
 ):

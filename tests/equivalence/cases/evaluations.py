@@ -1,13 +1,11 @@
-"""`evaluate`, `predict` and their kin, beside `fit` with validation, on every worker and on the chief alone."""
+"""`evaluate` and `predict`, beside `fit` with validation."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from tests.equivalence.cases.base import Array, Results, Trainer, classes, program, values_after_fit
 
@@ -33,7 +31,7 @@ def _require_shared(ad: Trainer, function: Any) -> None:
 
 @program
 def fit_evaluated(ad: Trainer) -> Results:
-    x, y, w = _data(53, 1)
+    x, y, _ = _data(53, 1)
     held = _data(29, 2)
     with ad.scope():
         net = _model()
@@ -47,29 +45,8 @@ def fit_evaluated(ad: Trainer) -> Results:
         _require_shared(ad, net.test_function)
     found: dict[str, Any] = {"evaluated": net.evaluate(*held[:2], batch_size=9, verbose=0)}
     _require_shared(ad, net.test_function)
-    data = tf.data.Dataset.from_tensor_slices(held).batch(5).repeat()
-    found["evaluated in steps"] = net.evaluate(data, steps=7, verbose=0)
-    if ad.is_chief:
-        found["worker:of the chief"] = net.evaluate(*held[:2], batch_size=9, verbose=0)
     found |= {f"predicted {name}": rows for name, rows in net.predict(held[0], batch_size=9, verbose=0).items()}
     _require_shared(ad, net.predict_function)
-
-    def endless() -> Iterator[tuple[Array]]:
-        while True:
-            yield from ((held[0][start : start + 6],) for start in range(0, 29, 6))
-
-    found |= {f"generated {name}": rows for name, rows in net.predict(endless(), steps=6, verbose=0).items()}
-    found["of one batch"] = net.test_on_batch(held[0][:3], {k: v[:3] for k, v in held[1].items()})
-    found |= {f"one {name}": rows for name, rows in net.predict_on_batch(held[0][:1]).items()}
-    own = held[0][ad.worker_index :: ad.num_workers]
-    found["worker:own"] = net.predict(own, verbose=0)["a"]
-    if ad.num_workers > 1:
-        assert net.predict_function._is_shared is False, "workers' own data"
-        np.testing.assert_allclose(found["worker:own"], found["predicted a"][ad.worker_index :: ad.num_workers])
-    again = net.fit(x, y, sample_weight=w, batch_size=8, shuffle=False, verbose=0)
-    if ad.is_chief:
-        np.testing.assert_allclose(found["worker:of the chief"], found["evaluated"], rtol=1e-12)
-    return values_after_fit(net, again) | {
-        **{f"validated {name}": np.array(values) for name, values in history.history.items()},
+    return values_after_fit(net, history) | {
         **{name: np.array(value) for name, value in found.items()},
     }

@@ -42,26 +42,8 @@ def _fit(
 
 
 @program
-def fit_last_batch_does_not_divide(ad: Trainer) -> Results:
-    return _fit(ad, count=90)
-
-
-@program
 def fit_last_batch_of_one_example(ad: Trainer) -> Results:
     return _fit(ad, count=81)
-
-
-@program
-def fit_after_other_layers(ad: Trainer) -> Results:
-    """Each worker has made another number of layers before, and Keras counts names on from there."""
-
-    def make() -> keras.Model:
-        for _ in range(ad.worker_index):
-            layers.Dense(1)
-        return keras.Sequential([keras.Input((8,)), layers.Dense(6, "tanh"), layers.Dense(3)])
-
-    found = _fit(ad, model=make)
-    return {name if name.startswith("history") else name.split()[0]: value for name, value in found.items()}
 
 
 @program
@@ -75,15 +57,64 @@ def fit_synchronized_norms(ad: Trainer) -> Results:
 
 
 @program
+def fit_many_options(ad: Trainer) -> Results:
+    """What changes the update or the loss alone: rates by callbacks, averages and decay of weights, frozen layers, L2.
+
+    The penalty does not depend on the batch: it must not count once for each replica. The last batch does not divide.
+    """
+
+    class Faster(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if batch == 2:
+                self.model.optimizer.learning_rate = 1.5 * float(self.model.optimizer.learning_rate)
+
+    def make() -> keras.Model:
+        frozen = layers.Dense(8, "tanh", trainable=False)
+        hidden = layers.Dense(16, "tanh", kernel_regularizer=keras.regularizers.L2(0.05))
+        return keras.Sequential([keras.Input((8,)), frozen, hidden, layers.Dense(3)])
+
+    def optimizer() -> keras.Optimizer:
+        averages: dict[str, Any] = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 3}
+        return keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=0.05, **averages)
+
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, _: 0.05 / (1 + epoch))
+    weights = {0: 0.5, 1: 2.0, 2: 1.0}
+    given = {"callbacks": [scheduler, Faster()], "class_weight": weights, "epochs": 3}
+    return _fit(ad, count=90, model=make, optimizer=optimizer, **given)
+
+
+@program
+def fit_metrics_of_weighted_examples(ad: Trainer) -> Results:
+    """Some results are no means over examples, so that only the joined counts can give them; a part validates."""
+
+    def make() -> keras.Model:
+        return keras.Sequential([keras.Input((8,)), layers.Dense(3, activation="softmax")])
+
+    metrics = [keras.metrics.Precision(class_id=1), keras.metrics.AUC(num_thresholds=20), keras.metrics.F1Score()]
+    compiled = {"metrics": ["accuracy", *metrics], "weighted_metrics": ["accuracy"]}
+    given = {"sample_weight": np.random.default_rng(4).uniform(0, 2, 93), "validation_split": 0.2}
+    return _fit(ad, count=93, model=make, loss="categorical_crossentropy", one_hot=True, compiled=compiled, **given)
+
+
+@program
 def fit_masked_kernel(ad: Trainer) -> Results:
-    """The kernel is masked where it is used, as in keras-io's PixelCNN."""
+    """The kernel is masked where it is used, as in keras-io's PixelCNN.
+
+    Each worker has made another number of layers before, and Keras counts names on from there.
+    """
 
     class Masked(layers.Dense):
         def call(self, inputs: Any) -> Any:
             self.kernel.assign(self.kernel * np.triu(np.ones(self.kernel.shape)))
             return super().call(inputs)
 
-    return _fit(ad, count=83, model=lambda: keras.Sequential([keras.Input((8,)), Masked(6), layers.Dense(3)]))
+    def make() -> keras.Model:
+        for _ in range(ad.worker_index):
+            layers.Dense(1)
+        return keras.Sequential([keras.Input((8,)), Masked(6, "tanh"), layers.Dense(3)])
+
+    found = _fit(ad, count=83, model=make)
+    return {name if name.startswith("history") else name.split()[0]: value for name, value in found.items()}
 
 
 @program
@@ -91,28 +122,6 @@ def fit_metrics_and_validation(ad: Trainer) -> Results:
     entropy = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="entropy")
     compiled = {"metrics": ["accuracy", entropy], "weighted_metrics": ["accuracy"]}
     return _fit(ad, count=93, compiled=compiled, validation_split=0.2)
-
-
-@program
-def fit_metrics_that_count(ad: Trainer) -> Results:
-    """Their results are not means over examples, so that only the joined counts can give them."""
-
-    def make() -> keras.Model:
-        return keras.Sequential([keras.Input((8,)), layers.Dense(3, activation="softmax")])
-
-    metrics = [keras.metrics.Precision(class_id=1), keras.metrics.AUC(num_thresholds=20), keras.metrics.F1Score()]
-    return _fit(ad, count=93, model=make, loss="categorical_crossentropy", one_hot=True, compiled={"metrics": metrics})
-
-
-@program
-def fit_learning_rate_by_callback(ad: Trainer) -> Results:
-    class Faster(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            if batch == 2:
-                self.model.optimizer.learning_rate = 1.5 * float(self.model.optimizer.learning_rate)
-
-    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, _: 0.01 / (1 + epoch))
-    return _fit(ad, callbacks=[scheduler, Faster()], epochs=3)
 
 
 @program
@@ -134,31 +143,6 @@ def fit_masked_lstm(ad: Trainer) -> Results:
         net.compile(keras.optimizers.SGD(0.1, momentum=0.9), make_loss(), metrics=["accuracy"])
         history = net.fit(x, y, validation_data=(x[7:], y[7:]), batch_size=20, epochs=2, shuffle=False, verbose=0)
     return values_after_fit(net, history)
-
-
-@program
-def fit_sample_weight(ad: Trainer) -> Results:
-    weights = np.random.default_rng(4).uniform(0, 2, 90)
-    return _fit(ad, count=90, sample_weight=weights, compiled={"weighted_metrics": ["accuracy"]})
-
-
-@program
-def fit_mean_with_sample_weight(ad: Trainer) -> Results:
-    weights = np.random.default_rng(4).uniform(0, 2, 90)
-    reduction = "mean_with_sample_weight"
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction=reduction)
-    return _fit(ad, count=90, sample_weight=weights, loss=loss)
-
-
-@program
-def fit_class_weight(ad: Trainer) -> Results:
-    return _fit(ad, count=90, class_weight={0: 0.5, 1: 2.0, 2: 1.0})
-
-
-@program
-def fit_sum_reduced_loss(ad: Trainer) -> Results:
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="sum")
-    return _fit(ad, count=90, optimizer=lambda: keras.optimizers.SGD(0.002, momentum=0.9), loss=loss)
 
 
 @program
@@ -205,32 +189,6 @@ def fit_ema(ad: Trainer) -> Results:
         return keras.optimizers.SGD(0.05, momentum=0.9, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=3)
 
     return _fit(ad, count=90, optimizer=make)
-
-
-@program
-def fit_weight_decay(ad: Trainer) -> Results:
-    return _fit(ad, optimizer=lambda: keras.optimizers.AdamW(0.01, weight_decay=0.05))
-
-
-@program
-def fit_frozen_layer(ad: Trainer) -> Results:
-    def make() -> keras.Model:
-        net = make_model("mlp")
-        net.layers[0].trainable = False
-        return net
-
-    return _fit(ad, model=make)
-
-
-@program
-def fit_regularized(ad: Trainer) -> Results:
-    """A term of the loss that does not depend on the batch: it must not count once for each replica."""
-
-    def make() -> keras.Model:
-        hidden = layers.Dense(16, activation="tanh", kernel_regularizer=keras.regularizers.L2(0.05))
-        return keras.Sequential([keras.Input((8,)), hidden, layers.Dense(3)])
-
-    return _fit(ad, count=90, model=make)
 
 
 @program

@@ -71,26 +71,11 @@ def graph_initializable_iterator(ad: Trainer) -> Results:
 
 
 @program
-def graph_evaluated_iterator(ad: Trainer) -> Results:
-    """What is fetched without a training step is of the whole batch that the iterator gives."""
-    examples = _examples()
-    with tf.Graph().as_default(), ad.scope():
-        iterator = v1.data.make_initializable_iterator(tf.data.Dataset.from_tensor_slices(examples).batch(17))
-        x, y = iterator.get_next()
-        train = _train_operation(x, y)
-        spread = [tf.reduce_mean(x), tf.reduce_max(x), tf.math.reduce_std(x), tf.reduce_sum(tf.cast(y, tf.float64))]
-        with ad.create_distributed_session() as session:
-            start = [v1.global_variables_initializer(), iterator.initializer]
-            session.run(start)
-            found = [session.run(spread), session.run(spread)]
-            session.run(train)
-            values = session.run({v.op.name: v for v in v1.global_variables()})
-            return dict(values) | {"found": np.array(found)}
-
-
-@program
 def graph_feedable_iterator(ad: Trainer) -> Results:
-    """Two one-shot iterators in turn, chosen by their handles; runs of other fetches go on where the last one ended."""
+    """Two one-shot iterators in turn, chosen by their handles; runs of other fetches go on where the last one ended.
+
+    What is fetched without a training step is of the whole batch that the iterator gives.
+    """
     x, y = _examples()
     with tf.Graph().as_default(), ad.scope():
         datasets = [tf.data.Dataset.from_tensor_slices((a, b)).batch(10) for a, b in ((x, y), (x[::-1], y[::-1]))]
@@ -102,12 +87,14 @@ def graph_feedable_iterator(ad: Trainer) -> Results:
         )
         data = iterator.get_next()
         train = _train_operation(*data)
+        spread = [tf.reduce_mean(data[0]), tf.reduce_max(data[0]), tf.math.reduce_std(data[0]), tf.reduce_sum(data[1])]
         with ad.create_distributed_session() as session:
             session.run(v1.global_variables_initializer())
             first, second = ({handle: session.run(i.string_handle())} for i in one_shot)
             for feed in (first, second, second, first):
                 session.run(train, feed)
+            found = session.run(spread, first)
             seen, _ = session.run([data[1], train], feed_dict=first)
             steps = [_until_its_end(session, train, feed) for feed in (second, first)]
             values = dict(session.run({v.op.name: v for v in v1.global_variables()}))
-            return values | {"steps": np.array(steps), "worker:classes": seen}
+            return values | {"steps": np.array(steps), "spread": np.array(found), "worker:classes": seen}

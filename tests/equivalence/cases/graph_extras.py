@@ -34,25 +34,19 @@ def _run(
 
 @program
 def graph_few_examples(ad: Trainer) -> Results:
-    """Three examples for four replicas: one has none."""
-    with tf.Graph().as_default(), ad.scope():
-        net = build("mlp")
-        train = v1.train.MomentumOptimizer(0.05, 0.9).minimize(net.loss)
-        with ad.create_distributed_session() as session:
-            session.run(v1.global_variables_initializer())
-            _run(ad, session, net, train, size=3)
-            return _variables(session)
-
-
-@program
-def graph_one_example(ad: Trainer) -> Results:
-    """One example: a worker feeds none at all."""
+    """Three examples for four replicas, and one, of which a worker feeds none; with a time limit, and traced."""
+    batches = make_batches("embedding")
     with tf.Graph().as_default(), ad.scope():
         net = build("embedding")
         train = v1.train.AdagradOptimizer(0.05).minimize(net.loss)
+        limited = v1.RunOptions(timeout_in_ms=60_000)
+        traced = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
         with ad.create_distributed_session() as session:
-            session.run(v1.global_variables_initializer())
-            _run(ad, session, net, train, size=1, kind="embedding")
+            session.run(v1.global_variables_initializer(), options=limited)
+            for k, (x, y) in enumerate(zip(batches.x, batches.y, strict=True)):
+                size, options, metadata = (3, 1)[k % 2], (None, limited, traced)[k % 3], v1.RunMetadata()
+                session.run(train, {net.x: own(ad, x[:size]), net.y: own(ad, y[:size])}, options, metadata)
+                assert bool(metadata.step_stats.dev_stats) == (options is traced)
             return _variables(session)
 
 
@@ -88,21 +82,6 @@ def graph_alternating_optimizers(ad: Trainer) -> Results:
             for _ in range(2):
                 _run(ad, session, net, first)
                 _run(ad, session, net, second)
-            return _variables(session)
-
-
-@program
-def graph_weighted_loss(ad: Trainer) -> Results:
-    """A ratio of two sums over the batch: examples of no weight do not count."""
-    with tf.Graph().as_default(), ad.scope():
-        net = build("mlp")
-        weights = tf.cast(net.x[:, 0] > 0.2, tf.float64) * 2
-        each = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=net.y, logits=net.logits)
-        loss = tf.math.divide_no_nan(tf.reduce_sum(each * weights), tf.reduce_sum(weights))
-        train = v1.train.MomentumOptimizer(0.05, 0.9).minimize(loss)
-        with ad.create_distributed_session() as session:
-            session.run(v1.global_variables_initializer())
-            _run(ad, session, net, train)
             return _variables(session)
 
 
@@ -146,11 +125,17 @@ def graph_loop(ad: Trainer) -> Results:
 
 
 @program
-def graph_saved_and_restored(ad: Trainer) -> Results:
-    """A Saver of TensorFlow's own writes what the training has made so far, and a later step goes on from there."""
+def graph_saved_and_loaded(ad: Trainer) -> Results:
+    """A Saver of TensorFlow's own writes what the training has made so far, and a later step goes on from there.
+
+    Then values come from Python: by `load`, and by placeholders of fixed and of open shape.
+    """
     with tf.Graph().as_default(), ad.scope(), tempfile.TemporaryDirectory() as folder:
         net = build("mlp")
         train = v1.train.AdamOptimizer(0.01).minimize(net.loss)
+        kernel, bias, last = v1.trainable_variables()[:3]
+        fixed, open_ = v1.placeholder(tf.float64, bias.shape), v1.placeholder(tf.float64, [None, last.shape[1]])
+        assign = tf.group(bias.assign(fixed), last.assign(open_))
         saver = v1.train.Saver()
         with ad.create_distributed_session() as session:
             session.run(v1.global_variables_initializer())
@@ -161,8 +146,13 @@ def graph_saved_and_restored(ad: Trainer) -> Results:
             saver.restore(session, path)
             restored = _variables(session)
             _run(ad, session, net, train)
-            values = _variables(session)
-    return values | _named("saved", saved) | _named("restored", restored)
+            kernel.load(np.linspace(-1, 1, kernel.shape.num_elements()).reshape(kernel.shape), session)
+            values = [np.linspace(0, 1, v.shape.num_elements()).reshape(v.shape) for v in (bias, last)]
+            session.run(assign, {fixed: values[0], open_: values[1]})
+            loaded = _variables(session)
+            _run(ad, session, net, train)
+            trained = _variables(session)
+    return trained | _named("saved", saved) | _named("restored", restored) | _named("loaded", loaded)
 
 
 def _named(prefix: str, values: Results) -> Results:
@@ -252,45 +242,6 @@ def graph_called_step(ad: Trainer) -> Results:
             ids, targets = draws.integers(0, 7, (30, 2)), draws.normal(size=30)
             step((own(ad, ids), own(ad, targets)))
         return {name: np.asarray(value) for name, value in read().items()}
-
-
-@program
-def graph_run_options(ad: Trainer) -> Results:
-    """Runs with a time limit, and traced."""
-    batches = make_batches("mlp")
-    with tf.Graph().as_default(), ad.scope():
-        net = build("mlp")
-        train = v1.train.MomentumOptimizer(0.05, 0.9).minimize(net.loss)
-        limited = v1.RunOptions(timeout_in_ms=60_000)
-        traced = v1.RunOptions(trace_level=v1.RunOptions.FULL_TRACE)
-        with ad.create_distributed_session() as session:
-            session.run(v1.global_variables_initializer(), options=limited)
-            for k, (x, y) in enumerate(zip(batches.x, batches.y, strict=True)):
-                metadata = v1.RunMetadata()
-                options = (None, limited, traced)[k % 3]
-                session.run(train, {net.x: own(ad, x), net.y: own(ad, y)}, options, metadata)
-                assert bool(metadata.step_stats.dev_stats) == (options is traced)
-            return _variables(session)
-
-
-@program
-def graph_loaded_variables(ad: Trainer) -> Results:
-    """Values from Python: by `load`, and by placeholders of fixed and of open shape."""
-    with tf.Graph().as_default(), ad.scope():
-        net = build("mlp")
-        train = v1.train.MomentumOptimizer(0.05, 0.9).minimize(net.loss)
-        kernel, bias, last = v1.trainable_variables()[:3]
-        fixed, open_ = v1.placeholder(tf.float64, bias.shape), v1.placeholder(tf.float64, [None, last.shape[1]])
-        assign = tf.group(bias.assign(fixed), last.assign(open_))
-        with ad.create_distributed_session() as session:
-            session.run(v1.global_variables_initializer())
-            _run(ad, session, net, train)
-            kernel.load(np.linspace(-1, 1, kernel.shape.num_elements()).reshape(kernel.shape), session)
-            values = [np.linspace(0, 1, v.shape.num_elements()).reshape(v.shape) for v in (bias, last)]
-            session.run(assign, {fixed: values[0], open_: values[1]})
-            loaded = _variables(session)
-            _run(ad, session, net, train)
-            return _variables(session) | _named("loaded", loaded)
 
 
 @program

@@ -27,7 +27,10 @@ def _values(losses: Any, **variables: tf.Variable) -> Results:
 
 @program
 def step_two_functions(ad: Trainer) -> Results:
-    """The first step reads what only the second one trains, which is thus planned when the first has run already."""
+    """The first step reads what only the second one trains, which is thus planned when the first has run already.
+
+    Between them Python reads and assigns what they train.
+    """
     with ad.scope():
         first, second = _pair()
 
@@ -45,27 +48,9 @@ def step_two_functions(ad: Trainer) -> Results:
             second.assign_sub(0.1 * tape.gradient(loss, second))
             return loss
 
-        losses = [[float(train(own(ad, x))) for train in (train_first, train_second)] for x in _inputs()]
-    return _values(losses, first=first, second=second)
-
-
-@program
-def step_assigned_in_python(ad: Trainer) -> Results:
-    """Python reads and assigns what the step trains."""
-    with ad.scope():
-        first, second = _pair()
-
-        @ad.function
-        def step(x: tf.Tensor) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(x @ first - tf.sin(x @ second)))
-            for variable, gradient in zip((first, second), tape.gradient(loss, (first, second)), strict=True):
-                variable.assign_sub(0.1 * gradient)
-            return loss
-
         losses = []
         for position, x in enumerate(_inputs()):
-            losses.append(float(step(own(ad, x))))
+            losses.append([float(train(own(ad, x))) for train in (train_first, train_second)])
             if position % 3 == 0:
                 first.assign(0.5 * first.numpy() + 0.1)
             if position % 3 == 1:
@@ -74,38 +59,25 @@ def step_assigned_in_python(ad: Trainer) -> Results:
 
 
 @program
-def step_added_variables(ad: Trainer) -> Results:
-    """Both terms of a sum have one gradient."""
-    with ad.scope():
-        first, second = _pair()
-
-        @ad.function
-        def step(x: tf.Tensor) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(tf.tanh(x @ (first + second)) - 1.0))
-            by_first, by_second = tape.gradient(loss, (first, second))
-            first.assign_sub(0.1 * by_first)
-            second.assign_sub(0.3 * by_second)
-            return loss
-
-        losses = [float(step(own(ad, x))) for x in _inputs()]
-    return _values(losses, first=first, second=second)
-
-
-@program
 def step_target_network(ad: Trainer) -> Results:
-    """Every replica reads weights that follow the trained ones, and that no gradient reaches."""
+    """Every replica reads weights that follow the trained ones, and that no gradient reaches.
+
+    Two variables are trained of which both terms of a sum have one gradient.
+    """
     with ad.scope():
-        trained, _ = _pair()
+        trained, added = _pair()
         target = tf.Variable(0.5 * trained, trainable=False, name="target")
 
         @ad.function
         def step(x: tf.Tensor) -> tf.Tensor:
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(tf.square(tf.tanh(x @ trained) - tf.stop_gradient(tf.cos(x @ target))))
-            trained.assign_sub(0.1 * tape.gradient(loss, trained))
+                both = tf.tanh(x @ (trained + added))
+                loss = tf.reduce_mean(tf.square(both - tf.stop_gradient(tf.cos(x @ target))))
+            by_trained, by_added = tape.gradient(loss, (trained, added))
+            trained.assign_sub(0.1 * by_trained)
+            added.assign_sub(0.3 * by_added)
             target.assign(0.8 * target + 0.2 * trained)
             return loss
 
         losses = [float(step(own(ad, x))) for x in _inputs()]
-    return _values(losses, trained=trained, target=target)
+    return _values(losses, trained=trained, added=added, target=target)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import itertools
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
@@ -15,7 +17,7 @@ from tests.equivalence.cases.models import make_loss, make_model
 layers = keras.layers
 
 
-def _train(ad: Trainer, step: Any, *batches: Array) -> Array:
+def _train(ad: Trainer, step: Any, *batches: Iterable[Array]) -> Array:
     """The losses of a step on each worker's own parts of global batches."""
     return np.array([[float(v) for v in step(*(own(ad, b) for b in batch))] for batch in zip(*batches, strict=True)])
 
@@ -173,7 +175,8 @@ def step_scalar_variable(ad: Trainer) -> Results:
     return {"slope": slope.numpy(), "offset": offset.numpy(), "loss": losses}
 
 
-def _uneven_step(ad: Trainer, size: int, reduce: Any = tf.reduce_mean, penalty: float = 0.0) -> Results:
+def _penalised_step(ad: Trainer, sizes: Sequence[int]) -> Results:
+    """Batches of these sizes, in turn; the penalty must not count once for each replica."""
     with ad.scope():
         net, optimizer = make_model("mlp"), keras.optimizers.SGD(0.01, momentum=0.9)
 
@@ -181,21 +184,19 @@ def _uneven_step(ad: Trainer, size: int, reduce: Any = tf.reduce_mean, penalty: 
         def step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor]:
             with tf.GradientTape() as tape:
                 logits = net(x, training=True)
-                loss = reduce(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
-                if penalty:
-                    loss += penalty * sum(tf.reduce_sum(tf.square(v.value)) for v in net.trainable_variables)
+                loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
+                loss += 0.02 * sum(tf.reduce_sum(tf.square(v.value)) for v in net.trainable_variables)
             gradients = tape.gradient(loss, net.trainable_variables)
             optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
             return (loss,)
 
-        losses = _train(ad, step, *_data(size))
+        batches = [(x[:size], y[:size]) for x, y, size in zip(*_data(), itertools.cycle(sizes), strict=False)]
+        losses = _train(ad, step, *zip(*batches, strict=True))
     return values_of([*net.variables, *optimizer.variables]) | {"loss": losses}
 
 
-register("step_sum_reduced_loss", functools.partial(_uneven_step, size=30, reduce=tf.reduce_sum))
-register("step_mean_and_penalty", functools.partial(_uneven_step, size=30, penalty=0.02))
-register("step_fewer_examples_than_replicas", functools.partial(_uneven_step, size=3))
-register("step_one_example", functools.partial(_uneven_step, size=1))
+register("step_mean_and_penalty", functools.partial(_penalised_step, sizes=(30,)))
+register("step_few_examples", functools.partial(_penalised_step, sizes=(30, 3, 1)))
 
 
 @program
