@@ -56,8 +56,14 @@ RAISES = 'raise RuntimeError("the cause")'
 IS_KILLED = "os.kill(os.getpid(), signal.SIGKILL)"
 
 
-@pytest.mark.parametrize("script", [STEP, FIT, SESSION], ids=["step", "fit", "session"])
-@pytest.mark.parametrize("fail", [RAISES, IS_KILLED], ids=["raises", "is killed"])
+@pytest.mark.parametrize(
+    "script, fail",
+    [
+        pytest.param(FIT, RAISES, id="fit raises"),
+        pytest.param(SESSION, RAISES, id="session raises"),
+        pytest.param(STEP, IS_KILLED, id="step is killed"),
+    ],
+)
 def test_message_is_the_last_that_is_read(tmp_path: Path, script: str, fail: str) -> None:
     with Training(tmp_path, script.replace("FAIL", fail), SPEC) as run:
         assert run.wait(120) == 1

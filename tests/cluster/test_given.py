@@ -134,22 +134,13 @@ def kubernetes(hosts: Hosts, index: int) -> dict[str, str]:
     return {**own, "JOB_COMPLETION_INDEX": str(index), "AUTODIST_SECRET_FILE": str(hosts.directory / "secret")}
 
 
-def open_mpi(hosts: Hosts, index: int) -> dict[str, str]:
-    own = without(by_hand(hosts, index), "AUTODIST_INDEX", "AUTODIST_WORKERS")
-    return own | {"OMPI_COMM_WORLD_RANK": str(index), "OMPI_COMM_WORLD_SIZE": "3"}
-
-
-def pmi(hosts: Hosts, index: int) -> dict[str, str]:
-    own = without(by_hand(hosts, index), "AUTODIST_INDEX", "AUTODIST_WORKERS")
-    return own | {"PMI_RANK": str(index), "PMI_SIZE": "3"}
-
-
 def without(environment: Mapping[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name not in names}
 
 
 Form = Callable[[Hosts, int], dict[str, str]]
-FORMS: list[Form] = [by_hand, tf_config, slurm, kubernetes, open_mpi, pmi]
+FORMS: list[Form] = [tf_config, kubernetes]
+"""By hand and by SLURM other runs below are started; what is read of each form is in tests/unit/cluster/given."""
 
 
 @pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)

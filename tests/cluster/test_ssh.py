@@ -116,6 +116,7 @@ member.wait_for_end()
     assert run.stdout.count("last") == 2
 
 
+@of_one_kind
 @pytest.mark.parametrize("victim", ["worker", "agent", "chief"])
 def test_killed_process_ends_the_run_on_all_hosts(hosts: Hosts, tmp_path: Path, victim: str) -> None:
     with run_on(hosts, tmp_path, TRAIN_UNTIL_STOPPED, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP) as run:
@@ -129,7 +130,11 @@ def test_killed_process_ends_the_run_on_all_hosts(hosts: Hosts, tmp_path: Path, 
     assert victim == "chief" or run.failures[0].startswith(f"{hosts.hosts[0].address} | ")
 
 
-@pytest.mark.parametrize("worker", [SLEEP, PRINT_FOR_EVER], ids=["quiet", "printing"])
+@pytest.mark.parametrize(
+    "hosts, worker",
+    [pytest.param(HOST_KINDS[0], PRINT_FOR_EVER, id="printing"), pytest.param(HOST_KINDS[-1], SLEEP, id="quiet")],
+    indirect=["hosts"],
+)
 def test_cut_link_stops_the_run_on_both_sides_and_is_named(hosts: Hosts, tmp_path: Path, worker: str) -> None:
     with run_on(hosts, tmp_path, TRAIN_UNTIL_STOPPED, worker) as run:
         run.wait_for_note("asleep1")
@@ -259,6 +264,7 @@ def test_preflight_over_ssh_names_all_faults_at_once(hosts: Hosts, tmp_path: Pat
     assert "Traceback" not in run.stderr.split("Error: The run cannot start")[1]
 
 
+@of_one_kind
 def test_host_key_checking_can_be_turned_off(hosts: Hosts, tmp_path: Path) -> None:
     spec = hosts.spec()
     hosts.trust(())
@@ -283,6 +289,7 @@ def test_python_without_autodist_is_named(hosts: Hosts, tmp_path: Path) -> None:
     assert "there is no Python where it is looked for" in run.stderr
 
 
+@of_one_kind
 def test_ssh_config_of_the_user_is_read_jump_hosts_included(hosts: Hosts, tmp_path: Path) -> None:
     first, second = hosts.hosts
     home = tmp_path / "home"

@@ -98,6 +98,7 @@ def verify(*words: str) -> Any:
 
 
 @pytest.mark.processes
+@pytest.mark.usefixtures("forks")
 def test_training_that_agrees_is_told_by_variable_slot_and_output_in_float64(tmp_path: Path) -> None:
     script = write(tmp_path, FIT.replace("*LAYERS, ", ""))
     result = verify("--strategy", "PartitionedPS", "--replicas", "2", "--steps", "3", script)
