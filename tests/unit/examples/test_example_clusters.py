@@ -59,7 +59,7 @@ def test_the_pipelines_cluster_has_a_worker_of_one_device_for_each_stage_of_each
     spec = ResourceSpec.from_file(EXAMPLES / "cluster_pipeline.yml")
     builder = builder_from_section(spec.strategy)
     assert [worker.devices for worker in spec.workers] == [("cpu:0",)] * 4
-    assert arranged(builder, spec).replica_workers == (0,) * 4
+    assert arranged(builder, spec).replica_workers == (0,) * 8
     assert isinstance(builder, PlacedBuilder) and isinstance(builder.builder, Pipeline)
     assert len(builder.builder.stages) == builder.builder.pipelines == 2
 
