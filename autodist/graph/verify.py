@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from autodist.errors import RewriteError
+from autodist.graph.imported import ImportedGraph
 from autodist.graph.item import GraphItem
 from autodist.graph.names import tensor
 from autodist.graph.parts import Join
@@ -20,26 +21,30 @@ def verify(item: GraphItem) -> None:
             that is to run or a part of a join is missing; a join has another dtype than is said, a tensor
             another dtype or shape than is noted.
     """
-    with tf.Graph().as_default() as graph:
-        try:
-            tf.graph_util.import_graph_def(item.graph_def, name="")
-        except ValueError as error:
-            raise RewriteError(f"TensorFlow does not take the step's graph: {error}") from error
-    nodes = {operation.name: operation for operation in graph.get_operations()}
+    graph = ImportedGraph()
+    try:
+        graph.import_nodes(item.graph_def)
+    except ValueError as error:
+        raise RewriteError(f"TensorFlow does not take the step's graph: {error}") from error
     for use, name in _roots(item):
-        if name not in nodes:
-            raise RewriteError(f"{use} {name} is not in the step's graph")
-    found = {t.name: t for operation in nodes.values() for t in operation.outputs}
+        _find(graph.get_operation_by_name, use, name)
     for use, name in _tensors(item):
-        if tensor(name) not in found:
-            raise RewriteError(f"{use} {name} is not in the step's graph")
+        _find(graph.get_tensor_by_name, use, tensor(name))
     for join in _joins(item):
-        dtype = found[tensor(join.local[-1])].dtype
+        dtype = graph.get_tensor_by_name(tensor(join.local[-1])).dtype
         if dtype != join.dtype:
             raise RewriteError(f"the join {join.name} is of {join.dtype.name}, and the replicas' part of {dtype.name}")
     if item.replication is None:  # later each replica has a part of what was captured
-        for made in found.values():
-            _require_as_noted(item, made)
+        for node in item.graph_def.node:
+            for made in graph.get_operation_by_name(node.name).outputs:
+                _require_as_noted(item, made)
+
+
+def _find(find: Callable[[str], object], use: str, name: str) -> None:
+    try:
+        find(name)
+    except (KeyError, ValueError):
+        raise RewriteError(f"{use} {name} is not in the step's graph") from None
 
 
 def _joins(item: GraphItem) -> Sequence[Join]:

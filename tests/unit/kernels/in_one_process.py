@@ -18,6 +18,7 @@ import tensorflow as tf
 from autodist.capture.demands import Demands
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.compressors import Compressor
+from autodist.graph.imported import ImportedGraph
 from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.placement import Cut, shard_name
@@ -152,10 +153,10 @@ class Session:
         names = [v.name for v in captured.item.variables]
         whole = {name: source.numpy() for name, source in zip(names, captured.sources, strict=True)}
         initial = in_shards(whole, self.items[0].cuts)
-        self.graph = tf.Graph()
+        self.graph = ImportedGraph()
+        for worker, item in enumerate(self.items):
+            self.graph.import_nodes(in_one_session(item.graph_def), f"worker_{worker}")
         with self.graph.as_default():
-            for worker, item in enumerate(self.items):
-                tf.import_graph_def(in_one_session(item.graph_def), name=f"worker_{worker}")
             self.handles = [self._handles(worker) for worker in range(len(self.items))]
             self._assign = [
                 tf.raw_ops.AssignVariableOp(resource=handle, value=initial[name])
