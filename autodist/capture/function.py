@@ -27,6 +27,7 @@ from autodist.capture.local_training import distributing
 from autodist.capture.named_captures import naming_captures
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.overwrites import noting_overwrites
+from autodist.capture.ragged_rows import reducing_by_rows
 from autodist.capture.tables import Table, bind_table, find_table, require_made_before, require_unchanged
 from autodist.capture.whole_statistics import WholeStatistics, with_whole_statistics
 from autodist.capture.whole_sums import SumNotes, noting_sums
@@ -168,6 +169,7 @@ def _trace(
         noting_sums(in_functions=True) as sums,
         nullcontext() if statistics is None else statistics.replacing(sums),
         inlining_functions(),
+        reducing_by_rows(),
         naming_captures(),
         distributing(),
         refusing_strategies(),

@@ -19,6 +19,7 @@ from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.origins import line_of
 from autodist.graph.propagation import Mean, Scalar
+from autodist.graph.read_again import find_behind, writes_read_again
 from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -101,44 +102,65 @@ class WholeStatistics:
 
 
 def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
-    """A step as `capture` gives it, its losses made of the whole batch's sums and means where that makes them known.
+    """A step as `capture` gives it, made of the whole batch's sums and means where its losses need them.
 
-    Behind one such value there may stand others, so that it may take some traces. Where something else is in the way
-    too, the step is what it was.
+    They do where these alone make them known, and where the step reads again what it has written of them. Behind one
+    such value there may stand others, so that it may take some traces. Where something else is in the way too, the step
+    is what it was.
     """
-    first = captured = capture(None)
+    kept = captured = capture(None)
+    needed = _Needed(captured)
     wanted: dict[Place, Statistic] = {}
     made: Mapping[Place, str | None] = {}
+    told = made
     for _ in range(_MOST_TRACES):
-        batch = next(((name, axis) for name, axis in captured.item.inputs.items() if axis is not None), None)
-        found = _found(captured) if batch is not None else None
-        if found is None:
-            _tell(made)
-            return captured
-        if batch is None or not found or not wanted.keys().isdisjoint(found):
+        if needed.statistics is None:
+            kept, told = captured, made
+        if needed.batch is None or not needed.statistics or not wanted.keys().isdisjoint(needed.statistics):
             break
-        wanted |= found
-        statistics = WholeStatistics(wanted, batch)
-        captured = capture(statistics)
-        made = statistics.made
-        if made.keys() != wanted.keys():
+        wanted |= needed.statistics
+        statistics = WholeStatistics(wanted, needed.batch)
+        captured, before = capture(statistics), needed
+        if statistics.made.keys() != wanted.keys():
             break
-    return first
+        needed, made = _Needed(captured), statistics.made
+        if needed.read_again < before.read_again:
+            kept, told = captured, made
+    _tell(told)
+    return kept
 
 
-def _found(captured: Captured) -> Statistics | None:
-    made = {op.name: op for op in captured.graph.get_operations()}
+class _Needed:
+    """What a step needs of the whole batch.
 
-    def is_left(node: str) -> bool:
-        return node not in made or any(frame.filename.endswith(_OF_LAYERS) for frame in made[node].traceback)
+    Attributes:
+        batch: an input that has a row for each example, and the axis of the rows; None if there is none.
+        read_again: the writes of replicas' own values that the step reads again for what it differentiates.
+        statistics: of which sums and means it needs the whole; None of none; empty where something else is in the way.
+    """
 
-    return find_statistics(captured.item, flows_of(captured.item), is_left)
+    def __init__(self, captured: Captured) -> None:
+        item, made = captured.item, {op.name: op for op in captured.graph.get_operations()}
+        self.batch = next(((name, axis) for name, axis in item.inputs.items() if axis is not None), None)
+        self.read_again: frozenset[str] = frozenset()
+        self.statistics: Statistics | None = None
+        if self.batch is None:
+            return
+
+        def is_left(node: str) -> bool:
+            return node not in made or any(frame.filename.endswith(_OF_LAYERS) for frame in made[node].traceback)
+
+        flows = flows_of(item)
+        self.read_again = frozenset(writes_read_again(item, flows))
+        behind = find_behind(self.read_again, item, flows, is_left)
+        self.statistics = behind or find_statistics(item, flows, is_left)
 
 
 def _tell(made: Mapping[Place, str | None]) -> None:
     if made:
         lines = dict.fromkeys(line or place.node for place, line in made.items())
         log.info(
-            "a loss sets sums or means of the batch beside values of single examples (%s): they are those of the whole "
-            "batch, which replicas exchange while a step computes.", ", ".join(lines), extra=ALIKE_EVERYWHERE,
+            "a loss reads again what the step keeps of sums or means of the batch, or sets these beside values of "
+            "single examples (%s): they are those of the whole batch, which replicas exchange while a step computes.",
+            ", ".join(lines), extra=ALIKE_EVERYWHERE,
         )  # fmt: skip

@@ -154,7 +154,7 @@ def _sums_are_whole(notes: SumNotes) -> Iterator[None]:
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
     """While it is open, an attribute has another value."""
-    plain = getattr(owner, name)
+    plain = vars(owner).get(name, getattr(owner, name))  # a method of a class as it stands there, unbound
     setattr(owner, name, value)
     try:
         yield

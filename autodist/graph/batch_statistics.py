@@ -5,7 +5,7 @@ On one device they are those of the whole batch, so replicas need those of all o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autodist.graph.item import GraphItem
@@ -36,7 +36,8 @@ Statistics = Mapping[Place, Statistic]
 def find_statistics(item: GraphItem, flows: Propagation, is_left: Callable[[str], bool]) -> Statistics | None:
     """The sums and means behind which it is no longer known how a loss depends on the batch, by the place of each.
 
-    With a mean of what examples make of one another comes what they make it with: a variance's own mean.
+    With a mean of what examples make of one another comes what they make it with: a variance's own mean; also where it
+    is known how the loss depends on the batch, as of the covariances of features.
 
     Args:
         item: the step.
@@ -44,44 +45,70 @@ def find_statistics(item: GraphItem, flows: Propagation, is_left: Callable[[str]
         is_left: whether a node is a layer's that sees its replica's examples by what it promises.
 
     Returns:
-        None where all that is differentiated is known; nothing where something else than sums and means is in the way.
+        None where all that is differentiated is known and one device's; nothing where something else than sums and
+        means is in the way.
     """
-    unknown = list(_unknown_parts(item, flows))
-    if not unknown:
-        return None
+    parts = list(_differentiated_parts(item, flows))
+    unknown = [name for name in parts if isinstance(flows.kind(name), Unknown)]
+    if unknown:
+        return met_behind(item, flows, unknown, is_left)
+    begun = [node for node in _mixing(item, flows, parts) if not is_left(node) and _begins(item, flows, node)]
+    return _met_at_each(item, flows, begun, is_left) if begun else None
+
+
+def met_behind(
+    item: GraphItem, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
+) -> dict[Place, Statistic]:
+    """The sums and means behind which some tensors are no longer known; none where something else is in the way."""
+    return _met_at_each(item, flows, _first_unknown(item, flows, unknown), is_left)
+
+
+def met_mixing(
+    item: GraphItem, flows: Propagation, names: Sequence[str], is_left: Callable[[str], bool]
+) -> dict[Place, Statistic]:
+    """Those that examples meet before some tensors."""
     found: dict[Place, Statistic] = {}
-    for node in _first_unknown(item, flows, unknown):
-        met = _met_at(item, flows, node)
+    for node in _mixing(item, flows, names):
+        if not is_left(node):
+            found |= _met_at(item, flows, node, is_left)
+    return found
+
+
+def _met_at_each(
+    item: GraphItem, flows: Propagation, nodes: Iterable[str], is_left: Callable[[str], bool]
+) -> dict[Place, Statistic]:
+    found: dict[Place, Statistic] = {}
+    for node in nodes:
+        met = _met_at(item, flows, node, is_left)
         if not met:
             return {}
         found |= met
-    names = [_inputs(item, place.node)[place.index] for place in found]
-    for node in _mixing(item, flows, names):
-        if not is_left(node):
-            found |= _met_at(item, flows, node)
-    return found
+    return found | met_mixing(item, flows, [inputs_of(item, place.node)[place.index] for place in found], is_left)
 
 
-def _met_at(item: GraphItem, flows: Propagation, node: str) -> dict[Place, Statistic]:
+def _met_at(item: GraphItem, flows: Propagation, node: str, is_left: Callable[[str], bool]) -> dict[Place, Statistic]:
     found: dict[Place, Statistic] = {}
-    for k, name in enumerate(_inputs(item, node)):
+    for k, name in enumerate(inputs_of(item, node)):
         kind = flows.kind(name)
-        if isinstance(kind, Sum | Mean) and _can_be_whole(kind) and item.spec_of(name).shape.is_fully_defined():
+        if isinstance(kind, Sum | Mean) and can_be_whole(item, name, kind):
             found[Place(node, k)] = kind
+        elif isinstance(kind, Unknown):  # and yet examples are known behind it: a root of a mean, say
+            found |= met_behind(item, flows, [name], is_left)
     return found
 
 
-def _inputs(item: GraphItem, node: str) -> list[str]:
+def inputs_of(item: GraphItem, node: str) -> list[str]:
+    """What a node reads, by name."""
     return [tensor(name) for name in item.wiring.nodes[node].input if not is_control(name)]
 
 
-def _unknown_parts(item: GraphItem, flows: Propagation) -> Iterator[str]:
-    """What is differentiated, or the parts of it, of which it is not known how they depend on the batch."""
+def _differentiated_parts(item: GraphItem, flows: Propagation) -> Iterator[str]:
+    """What is differentiated, or the parts of it, where gradients are added up over the replicas."""
     joined = joined_calls(item)
     for k in live_calls(item):
         call = item.gradient_calls[k]
-        parts = [term.tensor for term in find_terms(item, flows, call)] or call.targets
-        yield from (name for name in parts if k in joined and isinstance(flows.kind(name), Unknown))
+        if k in joined:
+            yield from [term.tensor for term in find_terms(item, flows, call)] or call.targets
 
 
 def _first_unknown(item: GraphItem, flows: Propagation, names: Sequence[str]) -> Iterator[str]:
@@ -92,7 +119,7 @@ def _first_unknown(item: GraphItem, flows: Propagation, names: Sequence[str]) ->
         if node in seen:
             continue
         seen.add(node)
-        unknown = [name for name in _inputs(item, node) if isinstance(flows.kind(name), Unknown)]
+        unknown = [name for name in inputs_of(item, node) if isinstance(flows.kind(name), Unknown)]
         if not unknown:
             yield node
         front += map(node_of, unknown)
@@ -102,15 +129,21 @@ def _mixing(item: GraphItem, flows: Propagation, names: Sequence[str]) -> set[st
     """The nodes before some tensors where examples meet what several of them have in common."""
 
     def mixed(name: str) -> list[str]:
-        return [one for one in _inputs(item, node_of(name)) if _is_mixed(flows.kind(one))]
+        return [one for one in inputs_of(item, node_of(name)) if _is_mixed(flows.kind(one))]
 
     seen = reach([name for name in names if _is_mixed(flows.kind(name))], mixed)
     return {node_of(name) for name in seen if isinstance(flows.kind(name), PerExample)}
+
+
+def _begins(item: GraphItem, flows: Propagation, node: str) -> bool:
+    return not any(_is_mixed(flows.kind(name)) for name in inputs_of(item, node))
 
 
 def _is_mixed(kind: Kind) -> bool:
     return isinstance(kind, PerExample | Sum | Mean) and kind.mixed_at is not None
 
 
-def _can_be_whole(kind: Sum | Mean) -> bool:
-    return isinstance(kind, Sum) or isinstance(kind.weight, Examples | Scalar)
+def can_be_whole(item: GraphItem, name: str, kind: Statistic) -> bool:
+    """Whether replicas can exchange it while the step computes."""
+    is_weighed = isinstance(kind, Sum) or isinstance(kind.weight, Examples | Scalar)
+    return is_weighed and item.spec_of(name).shape.is_fully_defined()

@@ -128,11 +128,22 @@ def sum_of_words(table: tf.Variable, words: tf.RaggedTensor) -> tf.Tensor:
     return tf.math.unsorted_segment_sum(tf.gather(table, words.values), words.value_rowids(), words.nrows())
 
 
+def largest_of_words(table: tf.Variable, words: tf.RaggedTensor) -> tf.Tensor:
+    rows = tf.gather(table, words)
+    return tf.squeeze(tf.reduce_max(rows, axis=-2, keepdims=True) - tf.reduce_min(rows, axis=[1], keepdims=True), 1)
+
+
+def spread_of_words(table: tf.Variable, words: tf.RaggedTensor) -> tf.Tensor:
+    return tf.math.reduce_variance(tf.gather(table, words), axis=1)
+
+
 @pytest.mark.feature("function", "data: ragged tensors")
-@pytest.mark.parametrize("pooled", [mean_of_words, sum_of_words])
+@pytest.mark.parametrize("pooled", [mean_of_words, sum_of_words, largest_of_words, spread_of_words])
 def test_a_ragged_argument_trains_as_on_one_device(pooled: Callable[..., tf.Tensor]) -> None:
     rng = np.random.default_rng(0)
-    batches = [tf.RaggedTensor.from_row_lengths(rng.integers(0, 9, sum(n)), n) for n in ([3, 1, 2, 4], [1, 5, 1, 1])]
+    batches = [
+        tf.RaggedTensor.from_row_lengths(rng.integers(0, 9, sum(n)), n) for n in ([3, 1, 2, 4], [1, 5, 1, 1], [2, 1, 4])
+    ]
 
     def train(wrap: Callable[..., Any]) -> np.ndarray:
         table = tf.Variable(np.arange(18.0).reshape(9, 2) / 10)

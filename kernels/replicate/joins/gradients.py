@@ -49,8 +49,9 @@ class GradientJoins:
 
     def _tell_of_mixing(self, calls: Sequence[int]) -> None:
         """Says where examples see only those of their own replica: the loss is not that of the whole batch there."""
-        targets = [t for k in calls for t in self._joiner.item.gradient_calls[k].targets]
-        kinds = [self._joiner.flows.kind(t) for t in targets]
+        noted = [self._joiner.item.gradient_calls[k] for k in calls]
+        made = [t for call in noted for t in (*call.targets, *(term.tensor for term in call.terms))]
+        kinds = [self._joiner.flows.kind(t) for t in made]
         nodes = dict.fromkeys(k.mixed_at for k in kinds if isinstance(k, Sum | Mean | PerExample) and k.mixed_at)
         for node in nodes:
             log.info(

@@ -12,6 +12,7 @@ from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.names import node_of
 from autodist.graph.parts import Aggregation, GradientCall, Join, JoinKind, Variable
 from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
+from autodist.graph.read_again import writes_read_again
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.growth import Growth
 from autodist.kernels.replicate.joins.joiner import Joiner
@@ -46,6 +47,7 @@ class StateJoins:
                 with tf.name_scope(f"{change.variable.handle}/joined"):
                     combined.append(self._combine(f, change, whole))
         self._tell_of_averages()
+        self._tell_of_own_values()
         for change, value in zip(changes, combined, strict=True):
             write = self._joiner.editor[change.write]
             placeholder = node_of(write.input[1])
@@ -112,6 +114,21 @@ class StateJoins:
                 "%s: it is not known how what the step writes there depends on the batch (%s); it is averaged over the "
                 "replicas, as a loss of unknown kind is.", ", ".join(names), reason, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
+
+    def _tell_of_own_values(self) -> None:
+        """Says what replicas read again of their own, before it is combined, for what they differentiate."""
+        item = self._joiner.item
+        for write in writes_read_again(item, self._joiner.flows):
+            for handle in sorted(item.wiring.effects[write].writes):
+                log.warning(
+                    "%s is written before the gradients are made, of what replicas have of the batch, and read again "
+                    "for what is differentiated: each replica goes on with what its own part has left there, which is "
+                    "not what one device reads. Write means and sums over the batch there, outside of branches, in a "
+                    "step of ad.function or fit; or rows that "
+                    "tf.distribute.get_replica_context().all_gather(rows, axis=0) gives; or write it when the "
+                    "gradients are applied.",
+                    item.by_handle[handle].name, extra=ALIKE_EVERYWHERE,
+                )  # fmt: skip
 
     def _guess(self, f: Fragment, change: StateChange, reason: str) -> str:
         variable = change.variable

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 
@@ -57,6 +58,25 @@ def beside_their_sum(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.math.log(0.01 * tf.reduce_sum(each) + each))
 
 
+def covariances(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """As VICReg keeps features apart: known as a mean, and yet of deviations from a mean of the replica's own."""
+    apart = made - tf.reduce_mean(made, 0)
+    spread = tf.sqrt(tf.math.reduce_variance(made, 0) + 1e-4)
+    found = tf.matmul(apart, apart, transpose_a=True) / (tf.cast(tf.shape(x)[0], made.dtype) - 1.0)
+    return tf.reduce_sum(found**2) + tf.reduce_mean(tf.nn.relu(1.0 - spread))
+
+
+def correlations(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """As Barlow Twins compares features: examples stand beside a root of a mean."""
+
+    def standard(z: tf.Tensor) -> tf.Tensor:
+        return (z - tf.reduce_mean(z, 0)) / tf.math.reduce_std(z, 0)
+
+    count = tf.cast(tf.shape(x)[0], made.dtype)
+    found = tf.matmul(standard(made), standard(made + x[:, :2]), transpose_a=True) / count
+    return tf.reduce_sum((found - tf.eye(2, dtype=made.dtype)) ** 2)
+
+
 LOSSES = [
     normalised_advantages,
     those_above_the_mean,
@@ -66,8 +86,11 @@ LOSSES = [
 
 
 @pytest.mark.feature("function", "loss: examples beside sums and means of the batch")
-@pytest.mark.parametrize("shape", [(1, 3), (2, 2)], ids=str)
-@pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize(
+    "loss, shape",
+    [*itertools.product(LOSSES, [(1, 3), (2, 2)]), (covariances, (1, 3)), (correlations, (2, 2))],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
 def test_they_are_those_of_the_whole_batch(
     loss: Loss, shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -80,6 +103,50 @@ def test_they_are_those_of_the_whole_batch(
     assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-10)
     told = [message for message in caplog.messages if "single examples (tests" in message]
     assert len(told) == 1 and not any("taken for a mean" in message for message in caplog.messages)
+
+
+def keeping(written: Callable[[tf.Tensor, tf.Variable], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A step whose loss reads what the step has written before."""
+    kept = tf.Variable(tf.ones(2, tf.float64), name="kept", trainable=False)
+    weights = tf.Variable(np.random.default_rng(1).normal(size=(3, 2)), name="weights")
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            made = tf.tanh(x @ weights)
+            kept.assign(written(made, kept))
+            value = tf.reduce_mean(tf.reduce_sum((made - kept) ** 2, 1))
+        weights.assign_sub(0.1 * tape.gradient(value, weights))
+        return value
+
+    return step
+
+
+WRITTEN = {
+    "an average": lambda made, kept: 0.9 * kept + 0.1 * tf.reduce_mean(made, 0),
+    "a spread": lambda made, kept: 0.9 * kept + 0.1 * tf.math.reduce_std(made, 0),
+    "a sum": lambda made, kept: kept + tf.reduce_sum(made, 0),
+}
+
+
+@pytest.mark.feature("function", "step: reads what it has written of means and sums of the batch")
+@pytest.mark.parametrize("shape", [(1, 3), (2, 2)], ids=str)
+@pytest.mark.parametrize("written", WRITTEN)
+def test_what_a_step_writes_and_reads_again_is_of_the_whole_batch(
+    written: str, shape: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    step = keeping(WRITTEN[written])
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(size=(n, 3)),) for n in (8, 7, 5)]
+    captured = capture(step, *data[0], is_split=True)
+    assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-10)
+    assert "read again" not in caplog.text
+
+
+def test_replicas_that_read_again_what_is_their_own_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    step = keeping(lambda made, kept: tf.gather(made, 0))
+    captured = capture(step, np.ones((4, 3)), is_split=True)
+    rewrite(captured.item, Context(plan(captured.item, 2), 0))
+    assert "kept is written before the gradients are made" in caplog.text
 
 
 def compared(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:

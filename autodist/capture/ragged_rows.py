@@ -1,0 +1,56 @@
+"""Reductions of ragged rows are captured with the row of each value, where the rows were made by it.
+
+TensorFlow keeps where each row begins, and makes of that the row of each value again, by a dozen ops through which it
+is not seen whose the values are. The result is the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops.ragged import ragged_math_ops  # where tf.reduce_sum and its kin go with ragged tensors
+from tensorflow.python.ops.ragged.row_partition import RowPartition  # what all ragged tensors keep their rows by
+
+from autodist.capture.whole_sums import replaced
+
+
+@contextmanager
+def reducing_by_rows() -> Iterator[None]:
+    """While it is open, a reduction of each row of a ragged tensor goes by the row of each of its values."""
+    by_row = RowPartition.__dict__["from_value_rowids"]
+    reduce_plainly = ragged_math_ops.ragged_reduce_aggregate
+    made: dict[int, RowPartition] = {}  # by where rows begin; they are kept, so that no other tensor gets the number
+
+    @functools.wraps(by_row.__func__)
+    def noted(cls: type[RowPartition], *args: Any, **kwargs: Any) -> RowPartition:
+        partition: RowPartition = by_row.__func__(cls, *args, **kwargs)
+        made[id(partition.row_splits())] = partition
+        return partition
+
+    @functools.wraps(reduce_plainly)
+    def reduced(
+        reduce_op: Any, unsorted_segment_op: Any, rt_input: Any, axis: Any, keepdims: Any, *args: Any, **kwargs: Any
+    ) -> Any:
+        rows = made.get(id(rt_input.row_splits)) if isinstance(rt_input, tf.RaggedTensor) else None
+        of_words = any(one is not None for one in (*args, kwargs.get("separator")))
+        if rows is None or of_words or rt_input.ragged_rank != 1 or not _is_of_rows(axis, rt_input.shape.rank):
+            return reduce_plainly(reduce_op, unsorted_segment_op, rt_input, axis, keepdims, *args, **kwargs)
+        with tf.name_scope(kwargs.get("name") or "RaggedReduce"):
+            found = unsorted_segment_op(rt_input.values, rows.value_rowids(), rows.nrows())
+            return tf.expand_dims(found, 1) if keepdims else found
+
+    with (
+        replaced(RowPartition, "from_value_rowids", classmethod(noted)),
+        replaced(ragged_math_ops, "ragged_reduce_aggregate", reduced),
+    ):
+        yield
+
+
+def _is_of_rows(axis: Any, rank: int | None) -> bool:
+    if isinstance(axis, list | tuple) and len(axis) == 1:
+        axis = axis[0]
+    return isinstance(axis, int) and rank is not None and axis in (1, 1 - rank)

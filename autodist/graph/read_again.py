@@ -1,0 +1,88 @@
+"""Sums and means of the batch that a step writes to a variable and reads again, before it differentiates what it made.
+
+So do centres and running averages that a loss is made of. On one device it reads what the whole batch has left there,
+so that replicas need the others' parts before they can go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from autodist.graph.batch_statistics import (
+    Place,
+    Statistic,
+    Statistics,
+    can_be_whole,
+    inputs_of,
+    met_behind,
+    met_mixing,
+)
+from autodist.graph.effects import NO_EFFECT, READS
+from autodist.graph.item import GraphItem
+from autodist.graph.names import node_of
+from autodist.graph.ops import Trait
+from autodist.graph.propagation import Mean, Propagation, Replicated, Sum, Unknown
+from autodist.graph.seeds import joined_calls, live_calls
+from autodist.graph.walks import reach
+
+
+def find_behind(
+    writes: Iterable[str], item: GraphItem, flows: Propagation, is_left: Callable[[str], bool]
+) -> Statistics:
+    """Them, by the place of each: the write, or before it where it writes more than a sum or mean.
+
+    Args:
+        writes: what `writes_read_again` gives.
+        item: the step.
+        flows: how its tensors depend on the batch.
+        is_left: whether a node is a layer's that sees its replica's examples by what it promises.
+    """
+    found: dict[Place, Statistic] = {}
+    for write in writes:
+        value = inputs_of(item, write)[1]
+        kind = flows.kind(value)
+        if is_left(write):
+            continue
+        if isinstance(kind, Unknown):
+            found |= met_behind(item, flows, [value], is_left)
+        elif isinstance(kind, Sum | Mean) and can_be_whole(item, value, kind):
+            found |= {Place(write, 1): kind} | met_mixing(item, flows, [value], is_left)
+    return found
+
+
+def writes_read_again(item: GraphItem, flows: Propagation) -> Iterator[str]:
+    """The writes of what differs between replicas whose variable is read after them for what is differentiated."""
+    updates, effects = _after_gradients(item), item.wiring.effects
+    writes = [n.name for n in item.wiring.having(Trait.ASSIGNMENT) if n.name not in updates]
+    if not writes:
+        return
+    readers = _readers(item)
+    for write in writes:
+        of_it = [reader for handle in effects.get(write, NO_EFFECT).writes for reader in readers.get(handle, ())]
+        if of_it and _is_own(item, flows, write) and write in reach(of_it, item.wiring.sources.__getitem__):
+            yield write
+
+
+def _readers(item: GraphItem) -> dict[str, list[str]]:
+    """By handle, what reads a variable for what is differentiated, where gradients are added up over the replicas."""
+    joined = joined_calls(item)
+    targets = [node_of(t) for k in live_calls(item) if k in joined for t in item.gradient_calls[k].targets]
+    found: dict[str, list[str]] = {}
+    for name in reach(targets, item.wiring.data.__getitem__):
+        if item.wiring.nodes[name].op in READS:
+            for handle in item.wiring.effects.get(name, NO_EFFECT).reads:
+                found.setdefault(handle, []).append(name)
+    return found
+
+
+def _is_own(item: GraphItem, flows: Propagation, write: str) -> bool:
+    return not isinstance(flows.kind(inputs_of(item, write)[1]), Replicated)
+
+
+def _after_gradients(item: GraphItem) -> set[str]:
+    """The nodes that are made of gradients, which are joined before a step goes on with them."""
+    found = {node_of(t) for g in item.gradients for t in g.tensors}
+    for name in item.wiring.order:
+        if not found.isdisjoint(item.wiring.data[name]):
+            found.add(name)
+    return found
