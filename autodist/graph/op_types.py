@@ -23,6 +23,14 @@ def is_stateless(op: str) -> bool:
     return definition is not None and not definition.is_stateful
 
 
+def is_in_batches(node: NodeDef) -> bool:
+    """Whether a gather looks up in another operand for each of the first axes.
+
+    To ask a node's attributes for one that it lacks would give it one without a value.
+    """
+    return "batch_dims" in node.attr and node.attr["batch_dims"].i != 0
+
+
 def types_of_inputs(node: NodeDef) -> Iterator[int]:
     """The types of a node's data inputs, in their order."""
     for argument in op_def_registry.get(node.op).input_arg:

@@ -11,7 +11,7 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.effects import QUERIES
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, output_index, tensor
-from autodist.graph.op_types import is_stateless
+from autodist.graph.op_types import is_in_batches, is_stateless
 from autodist.graph.propagation.bodies import Body, Library
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.wiring import Wiring
@@ -70,7 +70,7 @@ def _choice_hindrance(node: NodeDef) -> str | None:
 def _op_hindrance(node: NodeDef) -> str | None:
     if node.op in ("ReadVariableOp", *WRITES, *QUERIES):
         return None
-    if node.op == "ResourceGather" and not node.attr["batch_dims"].i:
+    if node.op == "ResourceGather" and not is_in_batches(node):
         return None
     return None if is_stateless(node.op) else f"{node.op} ({node.name})"
 

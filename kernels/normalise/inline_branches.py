@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -17,6 +17,7 @@ from autodist.graph.names import tensor
 from autodist.graph.placement import listed
 from autodist.graph.propagation import Kind, Mean, Propagation, Reduced, Replicated, Sum, Unknown
 from autodist.graph.step_editor import StepEditor
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.normalise.both_branches import BothBranches, Taken, find_hindrance
 from autodist.kernels.plan import Plan
@@ -129,20 +130,37 @@ def _written(item: GraphItem, node: NodeDef) -> list[str]:
 def _inlined(item: GraphItem, nodes: Sequence[NodeDef]) -> GraphItem:
     editor = StepEditor(item)
     branches = BothBranches(editor, item)
-    for node in nodes:
+    places = {name: place for place, name in enumerate(item.wiring.order)}
+    for node in sorted(nodes, key=lambda node: places[node.name]):  # what comes after one is still there
         _replace(editor, item, node.name, branches.take(editor[node.name]))
     return editor.to_item()
 
 
 def _replace(editor: StepEditor, item: GraphItem, name: str, taken: Taken) -> None:
     """Lets who read an `If` or waited for it read and wait for what stands for it; whoever writes what it only read
-    waits for that read, too."""
+    waits for that read, too.
+
+    What it wrote is written whether or not somebody waits for that; whoever came after it, by whatever way, to one of
+    these variables comes after its write.
+    """
     writes = [write for made in taken.writes.values() for write in made]
     for old, new in taken.outputs.items():
         editor.rewire(old, new)
     editor.run_instead(name, writes)
+    if not editor.consumers(name):
+        editor.run(writes)
     for consumer in editor.consumers(name):
         written = item.wiring.effects.get(consumer, NO_EFFECT).writes
         reads = [read for handle, read in taken.reads.items() if handle in written and handle not in taken.writes]
         editor.replace_control(name, [*writes, *reads], [consumer])
+    _come_after(editor, item, name, taken.writes)
     editor.remove([name])
+
+
+def _come_after(editor: StepEditor, item: GraphItem, name: str, writes: Mapping[str, Sequence[str]]) -> None:
+    """Orders what uses a variable that an `If` wrote after its write, where that led to it in the captured graph."""
+    after = reach(item.wiring.consumers[name], item.wiring.consumers.__getitem__)
+    for later in sorted(after & item.wiring.effects.keys()):
+        effect = item.wiring.effects[later]
+        for handle in sorted(writes.keys() & (effect.reads | effect.writes)):
+            editor.add_control(later, writes[handle])

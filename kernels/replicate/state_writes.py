@@ -12,6 +12,7 @@ from autodist.graph.control_flow import find_in_branches
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import SUMS, Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
@@ -204,7 +205,7 @@ def _reads_become_values(
         node = editor[name]
         if not earlier:
             editor.add_control(final, [name])
-        elif node.op == "ResourceGather" and not node.attr["batch_dims"].i:
+        elif node.op == "ResourceGather" and not is_in_batches(node):
             _become_gather(editor, node, max(earlier, key=stages.order.__getitem__))
         elif node.op != "ReadVariableOp":
             raise RewriteError(

@@ -12,6 +12,7 @@ from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.effects import QUERIES, READS
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
+from autodist.graph.op_types import is_in_batches
 from autodist.kernels.rows.rule import Refusal, Rewrite, RowRule, Rows
 
 
@@ -164,7 +165,7 @@ def _drop_unused_read(editor: GraphEditor, read: str, instead: list[str], named:
 
 def gathers_rows(editor: GraphEditor, node: NodeDef, table: str) -> bool:
     """Whether a GatherV2 takes whole rows of what the node `table` makes."""
-    if node_of(node.input[0]) != table or node_of(node.input[1]) == table or node.attr["batch_dims"].i:
+    if node_of(node.input[0]) != table or node_of(node.input[1]) == table or is_in_batches(node):
         return False
     axis = editor[node_of(node.input[2])]
     return axis.op == "Const" and int(tf.make_ndarray(axis.attr["value"].tensor)) == 0

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.names import tensor
+from autodist.graph.op_types import is_in_batches
 from autodist.kernels.place.partition.layouts import Along, Routed, RowIds
 from autodist.kernels.place.partition.routes import gather_rows, route
 from autodist.kernels.place.partition.work import CutVariable, Work
@@ -45,7 +46,7 @@ def _is_initialized(work: Work, node: NodeDef, cut: CutVariable) -> bool:
 
 def _gather(work: Work, node: NodeDef, cut: CutVariable) -> bool:
     """Rows of the shards that hold them."""
-    if node.attr["batch_dims"].i:
+    if is_in_batches(node):
         return False
     ids = work.data(node)[1]
     if cut.cut.axis > 0:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from autodist.graph.editor import NodeDef
 from autodist.graph.names import node_of, output_index
+from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import Trait, having
 from autodist.graph.placement import Cut
 from autodist.kernels.place.partition.layouts import Alike, Along, Layout, Places, Routed, RowIds
@@ -97,7 +98,7 @@ def gather(work: Work, node: NodeDef) -> bool:
     """Rows of a tensor that is cut like the variable to whose rows the ids belong, or parts of rows."""
     params, ids, axis = work.data(node)
     layout, by = work.layout(params), work.layout(ids)
-    if work.constant(axis) != 0 or node.attr["batch_dims"].i or not isinstance(layout, Along):
+    if work.constant(axis) != 0 or is_in_batches(node) or not isinstance(layout, Along):
         return False
     if layout.cut.axis > 0:
         rank = work.rank(ids)

@@ -109,7 +109,7 @@ def test_every_kernel_leaves_a_whole_step(strategy):
         try:
             verify(item)
         except RewriteError as error:
-            pytest.fail(f"{case.name} after {kernel}: {error}")
+            pytest.fail(f"{case} after {kernel}: {error}")
 
     watch_rewriting(case, watch)
 

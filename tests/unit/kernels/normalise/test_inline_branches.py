@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.capture.gradients import noting_gradients
 from autodist.errors import RewriteError, StrategyError
 from autodist.graph.ops import writes_rows
 from autodist.graph.placement import Cut
 from autodist.kernels import Context, find_placements, rewrite
 from autodist.kernels.normalise.inline_branches import InlineBranches
+from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import (
     CapturedFunction,
     Trained,
@@ -26,11 +28,12 @@ from tests.unit.kernels.in_one_process import (
     train,
 )
 from tests.unit.kernels.pairs import pairs
-from tests.unit.kernels.place.partition.shards import cut_in_strategy
+from tests.unit.kernels.place.partition.shards import cut_in_strategy, sharded_plan
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
 
 optimizers = keras.optimizers
+v1 = tf.compat.v1
 
 OPTIMIZERS = {
     "accumulated momentum": lambda: optimizers.SGD(0.01, momentum=0.9, gradient_accumulation_steps=2),
@@ -337,3 +340,37 @@ def test_state_that_all_replicas_write_alike_stays_under_its_condition():
     captured = capture(with_state(update), np.ones((4, 4)))
     context = Context(plan(captured.item, 2, 2), 0)
     assert InlineBranches().apply(captured.item, context) is captured.item
+
+
+def build_graph() -> None:
+    """A session's graph: who updates an average reads what the condition gave, and nobody waits for the condition."""
+    x, trains = v1.placeholder(tf.float64, [None, 4], "x"), v1.placeholder_with_default(True, [], "trains")
+    kernel = v1.get_variable("kernel", initializer=np.linspace(-1.0, 1.0, 12).reshape(4, 3), use_resource=True)
+    average = v1.get_variable("average", initializer=np.zeros(3), use_resource=True, trainable=False)
+    h = x @ kernel
+    new = 0.1 * (tf.reduce_mean(h, 0) - average)
+    updated = tf.cond(trains, lambda: tf.identity(average.assign_add(new)), lambda: tf.identity(average))
+    loss = tf.reduce_mean(tf.square(tf.tanh(h) - 0.3))
+    with tf.control_dependencies([updated]):
+        tf.identity(average.read_value(), name="seen")
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
+    tf.identity(kernel, name="weights")
+    v1.global_variables_initializer()
+
+
+@pytest.mark.parametrize("cuts", [{}, {"kernel": Cut(0, (1, 3))}])
+def test_what_a_condition_writes_is_written_though_nobody_waits_for_it(cuts):
+    """And who came after it, by way of a value, to what it wrote comes after that still."""
+    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+        build_graph()
+        cluster = Cluster(graph, notes.calls, lambda item: sharded_plan(item, cuts, 2) if cuts else plan(item, 2, 1))
+        with v1.Session(graph=graph) as alone, cluster.session:
+            alone.run("init")
+            cluster.run(targets=["init"])
+            for k in range(3):
+                rows = np.random.default_rng(k).normal(size=(6, 4))
+                expected = alone.run(["seen:0", "train"], {"x:0": rows})[0]
+                for found in cluster.run(["seen:0"], ["train"], fetches_alike=True, x=rows):
+                    np.testing.assert_allclose(found[0], expected, rtol=1e-12)
+            for found in cluster.run(["weights:0"], fetches_alike=True):
+                np.testing.assert_allclose(found[0], alone.run("weights:0"), rtol=1e-12)
