@@ -50,8 +50,9 @@ def _require_apart(item: GraphItem) -> None:
         raise OptionError(
             "builder",
             f"the step adds up or gathers over all examples while it computes ({item.whole_sums[0].node}), as "
-            "synchronized batch normalisation and all_gather do, and the micro-batches of a pipeline come one after "
-            "the other. Set synchronized=False and gather nothing, or take a strategy without pipeline stages.",
+            "synchronized batch normalisation, all_gather and losses of deviations from a mean of the batch do, and "
+            "the micro-batches of a pipeline come one after the other. Set synchronized=False, gather nothing and "
+            "normalise by keras.layers.BatchNormalization, or take a strategy without pipeline stages.",
         )
 
 

@@ -71,7 +71,7 @@ def test_of_fit_and_its_data_what_the_script_has_written_is_read(read: list[str]
     class Model(keras.Model):
         def train_step(self, data):
             x, y = data
-            if tf.reduce_sum(x) > 0:
+            if self.optimizer.iterations >= 0:
                 y = 2 * y
             return super().train_step((x, y))
 

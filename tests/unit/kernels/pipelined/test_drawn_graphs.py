@@ -126,7 +126,7 @@ def batch(rows: int) -> list[np.ndarray]:
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data(), model=models(), rows=st.integers(1, 4))
 def test_a_step_ends_as_on_one_device_or_is_refused(data, model, rows):
-    lies, step = data.draw(laid(model, 3)), model.made()
+    lies, step = data.draw(laid(model, 5)), model.made()  # from four on they call functions
     batches = [batch(rows)] * 2
     captured = capture(step, *batches[0], is_global=True)
     try:
