@@ -18,7 +18,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument(
     "--cluster", default=pathlib.Path(__file__).with_name("cluster_pipeline.yml"), help="YAML of the machines"
 )
-parser.add_argument("--steps", type=int, default=400)
+parser.add_argument("--steps", type=int, default=250)
 arguments = parser.parse_args()
 
 LENGTH, BATCH, WIDTH, HEADS, BLOCKS = 48, 32, 64, 4, 2
