@@ -35,6 +35,35 @@ def filled(nest: Any, leaves: Iterator[Any]) -> Any:
     return next(leaves)
 
 
+def numbered(nest: Any) -> Any:
+    """A nest whose dictionaries have numbers for keys, where their own have no order; `tf.nest` takes it then."""
+    kind = type(nest)
+    if kind is tuple or kind is list:
+        return kind([numbered(one) for one in nest])
+    if kind is dict:
+        return {new: numbered(nest[key]) for new, key in zip(_numbers(nest), nest, strict=True)}
+    return nest
+
+
+def named_as(nest: Any, found: Any) -> Any:
+    """What was made of `numbered(nest)` with the keys of `nest`."""
+    kind = type(nest)
+    if kind is tuple or kind is list:
+        return kind([named_as(*pair) for pair in zip(nest, found, strict=True)])
+    if kind is dict:
+        return {key: named_as(nest[key], found[new]) for new, key in zip(_numbers(nest), nest, strict=True)}
+    return found
+
+
+def _numbers(mapping: dict[Any, Any]) -> list[Any]:
+    """A dictionary's keys, one after the other, or numbers in their places."""
+    try:
+        _in_order(mapping)
+    except NotPlainError:
+        return list(range(len(mapping)))
+    return list(mapping)
+
+
 def _in_order(mapping: dict[Any, Any]) -> list[Any]:
     try:
         return sorted(mapping)

@@ -63,7 +63,8 @@ class Request:
         remaining = iter(values)
         if self.structure is None:
             return plain_nests.filled(fetches, remaining)
-        return tf.nest.map_structure(lambda f: None if f is ABSENT else next(remaining), self.structure)
+        made = tf.nest.map_structure(lambda f: None if f is ABSENT else next(remaining), self.structure)
+        return plain_nests.named_as(fetches, made)
 
 
 class Requests:
@@ -140,7 +141,8 @@ def expanded(fetches: Any) -> Any:
     """What is fetched, sparse gradients by their tensors; what they come back as is TensorFlow's `IndexedSlicesValue`.
 
     Returns:
-        The structure of `fetches`; ABSENT where a sparse gradient does not say of what shape it is a part.
+        The structure of `fetches`, with numbers for keys that have no order, as hooks of `MonitoredSession` are keys
+        beside a string; ABSENT where a sparse gradient does not say of what shape it is a part.
     """
 
     def tensors_of(fetch: Any) -> Any:
@@ -149,7 +151,7 @@ def expanded(fetches: Any) -> Any:
         whole = ABSENT if fetch.dense_shape is None else fetch.dense_shape
         return IndexedSlicesValue(fetch.values, fetch.indices, whole)
 
-    return tf.nest.map_structure(tensors_of, fetches)
+    return tf.nest.map_structure(tensors_of, plain_nests.numbered(fetches))
 
 
 def refuse_partial_runs(*_: Any, **__: Any) -> NoReturn:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from autodist.plain_nests import NotPlainError, filled, form_of
+from autodist.plain_nests import NotPlainError, filled, form_of, named_as, numbered
 
 NESTS = [1, (), [1, (2,)], {"b": 1, "a": [2, {"d": 3, "c": 4}]}, ({2: "x", 1: None},)]
 
@@ -36,3 +36,13 @@ def test_other_structures_have_other_forms(one: Any, other: Any) -> None:
 def test_keys_without_an_order_are_not_plain() -> None:
     with pytest.raises(NotPlainError):
         form_of({1: 1, "a": 2}, lambda leaf: leaf)
+
+
+def test_keys_without_an_order_are_numbers_to_tensorflow_and_come_back() -> None:
+    hook = object()
+    nest = {"caller": [1, {"b": 2, "a": 3}], hook: ({hook: 4, "x": 5},)}
+    made = tf.nest.map_structure(lambda leaf: 10 * leaf, numbered(nest))
+    found = named_as(nest, made)
+    assert found == {"caller": [10, {"b": 20, "a": 30}], hook: ({hook: 40, "x": 50},)}
+    assert list(found) == list(nest)
+    assert numbered(sorted_ := {"b": 1, "a": (2,)}) == sorted_

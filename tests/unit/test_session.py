@@ -259,6 +259,33 @@ def test_a_callable_runs_what_it_was_made_for(trained):
         session.make_callable([3])
 
 
+@pytest.mark.feature("session", "fetches: those of hooks in `MonitoredSession`")
+def test_hooks_of_a_monitored_session_ask_for_more_of_a_run(trained):
+    """They are the keys of what is fetched for them, beside a string."""
+    session, loss, train, batch = trained
+    seen = []
+
+    class Watch(v1.train.SessionRunHook):
+        def before_run(self, run_context):
+            return v1.train.SessionRunArgs({"loss": loss, "again": [loss]})
+
+        def after_run(self, run_context, run_values):
+            seen.append(run_values.results)
+            if len(seen) == 2:
+                run_context.request_stop()
+
+    class Creator(v1.train.SessionCreator):
+        def create_session(self):
+            return session
+
+    asked = []
+    with v1.train.MonitoredSession(Creator(), [Watch(), v1.train.NanTensorHook(loss)]) as monitored:
+        while not monitored.should_stop():
+            asked.append(monitored.run([train, loss], batch)[1])
+    assert [one["loss"] for one in seen] == [one["again"][0] for one in seen] == asked
+    assert asked[1] < asked[0]
+
+
 @pytest.mark.feature("session", "fetches: `partial_run`", refused="CaptureError")
 def test_runs_in_pieces_are_refused(trained):
     session, loss, _, feeds = trained
