@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from autodist.graph.ops import Trait, having
+from autodist.graph.walks import reach
 from autodist.graph.wiring import Wiring
 
 _MERGES, _BACK, _EXITS = map(having, (Trait.MERGE, Trait.BACK, Trait.EXIT))
@@ -14,6 +15,12 @@ def find_inside(wiring: Wiring) -> list[str]:
     """The nodes that have no value in each run, or many: those in branches and loops, what leads out left aside."""
     entrances = {node.name for node in wiring.having(Trait.SWITCH | Trait.ENTER)}
     return _within(wiring, entrances, 2)  # a loop's value has gone through an Enter and a Switch
+
+
+def find_perhaps_dead(wiring: Wiring) -> set[str]:
+    """The nodes that branches and loops of TensorFlow 1 lead to, which may have no value in a run."""
+    entrances = (node.name for node in wiring.having(Trait.SWITCH | Trait.ENTER))
+    return reach(entrances, wiring.consumers.__getitem__)
 
 
 def find_in_branches(wiring: Wiring) -> list[str]:

@@ -7,13 +7,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import ClassVar
 
+from autodist.graph.control_flow import find_perhaps_dead
 from autodist.graph.item import GraphItem
 from autodist.graph.names import as_input
 from autodist.graph.op_types import RESOURCE, VARIANT, is_stateless, types_of_inputs, types_of_outputs
 from autodist.graph.ops import Trait, having
 from autodist.graph.split import Part, Parts, split
 from autodist.graph.step_editor import StepEditor
-from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.finish.called_function import CalledFunction, put_call, shared_function
 
@@ -58,9 +58,7 @@ def _find_parts(item: GraphItem) -> Parts:
     """What can be called of each unit, in pieces where something stands in its middle that cannot."""
     wiring = item.wiring
     constants = frozenset(node.name for node in wiring.of_op("Const") if not wiring.sources[node.name])
-    perhaps_dead = reach(
-        (node.name for node in wiring.having(Trait.SWITCH | Trait.ENTER)), wiring.consumers.__getitem__
-    )
+    perhaps_dead = find_perhaps_dead(wiring)
 
     def key(name: str) -> Hashable | None:
         unit = _unit_of(item, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from autodist.graph.control_flow import find_perhaps_dead
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.op_types import RESOURCE, VARIANT, type_of, types_of_inputs
@@ -104,8 +105,7 @@ class _Search:
         self.wiring = self.item.wiring
         self._compilable = Compilable(self.item.graph_def, self.allows_loops)
         self._returned = {*map(node_of, self.item.outputs), *self.item.targets}
-        branches = (n.name for n in self.wiring.having(Trait.SWITCH | Trait.ENTER))
-        self._perhaps_dead = reach(branches, self.wiring.consumers.__getitem__)
+        self._perhaps_dead = find_perhaps_dead(self.wiring)
         self._kept = {*map(node_of, self.item.inputs), *self.item.initializers.values()} | self._made_by_all()
         self._waits, self._runs = self._find_waits(), self._find_runs()
 
