@@ -132,6 +132,7 @@ ENDS = {
     "is killed": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
     "is terminated": "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
     "is interrupted": "import os, signal; signal.signal(2, signal.default_int_handler); os.kill(os.getpid(), 2)",
+    "with what it holds": "held = type('Held', (), {'__del__': lambda self: print('gone')})()",
     "in a thread": "import threading; threading.Thread(target=lambda: 1 / 0).start(); print('said')",
     "starts Python": "import subprocess, sys; subprocess.run([sys.executable, '-c', 'import sys; print(sys.path[0])'])",
 }

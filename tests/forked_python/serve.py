@@ -12,6 +12,7 @@ import sys
 from types import CodeType
 
 from becoming import become, fork_workers, receive, write_mark
+from ending import leave_what_is_imported
 from imported import Kept
 
 
@@ -46,7 +47,7 @@ def serve(descriptor: int) -> CodeType:
             write_mark(start.mark)
             code = become(start, streams)
             worker_s = fork_workers(start.chains)
-            for name in ("serve", "becoming", "imported"):
+            for name in ("serve", "becoming", "ending", "imported"):
                 del sys.modules[name]
             return code if worker_s is None else worker_s
         for stream in streams:
@@ -67,6 +68,7 @@ def _import_what_scripts_import() -> None:
     before = len(os.listdir("/proc/self/task"))
     Kept().take()
     assert len(os.listdir("/proc/self/task")) == before, "a process that is forked would lack a thread that began"
+    leave_what_is_imported()
     gc.freeze()
     gc.enable()
 
