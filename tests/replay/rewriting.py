@@ -8,19 +8,19 @@ from functools import cache
 
 from google.protobuf import text_format
 
-from autodist.errors import FetchedElsewhereError
+from autodist.errors import FetchedElsewhereError, RewriteError
 from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.parts import Join
 from autodist.graph.placement import Placement
 from autodist.graph.step_text import text_of_step
+from autodist.graph.verify import verify
 from autodist.kernels import Context, find_placements, run_pipeline
-from autodist.kernels.base import Watcher
 from autodist.kernels.normalise.whole_cotangents import WholeCotangents
 from autodist.kernels.rows.rewrite_rows import RULES
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies import ask_builder, check_strategy, chosen_builder, graph_config, resolve_specs
-from tests.replay.cases import CLUSTERS, STRATEGIES, Case
+from tests.replay.cases import CLUSTERS, LOOKED_AT, STRATEGIES, Case
 from tests.replay.stored import PIPELINES, StoredStep
 
 
@@ -33,12 +33,14 @@ class Replayed:
         strategy: that was built.
         changed_by: the kernels, and the rules for rows, that changed the step of a worker.
         joins: that kernels have noted, and given away.
+        fault: what is wrong with the last worker's step after a kernel; None: nothing, or nobody has looked.
     """
 
     text: str
     strategy: strategy_pb2.Strategy
     changed_by: frozenset[str]
     joins: tuple[Join, ...]
+    fault: str | None
 
 
 load = cache(StoredStep.load)
@@ -50,18 +52,13 @@ def replay(case: Case) -> Replayed:
     """Rewrites a case for each worker."""
     step, captured, strategy = _planned(case)
     watch = _Watch()
+    workers = len(machines(case.cluster).workers)
     text = _text_of_strategy(strategy)
-    for worker in range(len(machines(case.cluster).workers)):
+    for worker in range(workers):
+        watch.verifies = worker == workers - 1 and case in LOOKED_AT
         rewritten = _rewrite(step, captured, Context(strategy, worker, step.joins_outputs), watch)
         text += f"worker {worker}\n" + text_of_step(rewritten, captured)
-    return Replayed(text, strategy, frozenset(watch.changed_by), tuple(watch.joins))
-
-
-def watch_rewriting(case: Case, watch: Watcher) -> None:
-    """Rewrites a case for the last worker; `watch` sees the captured step and what each kernel makes of it."""
-    step, captured, strategy = _planned(case)
-    last = len(machines(case.cluster).workers) - 1
-    _rewrite(step, captured, Context(strategy, last, step.joins_outputs), watch)
+    return Replayed(text, strategy, frozenset(watch.changed_by), tuple(watch.joins), watch.fault)
 
 
 def _planned(case: Case) -> tuple[StoredStep, GraphItem, strategy_pb2.Strategy]:
@@ -102,7 +99,7 @@ def _shared_name(item: GraphItem, handle: str) -> bytes:
     return item.wiring.nodes[handle].attr["shared_name"].s
 
 
-def _rewrite(step: StoredStep, captured: GraphItem, context: Context, watch: Watcher) -> GraphItem:
+def _rewrite(step: StoredStep, captured: GraphItem, context: Context, watch: _Watch) -> GraphItem:
     """As a session does it: what is fetched of others' is sent only where all fetch it."""
     kernels = PIPELINES[step.pipeline]
     try:
@@ -113,10 +110,12 @@ def _rewrite(step: StoredStep, captured: GraphItem, context: Context, watch: Wat
 
 @dataclass
 class _Watch:
-    """Sees which kernels change a step, and which rules for rows."""
+    """Sees which kernels change a step, and which rules for rows; and whether they leave it whole, if it `verifies`."""
 
     changed_by: set[str] = field(default_factory=set)
     joins: list[Join] = field(default_factory=list)
+    verifies: bool = False
+    fault: str | None = None
     _last: Mapping[str, object] = field(default_factory=dict)
     _last_joins: tuple[Join, ...] = ()
 
@@ -124,12 +123,20 @@ class _Watch:
         now = {one.name: getattr(item, one.name) for one in fields(GraphItem) if one.compare}
         if kernel != "captured" and now != self._last:
             self.changed_by.add(kernel)
+        if self.verifies and now != self._last:
+            self._verify(kernel, item)
         if kernel == WholeCotangents.name:
             self._try_rules(item)
         joins = item.replication.joins if item.replication else ()
         if joins != self._last_joins:
             self.joins.extend(joins)
         self._last, self._last_joins = now, joins
+
+    def _verify(self, kernel: str, item: GraphItem) -> None:
+        try:
+            verify(item)
+        except RewriteError as error:
+            self.fault = self.fault or f"after {kernel}: {error}"
 
     def _try_rules(self, item: GraphItem) -> None:
         for rule in RULES:  # one after the other, as the kernel that follows applies them
