@@ -101,7 +101,7 @@ def test_how_a_loss_depends_on_the_batch_is_known_behind_layers_that_look_up(enc
 
 @pytest.mark.feature("fit", "model: lookup tables (`StringLookup`, `TextVectorization`)")
 @pytest.mark.filterwarnings("ignore:.*will be ignored")
-@pytest.mark.parametrize("encoding", ["string", "text", "text, counted"])
+@pytest.mark.parametrize("encoding", ["string", "text, counted"])
 def test_models_with_layers_that_look_up_train_as_on_one_device(encoding, keras_in_float64, caplog):
     def fitted():
         model, x = model_of(encoding)

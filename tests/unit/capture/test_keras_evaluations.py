@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -74,6 +75,12 @@ def masked() -> keras.Model:
 TRUTH = {"a": Y, "b": K}
 
 
+@functools.cache
+def evaluated() -> tuple[keras.Model, keras.Model]:
+    """For tests that only evaluate: what one has traced is the next one's, and weights stay as they are."""
+    return on_two_replicas(two_outputs)
+
+
 @pytest.fixture
 def count_shared(monkeypatch):
     """How many steps of each kind all replicas have shared."""
@@ -93,7 +100,7 @@ def count_shared(monkeypatch):
 
 @pytest.mark.feature("fit", "evaluation: `evaluate`")
 def test_evaluate_gives_what_one_device_gives(count_shared):
-    shared, plain = on_two_replicas(two_outputs)
+    shared, plain = evaluated()
     for options in ({"batch_size": 7}, {"batch_size": 7, "sample_weight": W}, {"batch_size": 28}, {"steps": 2}):
         given = [m.evaluate(X, TRUTH, verbose=0, return_dict=True, **options) for m in (shared, plain)]
         assert_alike(*given)
@@ -120,7 +127,7 @@ def test_masks_count_as_on_one_device(count_shared):
 
 @pytest.mark.feature("fit", "evaluation: `predict`")
 def test_predict_returns_all_rows_in_order(count_shared):
-    shared, plain = on_two_replicas(two_outputs)
+    shared, plain = evaluated()
 
     def endless():
         while True:
@@ -135,7 +142,7 @@ def test_predict_returns_all_rows_in_order(count_shared):
 
 @pytest.mark.feature("fit", "evaluation: `test_on_batch`, `predict_on_batch`")
 def test_single_batches_smaller_than_the_number_of_replicas(count_shared):
-    shared, plain = on_two_replicas(two_outputs)
+    shared, plain = evaluated()
     for rows in (1, 2, 5):
         batch = X[:rows], {"a": Y[:rows], "b": K[:rows]}
         assert_alike(*(m.test_on_batch(*batch, return_dict=True) for m in (shared, plain)))

@@ -320,7 +320,7 @@ def split_or_cut(step, keys):
     return parts
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(steps())
 def test_parts_do_what_the_step_does_or_have_a_cycle(drawn):
     step, keys = drawn

@@ -8,13 +8,13 @@ import pytest
 from _pytest.mark import ParameterSet
 
 
-def pairs(cases: Collection[object], layouts: Collection[object], each: int = 3) -> list[ParameterSet]:
+def pairs(cases: Collection[object], layouts: Collection[object], each: int = 1) -> list[ParameterSet]:
     """Values of two parameters, a case and a layout.
 
     The last of the layouts, in which all that the others ask for comes together, takes every case. What is left to be
-    shown of another one is its own and no case's, for which `each` cases do, that no layout before it has had.
+    shown of another one is its own and no case's, for which one case does, or `each`, that no layout before it has had.
 
-    >>> [pair.values for pair in pairs("abcd", ["1x2", "2x1", "2x2"], each=1)]
+    >>> [pair.values for pair in pairs("abcd", ["1x2", "2x1", "2x2"])]
     [('a', '1x2'), ('a', '2x2'), ('b', '2x1'), ('b', '2x2'), ('c', '2x2'), ('d', '2x2')]
     """
     *others, hardest = layouts

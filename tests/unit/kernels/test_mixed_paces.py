@@ -116,8 +116,10 @@ def test_two_updates_in_a_step(owners, staleness, local_proxy):
         np.testing.assert_allclose(found.variable(name), value, rtol=1e-9, atol=1e-9, err_msg=name)
 
 
-@pytest.mark.parametrize("local_proxy", [False, True])
-@pytest.mark.parametrize("owners", [{"first": 0, "second": 0}, {"first": 1, "second": 0}, {"first": 2, "second": 1}])
+@pytest.mark.parametrize(
+    "owners, local_proxy",
+    [({"first": 0, "second": 0}, True), ({"first": 1, "second": 0}, False), ({"first": 2, "second": 1}, True)],
+)
 def test_two_asynchronous_updates_in_a_step_never_wait_for_each_other(owners, local_proxy):
     batches = make_batches(3, [5, 1, 4, 6, 2])
     captured = capture(two_updates(), *batches[0])

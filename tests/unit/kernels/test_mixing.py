@@ -9,7 +9,7 @@ from tests.unit.kernels.drawn_steps import CHOICES, make_batches, make_step
 from tests.unit.kernels.drawn_strategies import kept, strategy_of
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, train
 
-SHAPES = [(1, 2), (2, 1), (2, 2), (3, 1)]
+SHAPES = [(1, 2), (1, 3), (2, 1), (2, 2), (3, 1)]
 
 
 @settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow])

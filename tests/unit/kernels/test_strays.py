@@ -94,7 +94,7 @@ def on_one_device(name: str) -> tuple[CapturedFunction, Trained]:
 
 
 @pytest.mark.feature("function", "optimizer: gradients applied to another network (A3C)")
-@pytest.mark.parametrize("name, layout", pairs(STEPS, LAYOUTS, each=2))
+@pytest.mark.parametrize("name, layout", pairs(STEPS, LAYOUTS))
 def test_many_replicas_write_what_one_device_does(name, layout):
     cluster, owners = LAYOUTS[layout]
     captured, alone = on_one_device(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import logging
 from collections.abc import Callable
 
@@ -14,6 +13,7 @@ import tensorflow as tf
 from autodist.graph.parts import JoinKind
 from autodist.kernels import Context, rewrite
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+from tests.unit.kernels.pairs import pairs
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """Of what a model makes of the examples, and of the examples themselves."""
@@ -88,7 +88,7 @@ LOSSES = [
 @pytest.mark.feature("function", "loss: examples beside sums and means of the batch")
 @pytest.mark.parametrize(
     "loss, shape",
-    [*itertools.product(LOSSES, [(1, 3), (2, 2)]), (covariances, (1, 3)), (correlations, (2, 2))],
+    [*pairs(LOSSES, [(1, 3), (2, 2)]), (covariances, (1, 3)), (correlations, (2, 2))],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_they_are_those_of_the_whole_batch(
@@ -129,8 +129,7 @@ WRITTEN = {
 
 
 @pytest.mark.feature("function", "step: reads what it has written of means and sums of the batch")
-@pytest.mark.parametrize("shape", [(1, 3), (2, 2)], ids=str)
-@pytest.mark.parametrize("written", WRITTEN)
+@pytest.mark.parametrize("written, shape", pairs(WRITTEN, [(1, 3), (2, 2)]))
 def test_what_a_step_writes_and_reads_again_is_of_the_whole_batch(
     written: str, shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -52,8 +52,7 @@ def trained(compressor, batches, workers, initial=0.0):
 # -- the same numbers as NumPy -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("name", [n for n in ALL if "float16" in n])
+@pytest.mark.parametrize("name, workers", pairs([n for n in ALL if "float16" in n], [2, 3]))
 def test_sixteen_bits_round_each_piece_on_each_hop(name, workers):
     batches, asked = gradients((40,)), ALL[name]
     dtype = asked.short
@@ -70,8 +69,7 @@ def test_top_k_sends_the_largest_and_remembers_the_rest(workers):
     np.testing.assert_allclose(found, expected(model, np.zeros((9, 5)), batches, workers), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(12, 7), (3, 4, 7)])
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers, shape", pairs([2, 3], [(12, 7), (3, 4, 7)]))
 def test_power_sgd_is_one_power_iteration_on_the_sum(workers, shape):
     batches = gradients(shape)
     variable = tf.Variable(np.zeros(shape), name="v")

@@ -86,7 +86,7 @@ def test_replicas_share_a_function_and_the_update_is_another(keras_in_float64):
     assert first == second != third
     assert not writes_in(item, first) and len(writes_in(item, third)) == 6
     assert not ops_in(item, "MatMul", "Tanh", "Square")
-    assert_same(session.train(batches(8, 7, 1)), one_device(captured, step, batches(8, 7, 1)))
+    assert_same(session.train(batches(8, 5, 1)), one_device(captured, step, batches(8, 5, 1)))
 
 
 @pytest.mark.parametrize("replicas", [1, 2])
@@ -118,7 +118,7 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer, owners", pairs(OPTIMIZERS, [(), (1, 0), (0,)], each=1))
+@pytest.mark.parametrize("optimizer, owners", pairs(OPTIMIZERS, [(), (1, 0), (0,)]))
 def test_workers_train_as_one_device_does(keras_in_float64, optimizer, owners):
     step = dense_step(OPTIMIZERS[optimizer]())
     captured = asking(step, *batches(8)[0])
@@ -126,7 +126,8 @@ def test_workers_train_as_one_device_does(keras_in_float64, optimizer, owners):
     strategy = plan(captured.item, 2, 1, dict(zip(trained, owners, strict=False)), one_machine=True)
     session = Session(captured, strategy)
     assert all(called(item) for item in session.items)
-    assert_same(session.train(batches(8, 5, 1)), one_device(captured, step, batches(8, 5, 1)))
+    data = batches(5, 4, 4)  # XLA compiles for each length of a part anew
+    assert_same(session.train(data), one_device(captured, step, data))
 
 
 @pytest.mark.parametrize(
@@ -291,11 +292,10 @@ def recurrent(keras_in_float64):
     return step_with, [[np.random.default_rng(k).normal(size=(4, 5, 4))] for k in range(2)]
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 1)])
-def test_loops_and_their_gradients_are_part_of_a_replicas_function(recurrent, shape):
+def test_loops_and_their_gradients_are_part_of_a_replicas_function(recurrent):
     step_with, given_batches = recurrent
     captured = asking(step_with(None), *given_batches[0])
-    session = Session(captured, plan(captured.item, *shape, one_machine=True))
+    session = Session(captured, plan(captured.item, 1, 2))
     assert not any(ops_in(item, "While", "StatelessWhile", "TensorList") for item in session.items)
     assert_same(session.train(given_batches), one_device(captured, step_with(None), given_batches), rtol=1e-11)
 
@@ -372,7 +372,7 @@ def test_random_programs_do_what_they_do_uncompiled(program, shape):
 def test_random_assignments_train_as_one_device_does_and_no_two_workers_wait_for_each_other(
     choices, shape, servers, kept_by_name
 ):
-    step, given_batches = make_step(choices), batches_of_words(3, [5, 2])
+    step, given_batches = make_step(choices), batches_of_words(3, [5, 5])
     captured = asking(step, *given_batches[0])
     strategy = strategy_of(captured.item, *shape, kept_by_name, servers if shape[0] > 1 else 0)
     strategy.graph_config.one_machine = True

@@ -104,7 +104,7 @@ def on_one_device(optimizer: str) -> tuple[CapturedFunction, list[list[np.ndarra
 
 @pytest.mark.feature("function", "optimizer: gradient accumulation")
 @pytest.mark.feature("function", "precision: loss scaling")
-@pytest.mark.parametrize("optimizer, layout", pairs(OPTIMIZERS, LAYOUTS, each=2))
+@pytest.mark.parametrize("optimizer, layout", pairs(OPTIMIZERS, LAYOUTS))
 def test_optimizers_with_conditions_train_what_one_device_does(optimizer, layout):
     owners, replicas = layout
     captured, batches, expected = on_one_device(optimizer)
@@ -272,7 +272,7 @@ UPDATES = [
 
 
 @pytest.mark.feature("function", "step: state under a condition")
-@pytest.mark.parametrize("update, cluster", pairs(UPDATES, [(1, 2), (2, 1), (2, 2)], each=2))
+@pytest.mark.parametrize("update, cluster", pairs(UPDATES, [(1, 2), (2, 1), (2, 2)]))
 def test_state_under_a_condition_is_what_one_device_leaves(update, cluster):
     rng = np.random.default_rng(2)
     batches = [[rng.normal(size=(count, 4))] for count in (7, 8, 5, 6, 7, 8, 9, 7, 3, 6)]

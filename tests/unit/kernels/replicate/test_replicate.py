@@ -17,9 +17,11 @@ from autodist.kernels.base import Context
 from autodist.kernels.replicate.replicate import Replicate
 from tests.unit.graph.graph_text import assert_imports
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.pairs import pairs
 
 SHAPES = [(1, 3), (2, 1), (2, 2)]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s[1]}")
+hardest_shape = pytest.mark.parametrize("shape", SHAPES[-1:], ids=lambda s: f"{s[0]}x{s[1]}")
 
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
@@ -99,15 +101,15 @@ def gan():
     return step
 
 
-@every_shape
-@pytest.mark.parametrize(
-    "owners", [None, {"critic": 1}, {"critic": 1, "maker": 0}], ids=["all-reduce", "mixed", "servers"]
-)
-def test_two_optimizers_in_one_step(shape, owners):
-    check(gan(), batches(6, 5, 1), shape, owners if shape[0] > 1 else None)
+OWNERS = {"all-reduce": None, "mixed": {"critic": 1}, "servers": {"critic": 1, "maker": 0}}
 
 
-@every_shape
+@pytest.mark.parametrize("owners, shape", pairs(OWNERS, SHAPES))
+def test_two_optimizers_in_one_step(owners, shape):
+    check(gan(), batches(6, 5, 1), shape, OWNERS[owners] if shape[0] > 1 else None)
+
+
+@hardest_shape
 def test_a_function_of_means_that_a_step_returns_is_that_of_the_whole_batch(shape, caplog):
     weight = variable("w", 4, 2)
 
@@ -179,7 +181,7 @@ def test_rows_that_a_step_returns_come_in_order(shape):
         np.testing.assert_allclose(rows, wanted[0], rtol=1e-12)
 
 
-@every_shape
+@hardest_shape
 def test_keras_logs_are_those_of_the_whole_batch(shape):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(5, "tanh"), layers.Dense(3)])
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
@@ -188,7 +190,7 @@ def test_keras_logs_are_those_of_the_whole_batch(shape):
     check(lambda x, y: model.train_step((x, y)), labelled(6, 5, 1), shape)
 
 
-@every_shape
+@hardest_shape
 def test_weights_are_averaged_after_they_were_updated(shape):
     weight, average = variable("w", 4, 2), variable("average", 4, 2, trainable=False)
 
@@ -202,18 +204,16 @@ def test_weights_are_averaged_after_they_were_updated(shape):
     check(step, batches(5, 4), shape, {"w": 1} if shape[0] > 1 else None)
 
 
-@every_shape
-@pytest.mark.parametrize(
-    "optimizer",
-    {
-        "accumulation": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
-        "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
-    }.items(),
-    ids=lambda pair: pair[0],
-)
-def test_updates_inside_an_if(shape, optimizer):
+CONDITIONAL = {
+    "accumulation": lambda: keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+    "loss scale": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+}
+
+
+@pytest.mark.parametrize("optimizer, shape", pairs(CONDITIONAL, SHAPES))
+def test_updates_inside_an_if(optimizer, shape):
     weight = keras.Variable(np.random.default_rng(0).normal(size=(4, 2)), name="w")
-    made = optimizer[1]()
+    made = CONDITIONAL[optimizer]()
     made.build([weight])
 
     def step(x):
@@ -287,9 +287,8 @@ def test_state_of_replicas_without_examples_is_left_out():
     check(step, batches(1), (3, 1))
 
 
-@every_shape
-@pytest.mark.parametrize("how, total", [("SUM", 15.0), ("MEAN", 2.5), ("ONLY_FIRST_REPLICA", None)])
-def test_state_is_combined_as_declared(shape, how, total):
+@pytest.mark.parametrize("how, shape", pairs(["SUM", "MEAN", "ONLY_FIRST_REPLICA"], SHAPES))
+def test_state_is_combined_as_declared(how, shape):
     """Each replica adds the sum of its part of 1, 2, …; of two, three or four equal parts of it."""
     replicas = shape[0] * shape[1]
     state = tf.Variable(0.0, dtype=tf.float64, name="state", trainable=False, aggregation=tf.VariableAggregation[how])
@@ -310,7 +309,7 @@ def test_state_is_combined_as_declared(shape, how, total):
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
-@every_shape
+@hardest_shape
 def test_what_a_batch_adds_by_a_way_that_is_not_known_is_added_by_each_replica(shape):
     weight = variable("w", 1)
     summed = tf.VariableAggregation.SUM
@@ -329,7 +328,7 @@ def test_what_a_batch_adds_by_a_way_that_is_not_known_is_added_by_each_replica(s
     np.testing.assert_allclose(found, sum(part.sum() for part in np.split(x, shape[0] * shape[1])), rtol=1e-12)
 
 
-@every_shape
+@hardest_shape
 def test_counters_count_once(shape):
     count, weight = variable("count", dtype=np.int64, trainable=False), variable("w", 4, 1)
 
@@ -392,7 +391,7 @@ def test_an_update_that_reads_rows_of_the_batch_is_refused(shape):
         rewritten(captured, plan(captured.item, *shape))
 
 
-@every_shape
+@hardest_shape
 def test_an_update_may_read_the_loss(shape):
     weight = variable("w", 4, 1)
 

@@ -110,7 +110,7 @@ def test_training_equals_one_device(optimizer, layout):
     assert_same(train(captured, LAYOUTS[layout](captured.item), batches(6)), alone)
 
 
-@pytest.mark.parametrize("indices, layout", pairs(INDICES, LAYOUTS, each=2))
+@pytest.mark.parametrize("indices, layout", pairs(INDICES, LAYOUTS))
 def test_whatever_the_indices_are(indices, layout):
     captured, alone = positions_on_one_device("adam", indices)
     assert_same(train(captured, LAYOUTS[layout](captured.item), batches(6)), alone)
@@ -125,7 +125,7 @@ def test_parts_of_unequal_length_and_none_at_all():
 LOOKUPS = list(itertools.product([gather_different, gather_counted, gather_segments], OPTIMIZERS))
 
 
-@pytest.mark.parametrize("lookup, layout", pairs(LOOKUPS, LAYOUTS, each=5))
+@pytest.mark.parametrize("lookup, layout", pairs(LOOKUPS, LAYOUTS))
 def test_each_different_id_looked_up_once(lookup, layout):
     gather, optimizer = lookup
     captured, alone = lookup_on_one_device(optimizer, gather, 8)

@@ -6,14 +6,12 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import keras
 import numpy as np
 import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autodist.graph.placement import Cut
-from tests.unit.kernels import drawn_steps
 from tests.unit.kernels.in_one_process import capture, plan
 from tests.unit.kernels.place.partition.shards import SHUFFLE, Owners, assert_trains_alike, cut_in_strategy, numbers
 
@@ -104,18 +102,4 @@ def test_a_variable_of_any_shape_may_be_cut_anywhere(drawn, update, uses):
     captured = capture(step, *batches[0])
     strategy = plan(captured.item, WORKERS, 1)
     cut_in_strategy(strategy, "v", drawn.cut, drawn.owners)
-    assert_trains_alike(captured, step, strategy, batches)
-
-
-@settings(FEW, max_examples=8)
-@given(drawn_steps.CHOICES, drawn_cuts((drawn_steps.ROWS, 4)), drawn_cuts((4, 2)), st.integers(2, WORKERS))
-def test_boundaries_in_a_model_may_be_anywhere(choices, table, kernel, workers):
-    keras.utils.set_random_seed(0)
-    step = drawn_steps.make_step(choices)
-    batches = drawn_steps.make_batches(3, [6, 7, 2])
-    captured = capture(step, *batches[0])
-    strategy = plan(captured.item, workers, 1)
-    for name, drawn in {"table": table, "kernel": kernel}.items():
-        owners = [None if owner is None else owner % workers for owner in drawn.owners]
-        cut_in_strategy(strategy, name, drawn.cut, owners)
     assert_trains_alike(captured, step, strategy, batches)

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from autodist.graph.placement import Cut
 from tests.unit.kernels.in_one_process import capture
+from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.place.partition.shards import assert_trains_alike, numbers, partitioned, sharded_plan
 
 raw = tf.raw_ops
 ROWS, WIDTH = 7, 4
 CUTS = {"rows": Cut(0, (3, 1, 3)), "columns": Cut(1, (1, 3))}
-ALONG = pytest.mark.parametrize("along", CUTS)
 
 Apply = Callable[..., object]
 
@@ -80,8 +80,7 @@ def _variables() -> list[tf.Variable]:
     ]
 
 
-@ALONG
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name, along", pairs(DENSE, CUTS))
 def test_a_dense_update_is_done_shard_by_shard(name, along):
     variables = _variables()
 
@@ -104,9 +103,9 @@ def _unique(gradient: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.math.unsorted_segment_sum(gradient.values, places, tf.size(ids)), ids
 
 
-@pytest.mark.parametrize("name", SPARSE)
-@pytest.mark.parametrize("is_unique, along", [(True, "rows"), (False, "rows"), (False, "columns")], ids=str)
-def test_a_sparse_update_writes_the_rows_of_each_shard(name, is_unique, along):
+@pytest.mark.parametrize("name, way", pairs(SPARSE, [(True, "rows"), (False, "columns"), (False, "rows")], each=2))
+def test_a_sparse_update_writes_the_rows_of_each_shard(name, way):
+    is_unique, along = way
     if name == "update":
         is_unique = True  # which of two rows stays is not defined on one device either
     variables = _variables()

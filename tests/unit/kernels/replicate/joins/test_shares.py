@@ -50,7 +50,7 @@ LOOKING = [
 @pytest.mark.feature("function", "loss: gradient penalties")
 @pytest.mark.feature("function", "loss: adversarial examples (FGM, VAT)")
 @pytest.mark.feature("function", "loss: gradients clipped within the backward pass")
-@pytest.mark.parametrize("make, layout", pairs(LOOKING, LAYOUTS, each=4))
+@pytest.mark.parametrize("make, layout", pairs(LOOKING, LAYOUTS, each=2))
 def test_what_looks_at_cotangents_trains_as_on_one_device(make, layout, caplog):
     shape, is_global = LAYOUTS[layout]
     with caplog.at_level(logging.INFO, "autodist"):
@@ -88,7 +88,7 @@ OWNED = [steps.clip_per_example, steps.adversarial, steps.two_groups]
 SERVERS_AND_FEEDS = {"own": (0, False), "global": (0, True), "server-own": (1, False), "server-global": (1, True)}
 
 
-@pytest.mark.parametrize("make, layout", pairs(OWNED, SERVERS_AND_FEEDS, each=1))
+@pytest.mark.parametrize("make, layout", pairs(OWNED, SERVERS_AND_FEEDS))
 def test_parameter_servers_too(make, layout):
     servers, is_global = SERVERS_AND_FEEDS[layout]
     captured, alone = on_one_device(make, is_global)

@@ -108,12 +108,23 @@ OUTPUTS: dict[str, Values] = {
 }
 
 
-@pytest.mark.parametrize("name, shape", pairs(OUTPUTS, SHAPES))
+ALONE = ("max", "any", "product", "variance", "skewness", "not a number")
+"""Of each kind one, which no other output gives anything to."""
+
+
+@pytest.mark.parametrize("name, shape", pairs(ALONE, SHAPES))
 def test_an_output_is_that_of_the_whole_batch(
     name: str, shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "autodist"):
         found, expected = trained(OUTPUTS[name], shape)
+    assert_same(found, expected, 1e-10)
+    assert not caplog.records
+
+
+def test_all_outputs_of_a_step_are_those_of_the_whole_batch(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "autodist"):
+        found, expected = trained(lambda x, errors: [values(x, errors) for values in OUTPUTS.values()], SHAPES[-1])
     assert_same(found, expected, 1e-10)
     assert not caplog.records
 

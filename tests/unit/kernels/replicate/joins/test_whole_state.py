@@ -212,7 +212,7 @@ def noise() -> Write:
     return lambda x, errors, loss: drawn.assign(loss + tf.random.normal([], dtype=F64, seed=1))
 
 
-@pytest.mark.parametrize("make, shape", pairs([last_rows, likenesses, noise], SHAPES, each=1))
+@pytest.mark.parametrize("make, shape", pairs([last_rows, likenesses, noise], SHAPES))
 def test_where_it_is_not_known_the_log_says_what_it_becomes_and_workers_stay_alike(
     make: Callable[[], Write], shape: tuple[int, int], caplog: pytest.LogCaptureFixture
 ) -> None:
