@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autodist.graph.imported import ImportedGraph
 from autodist.runtime.clocks import against
 from autodist.runtime.direct_run import DirectRun
 from autodist.runtime.timeline import TracedRuns, shared_queues
@@ -29,7 +30,7 @@ class Host:
     """
 
     def __init__(self, target: str, config: tf.compat.v1.ConfigProto) -> None:
-        self.graph = tf.Graph()
+        self.graph = ImportedGraph()
         self.session = tf.compat.v1.Session(target, graph=self.graph, config=config)
         self._lock = threading.Lock()
         self._closed = False

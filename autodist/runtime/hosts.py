@@ -43,8 +43,7 @@ class Hosts:
                 host = Host(self._target, self._config)
                 self._opened.append(host)
             prefix = f"step_{self._steps}"
-            with host.graph.as_default():
-                tf.import_graph_def(graph_def, name=prefix)
+            host.graph.import_nodes(graph_def, prefix)
         return host, prefix + "/"
 
     def initialize(self, host: Host, operations: Mapping[str, str]) -> None:

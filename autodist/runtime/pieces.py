@@ -98,6 +98,7 @@ class Pieces:
             then: called with each once it is there.
             workers: that have the pieces; None: all.
         """
+        self.prepare(values, workers)
         for some in in_groups(values):
             made = [self._write(value.kept, self._all(workers)) for value in some]
             arrays = {given: np.asarray(v.read()) for v, (given, ops) in zip(some, made, strict=True) if ops}

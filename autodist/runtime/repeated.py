@@ -90,6 +90,7 @@ def repeated(host: Host, step: Parts, times: int) -> Callable[..., list[np.ndarr
 def _body(host: Host, step: Parts) -> tf.compat.v1.GraphDef:
     """What the step consists of, without what is fed."""
     fed = {tensor.op for tensor in (*step.batch, *step.alike)}
+    host.graph.make_operations()
     found: dict[tf.Operation, None] = {}
     waiting = [*(output.op for output in step.outputs), *step.operations]
     while waiting:

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.errors import TraceError
+from autodist.graph.imported import ImportedGraph
 from autodist.messages import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -97,9 +98,10 @@ class TracedRuns:
         return result
 
 
-def shared_queues(graph: tf.Graph) -> dict[str, str]:
+def shared_queues(graph: ImportedGraph) -> dict[str, str]:
     """By the name of each operation on a queue, the name by which all workers know that queue."""
     found = {}
+    graph.make_operations()
     for op in graph.get_operations():
         if op.type.startswith("Queue") and op.inputs:
             queue = op.inputs[0].op

@@ -19,6 +19,7 @@ ROWS = (
         product(0, 2),
     ),
     Row("Conv2DBackpropInputV2 Conv2DBackpropFilterV2 Conv3DBackpropInput Conv3DBackpropFilter", Trait.CONVOLUTION),
+    Row("FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3", Trait.NORMALISES),
     Row("BiasAdd BiasAddV1", linear=linear(0, 1)),
     Row("AvgPool AvgPool3D ExtractImagePatches ExtractVolumePatches", linear=linear(0)),
     Row("ResizeBilinear ResizeNearestNeighbor ResizeBicubic ResizeArea ScaleAndTranslate", linear=linear(0)),

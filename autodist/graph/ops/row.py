@@ -67,6 +67,8 @@ class Trait(enum.Flag):
 
     CONVOLUTION = enum.auto()
     """A convolution, or the gradient of one."""
+    NORMALISES = enum.auto()
+    """It scales examples by moments of all of them, which are its further outputs."""
     LIST = enum.auto()
     """It makes, reads or writes a list of tensors."""
     TELLS = enum.auto()

@@ -67,6 +67,8 @@ class StateJoins:
             self._joiner.require_known(change.variable.name, Unknown(unknown))
         if unknown is not None and declared is Aggregation.SUM and self._takes_averages(change, unknown):
             unknown = whole.unknown(change)
+        if unknown is not None and declared is Aggregation.NONE and whole.is_of_moments(change):
+            return self._mean_of_states(change, Examples())
         if unknown is not None:
             is_told = declared is Aggregation.SUM and only_adds
             return self._sum_of_changes(f, change) if is_told else self._guess(f, change, unknown)

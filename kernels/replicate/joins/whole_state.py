@@ -8,9 +8,10 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.graph.fragment import fragment
-from autodist.graph.names import node_of
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Aggregation, JoinKind
-from autodist.graph.propagation import Joined, Kind, Mean, Reduced, Replicated, Sum, Unknown
+from autodist.graph.propagation import Joined, Kind, Mean, PerExample, Reduced, Replicated, Sum, Unknown
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.statistics import Statistics, WholeStatistic
 from autodist.kernels.replicate.made_of import MadeOf, find_made_of, make_again
@@ -60,6 +61,29 @@ class WholeState:
     def is_of_written(self, name: str) -> bool:
         """Whether a tensor is made of what the step has written to a variable."""
         return node_of(name) in self._own
+
+    def is_of_moments(self, change: StateChange) -> bool:
+        """Whether it is a moving average of moments by which replicas normalise their own examples.
+
+        Their mean over the replicas is what is wanted there (whose normalisation is told of by itself), though a
+        variance's is no variance: tf.distribute keeps it so.
+        """
+        nodes, found = self._joiner.item.wiring.nodes, False
+        front = self.unknown_parts(change)
+        if any(map(self.is_of_written, front)):
+            return False
+        seen: set[str] = set()
+        while front:
+            name = front.pop()
+            node = nodes[node_of(name)]
+            if node.op in having(Trait.NORMALISES) and name != tensor(node.name):
+                found = True
+            elif isinstance(self._kind(name), Unknown) and node.name not in seen:
+                seen.add(node.name)
+                front += [tensor(i) for i in node.input if not is_control(i)]
+            elif isinstance(self._kind(name), PerExample):
+                return False
+        return found
 
     def take_for(self, name: str, kind: Kind) -> None:
         """Takes a tensor of unknown kind for one of `kind` from now on."""

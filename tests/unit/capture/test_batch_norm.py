@@ -84,7 +84,8 @@ def test_replicas_without_examples_are_left_out(workers, replicas):
     assert_trains_the_same(training_step(layers.BatchNormalization()), images(1, 1), workers, replicas)
 
 
-def test_the_variance_is_that_of_the_replicas_part():
+def test_the_variance_is_that_of_the_replicas_part_as_is_told_once(caplog):
+    caplog.set_level("INFO", "autodist")
     norm = layers.BatchNormalization(momentum=0.0)
     ((x,),) = images(4)
     captured = capture(training_step(norm), x)
@@ -94,6 +95,8 @@ def test_the_variance_is_that_of_the_replicas_part():
     kernel = before["kernel"]
     parts = [np.var(part @ kernel, (0, 1, 2)) for part in np.split(x, 2)]
     np.testing.assert_allclose(found, np.mean(parts, 0), rtol=ROUNDING)
+    (told,) = caplog.messages
+    assert told.startswith("examples see one another in the model, as in batch normalisation")
 
 
 def test_a_layer_that_is_called_twice():
