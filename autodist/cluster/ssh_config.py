@@ -65,7 +65,8 @@ def read_options(host: str, username: str | None, port: int | None, jumps: Seque
     """The options for one host.
 
     `ssh -G` prints what OpenSSH makes of all files, `Include` and `Match` among them. Without OpenSSH paramiko reads
-    `~/.ssh/config`; it knows no `Include`.
+    `~/.ssh/config`, and so it does for a user without an entry in passwd, for whom OpenSSH does nothing; it knows no
+    `Include`.
 
     Args:
         host: name or address, as for the `ssh` command.
@@ -74,14 +75,16 @@ def read_options(host: str, username: str | None, port: int | None, jumps: Seque
         jumps: hosts to go through, in place of those in the configuration.
 
     Raises:
-        ClusterError: the configuration cannot be read, with what OpenSSH says of it.
+        ClusterError: the configuration cannot be read, with what OpenSSH says of it; this process's user has no name.
     """
-    found = _ask_openssh(host, username, port, jumps) if has_openssh() else _ask_paramiko(host)
+    own = _own_name(host)
+    found = _ask_openssh(host, username, port, jumps) if has_openssh() and _has_entry() else _ask_paramiko(host)
     hostname = _only(found, "hostname", host)
     number = port or _number(host, _only(found, "port", "22"))
-    user = username or _only(found, "user", "") or getpass.getuser()
-    tokens = {"%": "%", "d": str(Path.home()), "h": hostname, "i": str(os.getuid()), "n": host, "p": str(number)}
-    tokens |= {"r": user, "u": getpass.getuser(), "l": socket.gethostname(), "L": socket.gethostname().split(".")[0]}
+    user = username or _only(found, "user", "") or own
+    tokens = {"%": "%", "d": str(_home()), "h": hostname, "i": str(os.getuid()), "n": host, "p": str(number)}
+    tokens |= {"r": user, "u": own, "l": socket.gethostname()}
+    tokens["L"] = tokens["l"].split(".")[0]
     alias = found.get("hostkeyalias")
     tokens["k"] = alias[0] if alias else host
 
@@ -156,17 +159,41 @@ def _ask_openssh(host: str, username: str | None, port: int | None, jumps: Seque
 
 def other_home() -> list[str]:
     """OpenSSH goes by the user's entry in passwd, while $HOME may be another folder, as in containers."""
-    home, config = Path.home(), Path.home() / ".ssh" / "config"
+    home, config = _home(), _home() / ".ssh" / "config"
     if home == Path(_passwd_home()):
         return []
     return ["-F", str(config) if config.is_file() else "none"]
 
 
-def _passwd_home() -> str:
+def _home() -> Path:
+    """The user's home directory; for one who has none it is `/`, as Docker sets it."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_dir
-    except KeyError:  # a user without an entry, as in containers
-        return str(Path.home())
+        return Path.home()
+    except RuntimeError:
+        return Path("/")
+
+
+def _own_name(host: str) -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError) as error:  # the latter from Python 3.13 on
+        raise ClusterError(
+            f"{host}: the user {os.getuid()} of this process has no name, as in a container of another user than its "
+            "image's. Set the environment variable LOGNAME to one: it is the name to log in with, unless `username` in "
+            "the node's group under `ssh` says another."
+        ) from error
+
+
+def _has_entry() -> bool:
+    """Whether this process's user stands in passwd; one of a container may not."""
+    try:
+        return bool(pwd.getpwuid(os.getuid()))
+    except KeyError:
+        return False
+
+
+def _passwd_home() -> str:
+    return pwd.getpwuid(os.getuid()).pw_dir if _has_entry() else str(_home())
 
 
 def _paths_in(value: str) -> list[str]:
@@ -180,7 +207,7 @@ def _paths_in(value: str) -> list[str]:
 
 
 def _ask_paramiko(host: str) -> dict[str, list[str]]:
-    path = Path.home() / ".ssh" / "config"
+    path = _home() / ".ssh" / "config"
     try:
         config = paramiko.SSHConfig.from_path(str(path)) if path.is_file() else paramiko.SSHConfig()
         options: Mapping[str, Any] = config.lookup(host)

@@ -259,9 +259,10 @@ class ResourceSpec(Timeouts):
             raise source.error(("nodes",), f"missing, the file is empty; allowed: {_EXAMPLE}")
         if not isinstance(data, dict):
             keys = ", ".join(sorted(_known_keys()))
-            raise source.error(
-                ("document",), f"a {type(data).__name__} is not allowed; allowed: a mapping with the keys {keys}"
+            what = (
+                "a list is not allowed" if isinstance(data, list) else "no keys here, is this the file of the machines"
             )
+            raise source.error(("document",), f"{what}; allowed: a mapping with the keys {keys}")
         for key in _HIDDEN:
             if key in data:
                 raise source.error((key,), unknown_key(key, _known_keys()))

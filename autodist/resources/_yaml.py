@@ -14,6 +14,8 @@ from autodist.resources._source import KeyPath, Source, key_text
 _NUMBER_LIKE = {TAG + name for name in ("int", "float", "bool", "null")}
 # A date stays the text that the user wrote: nothing in a spec is a date.
 _TEXT_LIKE = {TAG + name for name in ("str", "timestamp", "value", "merge")}
+_TAB = "found character '\\t'"
+_NO_TAB = "; indent by blanks, since YAML takes no tabs"
 _NO_TEXT = "; is this a text file, and in UTF-8?"
 
 
@@ -52,6 +54,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         what = ", ".join(part for part in (error.context, error.problem) if part)
+        what += _NO_TAB if _TAB in what else ""
         raise _not_yaml(file, mark.line + 1 if mark else 1, what) from error
     except (ValueError, OverflowError) as error:  # PyYAML passes on what Python says of "\UFFFFFFFF" and `%YAML 1.9…9`
         what = "a number in an escape or in a directive is too large"

@@ -52,7 +52,7 @@ class SecretSource:
             return SecretSource(file=Path(file))
         job = given.job or (f"port-{given.port}" if given.is_on_one_machine else None)
         if job is not None:
-            return SecretSource(file=Path.home() / _FOLDER / job, is_drawn=True)
+            return SecretSource(file=_home() / _FOLDER / job, is_drawn=True)
         raise ResourceSpecError(
             f"the environment variable {SECRET} is missing: the processes of the cluster know one another by it. Set "
             f"it to the same text of at least {SHORTEST} characters for all (`openssl rand -hex 32` makes one), or "
@@ -111,6 +111,16 @@ class SecretSource:
         if self.file is not None and self.is_drawn:
             with contextlib.suppress(OSError):
                 self.file.unlink()
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError as error:
+        raise ResourceSpecError(
+            f"there is no home directory in which the chief could leave the run's secret: HOME is not set, and the "
+            f"user {os.geteuid()} has no entry in passwd; set {SECRET} in its place."
+        ) from error
 
 
 def _long_enough(text: str, where: str) -> str:

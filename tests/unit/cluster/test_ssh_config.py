@@ -86,3 +86,22 @@ def test_without_openssh_match_counts_and_includes_are_unknown(folder: Path, mon
     )
     lab = read_options("lab", None, None)
     assert (lab.hostname, lab.port, lab.user) == ("10.0.0.7", 22, "ann")
+
+
+@pytest.mark.parametrize("home", [True, False])
+def test_a_user_without_an_entry_has_the_name_of_the_environment(
+    home: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(_: object) -> None:
+        raise KeyError("getpwuid(): uid not found: 12345")
+
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME", *(() if home else ("HOME",))):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", absent)
+    (folder / "config").write_text("Host lab\n  HostName 10.0.0.7\n")
+    with pytest.raises(ClusterError, match=r"lab: the user \d+ of this process has no name.* Set .* LOGNAME"):
+        read_options("lab", "ann", None)
+    monkeypatch.setenv("LOGNAME", "bob")
+    for username, user in ((None, "bob"), ("ann", "ann")):
+        lab = read_options("lab", username, None)
+        assert (lab.hostname, lab.user) == ("10.0.0.7" if home else "lab", user)

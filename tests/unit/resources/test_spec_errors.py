@@ -32,6 +32,12 @@ SHAPE = {
         "document",
         f"a list is not allowed; allowed: a mapping with the keys {KEYS}",
     ),
+    "a script": (
+        "import a\nb = 1\n",
+        1,
+        "document",
+        "no keys here, is this the file of the machines; allowed: a mapping",
+    ),
     "no nodes key": ("batch: global\n", 1, "nodes", "missing; allowed: a list of at least one node"),
     "no nodes": ("batch: global\nnodes: []\n", 2, "nodes", "no node is given; allowed: a list of at least one node"),
     "nodes null": ("nodes:\n", 1, "nodes", "null is not allowed; allowed: a list of at least one node"),
@@ -134,7 +140,13 @@ SHAPE = {
         "syntax",
         "not valid YAML: while parsing a flow mapping, expected",
     ),
-    "tab": ("nodes:\n\t- a\n", 2, "syntax", "not valid YAML: while scanning for the next token, found character '\\t'"),
+    "tab": (
+        "nodes:\n\t- a\n",
+        2,
+        "syntax",
+        "not valid YAML: while scanning for the next token, found character '\\t'"
+        " that cannot start any token; indent by blanks, since YAML takes no tabs",
+    ),
     "two documents": (HEAD + "---\na: 1\n", 3, "syntax", "not valid YAML: expected a single document in the stream"),
     "control character": ("nodes:\n  - \x07\n", 2, "syntax", "not valid YAML: character U+0007 is not allowed"),
     "tag": (

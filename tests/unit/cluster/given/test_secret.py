@@ -63,3 +63,12 @@ def test_without_a_secret_and_with_a_short_one_the_mend_is_told() -> None:
         SecretSource.of(HAND, {})
     with pytest.raises(ResourceSpecError, match="the secret in AUTODIST_SECRET has 3 characters; allowed: at least 16"):
         SecretSource.of(HAND, {"AUTODIST_SECRET": "abc"})
+
+
+def test_without_a_home_directory_the_variable_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent() -> None:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", absent)
+    with pytest.raises(ResourceSpecError, match="no home directory .*; set AUTODIST_SECRET in its place"):
+        SecretSource.of(STEP, {})
