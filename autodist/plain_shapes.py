@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 _lock = threading.Lock()
+_ANY = tf.TensorShape([1])
 _inside: list[None] = []
 """One for each thread that is inside, where the script has switched such shapes off."""
 
@@ -21,7 +22,7 @@ def plain_shapes() -> Iterator[None]:
     is never None. The script finds it so when this ends, since it may ask for `x.shape[1].value`.
     """
     with _lock:
-        is_other = bool(_inside) or type(tf.TensorShape([1])[0]) is not int
+        is_other = bool(_inside) or type(_ANY[0]) is not int
         if is_other:
             _inside.append(None)
             tf.compat.v1.enable_v2_tensorshape()

@@ -105,6 +105,8 @@ class SessionFeeds:
         Raises:
             UnevenBatchError: two arrays disagree in their number of examples, or there are none.
         """
+        if len(self.spec.workers) == 1:
+            return list(arrays.values())
         split = dict(zip(arrays, axes, strict=True))
         if is_alone and all(axis is None or self.is_shared_out(t) for t, axis in split.items()):
             return list(arrays.values())
