@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from autodist.cluster.patience import Stopwatch
-from tests.forked_python.start import forked_python
+from tests.forked_python.start import ON_CPU, forked_python
 
 MARK = "AUTODIST_TEST_RUN"
 """Environment variable that every process of a run has, with the run's own value."""
@@ -85,6 +85,8 @@ class Run:
         spec: the cluster; by default three workers on this machine.
         via: makes the command that starts the chief of the command that would start it here.
         mark: value of `MARK`, if it is already in use.
+        is_forked: whether the chief, unless it is started by another command, and workers of this machine are forked
+            from a process that has imported AutoDist.
 
     Attributes:
         environment: of the chief.
@@ -103,6 +105,7 @@ class Run:
         spec: dict[str, Any] | None = None,
         via: Callable[[list[str]], list[str]] = list,
         mark: str | None = None,
+        is_forked: bool = True,
     ) -> None:
         self.directory, self.mark = directory, mark or secrets.token_hex(8)
         self._notes = directory / "notes"
@@ -112,7 +115,8 @@ class Run:
         script = directory / "train.py"
         script.write_text(_SCRIPT.format(spec=json.dumps(spec), note=NOTE.format(notes=str(self._notes)), **parts))
         self._command = via([sys.executable, str(script), "argument with spaces", "$HOME", "'"])
-        self.environment = os.environ | {MARK: self.mark}
+        self.forked_workers = workers_here(spec) - 1 if is_forked and via is list else None
+        self.environment = os.environ | ON_CPU | {MARK: self.mark}
 
     def __enter__(self) -> Run:
         with open(self.directory / "stdout", "wb") as out, open(self.directory / "stderr", "wb") as err:
@@ -176,6 +180,15 @@ class Run:
     def assert_gone(self, limit: float = 10) -> None:
         """Nothing of the run is left, on any of its hosts, within `limit` seconds from now."""
         assert all_gone(self.mark, limit), [_describe(pid) for pid in survivors(self.mark)]
+
+
+def workers_here(spec: dict[str, Any]) -> int:
+    """Workers that are started as processes of this machine, the chief among them."""
+    nodes = spec["nodes"]
+    if isinstance(nodes, str):
+        return 1  # they are given by a scheduler, which starts them
+    mine = [node for node in nodes if "ssh" not in spec or node.get("chief")]
+    return sum(int(node.get("workers", 1)) for node in mine)
 
 
 def survivors(mark: str) -> list[int]:

@@ -54,7 +54,6 @@ def tell_facts(name):
 def facts_of(directory: Path, forked_workers: int | None) -> list[dict[str, Any]]:
     """What the chief and each worker find."""
     run = Run(directory, FACTS + "tell_facts('facts0')\ncoordinator.finish()", WORKER)
-    run.environment |= ON_CPU
     run.forked_workers = forked_workers
     with run:
         assert run.wait(60) == 0, run.stderr
@@ -167,7 +166,6 @@ def test_it_ends_as_if_it_had_been_started(tmp_path: Path, code: str) -> None:
 
 def test_all_ends_with_its_chief_also_who_still_waits_to_be_a_worker(tmp_path: Path) -> None:
     run = Run(tmp_path, "time.sleep(60)", "time.sleep(60)")
-    run.environment |= ON_CPU
     run.forked_workers = 3
     with run:
         workers = [run.wait_for_note(f"worker{index}", 60) for index in (1, 2)]

@@ -37,7 +37,7 @@ sys.stdout.buffer.write(b"bad \\xff byte\\n" + b"no line end")
 sys.stdout.flush()
 member.wait_for_end()
 """
-    with Run(tmp_path, FINISH, worker) as run:
+    with Run(tmp_path, FINISH, worker, is_forked=False) as run:
         assert run.wait() == 0
         run.assert_gone(0)
     for index in (1, 2):

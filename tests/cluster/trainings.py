@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.cluster.runs import MARK, NOTE, Run
+from tests.cluster.runs import MARK, NOTE, Run, workers_here
 from tests.forked_python.start import ON_CPU
 
 # What every script begins with; `me` is the worker's index.
@@ -92,7 +92,7 @@ class Training(Run):
         file, notes = directory / "train.py", str(self._notes)
         parts = {"note": NOTE.format(notes=notes), "notes": notes, "cluster": str(cluster), "before": before}
         file.write_text(_SCRIPT.format(**parts) + script)
-        self.forked_workers = _workers_here(spec) - 1 if is_forked else None
+        self.forked_workers = workers_here(spec) - 1 if is_forked else None
         self._command = [sys.executable, *command, str(file)]
         self.environment = os.environ | ON_CPU | {MARK: self.mark}
 
@@ -104,12 +104,3 @@ class Training(Run):
         """What a worker has kept."""
         with np.load(self._notes / f"kept{worker}.npz") as arrays:
             return dict(arrays)
-
-
-def _workers_here(spec: dict[str, Any]) -> int:
-    """Workers that are started as processes of this machine, the chief among them."""
-    nodes = spec["nodes"]
-    if isinstance(nodes, str):
-        return 1  # they are given by a scheduler, which starts them
-    mine = [node for node in nodes if "ssh" not in spec or node.get("chief")]
-    return sum(int(node.get("workers", 1)) for node in mine)

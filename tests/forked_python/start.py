@@ -20,8 +20,11 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 """With what, beside the environment of the tests, TensorFlow is imported, and a script has to be started."""
 
 _NO_MARK = "0" * 16
-_READ_BY_NO_IMPORT = ("AUTODIST_", "PYTEST_CURRENT_TEST")
+_READ_BY_NO_IMPORT = ("AUTODIST_", "PYTEST_CURRENT_TEST", "TPU_ML_PLATFORM")
 """With what begins what may be another one in the environment than where TensorFlow was imported."""
+
+_SET_BY_IMPORTS = {("TF2_BEHAVIOR", "1"), ("ENABLE_RUNTIME_UPTIME_TELEMETRY", "1"), ("HDF5_PLUGIN_PATH", "disable")}
+"""By TensorFlow's, which a test may come to in the process of the tests itself."""
 
 _BOOT = "import sys; sys.path[0] = {folder!r}; from serve import serve; exec(serve({descriptor}))"
 
@@ -137,7 +140,8 @@ class ForkedPython:
 
 
 def _of_all(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if not name.startswith(_READ_BY_NO_IMPORT)}
+    read = {pair for pair in environment.items() if not pair[0].startswith(_READ_BY_NO_IMPORT)}
+    return dict(read - _SET_BY_IMPORTS)
 
 
 forked_python = ForkedPython()
