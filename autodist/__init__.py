@@ -17,8 +17,9 @@ __all__ = ["AutoDist", "ResourceSpec", "launch", "load_ipython_extension"]
 
 check_versions()
 
-from autodist.cluster.start import noted_start  # noqa: E402  # it takes a Python that has passed
+from autodist.cluster.start import fill_standard_descriptors, noted_start  # noqa: E402  # it takes a Python that has passed
 
+fill_standard_descriptors()  # now: before this process opens much
 noted_start()  # now: the script may change its directory and arguments before it makes an AutoDist
 
 _WHERE = {

@@ -53,9 +53,9 @@ def _is_debugging() -> bool:
 
 @contextmanager
 def _filtered() -> Iterator[None]:
-    try:
-        plain = os.dup(_STDERR)
-    except OSError:  # this process has no standard error
+    # Where standard error was closed when Python began, another file may have got its number since.
+    plain = None if sys.__stderr__ is None else _copy_of_stderr()
+    if plain is None:
         yield
         return
     child = _start_filter()
@@ -78,6 +78,13 @@ def _filtered() -> Iterator[None]:
         os.close(plain)
         if child.returncode is None:
             threading.Thread(target=child.wait, name="autodist-quiet", daemon=True).start()
+
+
+def _copy_of_stderr() -> int | None:
+    try:
+        return os.dup(_STDERR)
+    except OSError:  # it is closed
+        return None
 
 
 def _start_filter() -> subprocess.Popen[bytes] | None:

@@ -57,3 +57,15 @@ def content_digest(path: str) -> str | None:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError:
         return None
+
+
+def fill_standard_descriptors() -> None:
+    """Opens the null device in place of a closed standard input, output or error (`nohup python train.py >&- 2>&- &`).
+
+    What this process opens next would get that number: the pipe to an agent, say, into which TensorFlow would log then.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # the lowest free number is this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)

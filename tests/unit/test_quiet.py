@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -161,3 +162,17 @@ os.write(1, b"went on")
         command = [sys.executable, "-c", script]
         done = subprocess.run(command, check=False, stdout=subprocess.PIPE, stderr=full, timeout=60)
     assert done.stdout == b"went on"
+
+
+def test_a_file_that_has_the_number_of_a_closed_standard_error_is_left_alone(tmp_path: Path) -> None:
+    script = f"""
+os.dup2(os.open({str(tmp_path / "own")!r}, os.O_WRONLY | os.O_CREAT), 2)
+before = os.stat(2)
+with quiet_tensorflow():
+    assert os.path.samestat(os.stat(2), before)
+    say("own")
+"""
+    begin = "import os\nfrom autodist.quiet import quiet_tensorflow\nsay = lambda t: os.write(2, t.encode())\n"
+    closed = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", sys.executable, "-c", begin + script]
+    assert subprocess.run(closed, timeout=60, check=False).returncode == 0
+    assert (tmp_path / "own").read_text() == "own"
