@@ -73,12 +73,15 @@ def strategy_table(
         caption = _held(trained_bytes(strategy, graph_item), names, " of trained variables")
     else:
         caption = _held(held, names, "")
-    caption = "; ".join(filter(None, (caption, told_sums(strategy, graph_item, resource_spec))))
+    costs = _costs(strategy, variables, rows or {})
+    shown = _largest(costs)
+    smaller = _count(len(costs) - len(shown), "smaller variable") if len(shown) < len(costs) else ""
+    # Not in a cell, whose column would be as wide.
+    more = smaller and f"`autodist plan --json` tells of the {smaller}"
+    caption = "; ".join(filter(None, (caption, told_sums(strategy, graph_item, resource_spec), more)))
     is_narrow = width is not None and width < NARROW
     table = Table(title=Text(_title(strategy, workers)), show_footer=True, caption=Text(caption), show_lines=is_narrow)
-    costs = _costs(strategy, variables, rows or {})
     total = _total(tuple(variables.values()), costs, names)
-    shown = _largest(costs)
     spec = effective_spec(strategy)
     lines = [_row(one.variable, resolve_node(one.node, spec), one, names) for one in shown]
     if strategy.pipeline.stages:
@@ -87,10 +90,9 @@ def strategy_table(
             for line, one in zip(lines, shown, strict=True)
             for stage in [stage_of(strategy, one.node)]
         ]
-    if len(shown) < len(costs):
+    if smaller:
         left = sum(one.variable.byte_size for one in costs) - sum(one.variable.byte_size for one in shown)
-        name = f"and {_count(len(costs) - len(shown), 'smaller variable')}"
-        lines.append((name, "", readable_bytes(left), "", "", "told by `autodist plan --json`", ""))
+        lines.append((f"and {smaller}", "", readable_bytes(left), "", "", "", ""))
     if is_narrow:
         lines, total = [_narrow(line) for line in lines], _narrow(total)
     for column, footer in zip(NARROW_COLUMNS if is_narrow else COLUMNS, total, strict=True):
