@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TextIO
 
+from autodist.errors import AutoDistError
+
 LEVEL_VARIABLE = "AUTODIST_LOG_LEVEL"
 """Environment variable: DEBUG, INFO (what the chief shows by default), WARNING (what other workers show) or ERROR."""
 
@@ -15,17 +17,27 @@ ALIKE_EVERYWHERE = {"alike_everywhere": True}
 
 
 def log_to_the_terminal(is_chief: bool) -> None:
-    """Shows the log on standard error, unless the script has set up logging itself."""
+    """Shows the log on standard error, unless the script has set up logging itself.
+
+    Raises:
+        AutoDistError: the environment asks for a level that there is not.
+    """
     logger = logging.getLogger("autodist")
     if logger.handlers or logging.getLogger().handlers:
         return
+    level = os.environ.get(LEVEL_VARIABLE, "").upper() or ("INFO" if is_chief else "WARNING")
+    if level not in logging.getLevelNamesMapping():
+        raise AutoDistError(
+            f"the environment variable {LEVEL_VARIABLE} is {level}, which is no level; allowed: DEBUG, INFO, WARNING, "
+            "ERROR"
+        )
     handler = _Terminal()
     handler.setFormatter(logging.Formatter("autodist: %(message)s"))
     if not is_chief:
         handler.addFilter(_is_of_this_worker)
     logger.addHandler(handler)
     logger.propagate = False
-    logger.setLevel(os.environ.get(LEVEL_VARIABLE, "INFO" if is_chief else "WARNING").upper())
+    logger.setLevel(level)
 
 
 def is_shown_on_the_terminal(level: int) -> bool:
