@@ -26,6 +26,7 @@ ROWS = (
     Row("SparseToDense", linear=linear(2, 3)),
     # Reductions.
     Row("Sum", linear=linear(0)),
+    Row("SparseReduceSum", linear=linear(1)),
     Row("Mean", Trait.MEASURES, linear(0)),
     Row("Max Min", Trait.MEASURES | Trait.EXTREME),
     Row("SegmentSum SegmentSumV2 SegmentMean UnsortedSegmentSum", linear=linear(0)),

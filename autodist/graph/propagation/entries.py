@@ -187,6 +187,14 @@ def sparse_matmul(site: Site) -> Fact:
     return _opaque_among(site)
 
 
+def sparse_reduce(site: Site) -> Fact:
+    """SparseReduceSum, SparseReduceMax: positions, values, shape, axes, of which the examples' may be none."""
+    axes, rank = site.constant(3), site.shape(0)[1] if site.rank(0) == 2 else None
+    if axes is None or rank is None or any(int(axis) % rank == 0 for axis in axes.reshape(-1)):
+        return _opaque_among(site)
+    return _dense(site, site.facts[0], 2, (1,))
+
+
 def ctc_loss(site: Site) -> list[Fact]:
     """CTCLoss: logits with the examples along the second axis, labels as positions and values, lengths."""
     coordinates, forms = site.facts[1], site.forms(0, 2, 3)
@@ -301,6 +309,7 @@ RULES: dict[str, Rule] = {
     "RaggedBincount": ragged_counts,
     "RaggedTensorToTensor": ragged_to_dense,
     "SparseTensorDenseMatMul": sparse_matmul,
+    **dict.fromkeys(["SparseReduceSum", "SparseReduceMax"], sparse_reduce),
     **dict.fromkeys(["CTCLoss", "CTCLossV2"], ctc_loss),
     "SparseReshape": reshape_sparse,
     "SparseFillEmptyRows": fill_empty_rows,

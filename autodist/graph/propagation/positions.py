@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.combine import same_rows
 from autodist.graph.propagation.facts import (
     SAME,
@@ -76,8 +77,9 @@ def crop_of_each(site: Site) -> Fact:
 
 
 def divide(site: Site) -> Fact | list[Fact]:
-    """DynamicPartition: the rows of each class, as a mask takes them."""
-    data, classes, number = site.form(0), site.form(1), site.number("num_partitions")
+    """DynamicPartition: the rows of each class, as a mask takes them, or their numbers."""
+    numbers, classes, number = site.facts[0], site.form(1), site.number("num_partitions")
+    data = Form(numbers.entries) if isinstance(numbers, Positions) else site.form(0)
     for form in (data, classes):
         if isinstance(form, Opaque):
             return Opaque(form.reason)
@@ -87,8 +89,49 @@ def divide(site: Site) -> Fact | list[Fact]:
         return site.opaque("its rows and their classes do not both have the examples along the first axis")
     if data.rows.order:
         return site.opaque("its rows are not in the order of the examples")
-    parts = [elements_of(site.named(k)) for k in range(number)]
+    parts = [_of_class(site, number, k) for k in range(number)]
+    if isinstance(numbers, Positions):
+        return [Positions(numbers.within, part) for part in parts]
     return [Form(part, data.factors, data.mixed_at or classes.mixed_at) for part in parts]
+
+
+def _of_class(site: Site, number: int, index: int) -> Rows:
+    """The rows of a class, which are the same ones whatever is divided by these classes."""
+    return elements_of(site.scope.same_as(("class", site.inputs[1], number, index), site.named(index)))
+
+
+def put_back(site: Site) -> Form | None:
+    """DynamicStitch of what was made of the rows of each class, by their numbers: all rows, where they were before."""
+    half = len(site.facts) // 2
+    within = _all_that_was_divided(site, half)
+    if within is None:
+        return None
+    values = [site.form(k) for k in range(half, 2 * half)]
+    for numbers, form in zip(site.facts[:half], values, strict=True):
+        if not isinstance(numbers, Positions) or not isinstance(form, Form) or form.base != numbers.entries:
+            return None
+    forms = [form for form in values if isinstance(form, Form)]
+    if len({form.factors for form in forms}) != 1:
+        return None
+    return Form(within, forms[0].factors, next((form.mixed_at for form in forms if form.mixed_at), None))
+
+
+def _all_that_was_divided(site: Site, number: int) -> Rows | None:
+    """The rows whose numbers the first inputs are, each in one of them: all classes of one division, in its order."""
+    sources = [_origin(site, tensor) for tensor in site.inputs[:number]]
+    node = site.scope.producer(sources[0])
+    is_whole = node is not None and node.op == "DynamicPartition" and node.attr["num_partitions"].i == number
+    if node is None or not is_whole or sources != [f"{node.name}:{k}" for k in range(number)]:
+        return None
+    divided = site.scope.fact(tensor_name(node.input[0]))
+    is_all = isinstance(divided, Positions) and divided.covers and divided.entries == divided.within
+    return divided.within if isinstance(divided, Positions) and is_all else None
+
+
+def _origin(site: Site, tensor: str) -> str:
+    while (node := site.scope.producer(tensor)) is not None and node.op in having(Trait.SAME):
+        tensor = tensor_name(node.input[0])
+    return tensor
 
 
 def scatter_beside(site: Site) -> Fact:

@@ -19,7 +19,7 @@ from autodist.graph.propagation.facts import (
     rows_of,
 )
 from autodist.graph.propagation.lengths import length
-from autodist.graph.propagation.positions import all_rows
+from autodist.graph.propagation.positions import all_rows, put_back
 from autodist.graph.propagation.site import Rule, Site
 
 
@@ -143,7 +143,9 @@ def ones_like(site: Site) -> Fact:
 
 
 def stitch(site: Site) -> Fact:
-    """DynamicStitch of integers of shapes: the elements of each vector, put where its indices say."""
+    """DynamicStitch of rows, or of integers of shapes: the elements of each vector, put where its indices say."""
+    if (rows := put_back(site)) is not None:
+        return rows
     half = len(site.facts) // 2
     indices, dims = [site.elements(k) for k in range(half)], [site.dims(k) for k in range(half, 2 * half)]
     if any(places is None or None in places for places in indices) or any(entry is None for entry in dims):

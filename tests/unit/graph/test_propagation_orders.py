@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.propagation import Elements, Mean, Sum, Unknown
+from autodist.graph.propagation import Elements, Mean, PerExample, Sum, Unknown
 from tests.unit.graph.propagation_batches import MEAN, SIZES, tensor
 from tests.unit.graph.propagation_graphs import Case
 
@@ -95,6 +95,29 @@ UNKNOWN = {
     ),
     "different masks": lambda x, y, label: tf.boolean_mask(x, label > 1) * tf.boolean_mask(y, label > 0),
 }
+
+
+@pytest.mark.parametrize("stitch", [tf.dynamic_stitch, tf.raw_ops.ParallelDynamicStitch], ids=["one", "parallel"])
+def test_what_is_made_of_each_class_and_put_back_is_rows(case, feeds, stitch):
+    x, label = tensor(case, "x"), tf.cast(tensor(case, "label"), tf.int32)
+    put = stitch(indices=divided(numbers(x), label), data=[k * part for k, part in enumerate(divided(x, label), 1)])
+    flat = tf.reshape(x, [-1])
+    of_each = tf.reshape(tf.tile(label[:, None], [1, WIDTH]), [-1])
+    looked_up = stitch(indices=divided(tf.range(tf.size(flat)), of_each), data=divided(flat, of_each))
+    found = [put, tf.reduce_mean(put * tensor(case, "y")), tf.reduce_sum(looked_up)]
+    assert case.assert_joins(found, feeds, SIZES) == [PerExample(0), MEAN, Sum()]
+
+
+@pytest.mark.parametrize("indices, data", [([0, 1], [0, 1]), ([0, 2, 1], [0, 2, 1]), ([0, 1, 2], [0, 2, 1])])
+def test_some_classes_or_those_of_another_order_are_not_put_back(case, indices, data):
+    x, label = tensor(case, "x"), tf.cast(tensor(case, "label"), tf.int32)
+    parts, places = divided(x, label), divided(numbers(x), label)
+    put = tf.dynamic_stitch([places[k] for k in indices], [parts[k] for k in data])
+    assert isinstance(case.kind(tf.reduce_mean(put)), Unknown)
+
+
+def divided(values, classes):
+    return tf.dynamic_partition(values, classes, 3)
 
 
 @pytest.mark.parametrize("made", [pytest.param(made, id=name) for name, made in UNKNOWN.items()])

@@ -116,6 +116,20 @@ def put_at_places(h, classes):
     return h[..., 0] * tf.scatter_nd(places, tf.ones([2 * n], h.dtype), [n, TOKENS])
 
 
+def in_towers(h, classes):
+    """A tower for each class of an example, by which it is divided, and put back."""
+    tower, numbers = tf.cast(classes[:, 0], tf.int32), tf.range(tf.shape(h)[0])
+    made = [tf.nn.l2_normalize(k * part, 1) for k, part in enumerate(tf.dynamic_partition(h, tower, CLASSES), 1)]
+    return tf.square(tf.dynamic_stitch(tf.dynamic_partition(numbers, tower, CLASSES), made) - 0.1 * h)
+
+
+def of_sparse_rows(h, classes):
+    places = tf.where(classes > 0)
+    marked = tf.SparseTensor(places, tf.cast(tf.gather_nd(classes, places), h.dtype), tf.shape(classes, tf.int64))
+    added = tf.ensure_shape(tf.sparse.reduce_sum(marked, 1, keepdims=True), [None, 1])
+    return tf.square(h[:, 0]) * added + tf.ensure_shape(tf.sparse.reduce_max(marked, 1), [None])[:, None] * h[:, 1]
+
+
 LOSSES = {
     "ctc_batch_cost": ctc_batch_cost,
     "masked patches": masked_patches,
@@ -135,6 +149,8 @@ LOSSES = {
     "layers of a batch": lambda h, c: tf.reshape(tf.concat([h, h**2], 0), [2, -1, TOKENS, CLASSES])[1] * h,
     "elements in batches": lambda h, c: tf.square(tf.gather_nd(h, c[:, :1], batch_dims=1)),
     "quantile": lambda h, c: ops.quantile(h, 0.3, axis=1) ** 2,
+    "towers of classes": in_towers,
+    "sums of sparse rows": of_sparse_rows,
     "order of tokens": lambda h, c: tf.gather(h, tf.random.shuffle(tf.range(TOKENS)), axis=1) ** 2,
 }
 
