@@ -14,7 +14,9 @@ from autodist.graph.item import GraphItem
 
 _NONE = (
     "the step makes no gradient of a variable, so there is nothing to synchronise. Compute gradients with "
-    "tf.GradientTape or tf.gradients inside the step, and apply them there. A function that only evaluates writes no "
+    "tf.GradientTape or tf.gradients inside the step, and apply them there. A jacobian (tape.jacobian) is no gradient "
+    "that replicas could add up: where it scales or clips that of each example, take it for the scales alone, and "
+    "tape.gradient of tf.reduce_mean(tf.stop_gradient(scales) * losses). A function that only evaluates writes no "
     "trainable variable."
 )
 _UNUSED = (

@@ -354,6 +354,39 @@ def test_a_step_that_writes_a_trainable_variable_does_not_only_evaluate():
         may_evaluate(step)
 
 
+def test_a_jacobian_of_each_example_is_refused_with_what_gives_the_same():
+    v = tf.Variable([[1.0], [2.0]], name="v")
+
+    def clipped(x):
+        with tf.GradientTape(persistent=True) as tape:
+            losses = tf.square(x @ v)[:, 0]
+        return tape, losses, lambda rows: tf.minimum(1.0, 1.0 / tf.norm(tf.reshape(rows, [-1, 2]), axis=1))
+
+    def step(x):
+        tape, losses, scales = clipped(x)
+        rows = tape.jacobian(losses, v)
+        v.assign_sub(tf.reduce_mean(rows * scales(rows)[:, None, None], 0))
+
+    def other_step(x):
+        with tf.GradientTape() as outer:
+            tape, losses, scales = clipped(x)
+            with outer.stop_recording():
+                weights = scales(tape.jacobian(losses, v))
+            loss = tf.reduce_mean(tf.stop_gradient(weights) * losses)
+        v.assign_sub(outer.gradient(loss, v))
+
+    x = tf.constant([[1.0, 2.0], [3.0, -1.0], [0.1, 0.2]])
+    with pytest.raises(CaptureError, match=r"tape.gradient of tf.reduce_mean\(tf.stop_gradient\(scales\) \* losses\)"):
+        capture_function(step, (x,), [0])
+    assert capture_function(other_step, (x,), [0]).item.gradients
+    found = []
+    for one in (step, other_step):
+        v.assign([[1.0], [2.0]])
+        one(x)
+        found.append(v.numpy())
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
+
+
 def test_a_training_step_in_a_loop_does_not_only_evaluate():
     def step(x):
         for _ in tf.range(2):
