@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.graph.ops import Trait, having
+from autodist.plain_nests import numbered
 
 _READS = having(Trait.READ | Trait.QUERY)
 
@@ -33,7 +34,7 @@ def trains(graph: tf.Graph, fetches: Any, gradients: Sequence[str]) -> bool:
 
 def _operations(graph: tf.Graph, fetches: Any) -> set[tf.Operation]:
     found = set()
-    for fetch in tf.nest.flatten(fetches, expand_composites=True):
+    for fetch in tf.nest.flatten(numbered(fetches), expand_composites=True):
         try:
             element = graph.as_graph_element(fetch)
         except (TypeError, ValueError, KeyError):  # the session says so, better

@@ -259,6 +259,19 @@ def test_tensorflow_is_as_it_was_when_nobody_looks_any_more() -> None:
     assert hooked() == before
 
 
+def test_a_monitored_session_with_hooks_is_seen(seen: list[LocalStep]) -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default():
+        weight = v1.get_variable("weight", initializer=1.0, use_resource=True)
+        step = v1.train.get_or_create_global_step()
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(weight * weight, step)
+        hooks = [v1.train.StopAtStepHook(last_step=2), v1.train.StepCounterHook(1)]
+        with v1.train.MonitoredSession(hooks=hooks) as session:
+            while not session.should_stop():
+                session.run(train)
+    assert {one.way for one in seen} == {Way.SESSION}
+
+
 def test_graphs_are_let_go() -> None:
     looking = LocalTraining(lambda step: None)
     made = Graph()
