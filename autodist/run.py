@@ -89,6 +89,7 @@ class Run:
         tables: names of the lookup tables that this worker has filled.
         recorder: records its training steps; None: nobody has asked for that.
         step: how many training steps were made, those before a checkpoint that was restored included.
+        is_in_step: whether a training step runs that is not counted yet; what is asked for meanwhile waits for it.
         on_schedule: called, on the chief, with each schedule by which the run is saved from now on.
         end_reason: why the others are stopped where the script ends badly by itself.
         saved_step: of the last checkpoint that was saved or restored; None: there was none.
@@ -141,6 +142,7 @@ class Run:
         self.recorder = recorder()
         self._plans = StepPlans(self.spec, self.builder, self.index, self.recorder)
         self.step = int(self.resumed.get("step", 0))
+        self.is_in_step = False
         self.saved_step = restarts.before().saved if not self.resumed else self.step
         self.end_error: AutoDistError | None = None
         self._has_told_of_evaluation = False
@@ -463,6 +465,7 @@ class Run:
     def have_made(self, steps: int) -> None:
         """Training steps were made, several of them in one call."""
         self.step += steps
+        self.is_in_step = False
         self.after_step()
 
     def passes(self) -> None:

@@ -107,12 +107,22 @@ class RunningStep:
         assert self._program is not None, "it is there once the step was rewritten"
         if not self.item.gradients:
             self.run.land()  # what only evaluates sees all that the steps before it have asked for
+            return self._outputs_of(call, self._program)
+        self.run.is_in_step = True
+        try:
+            outputs = self._outputs_of(call, self._program)
+            self.run.have_made(steps)
+        finally:
+            self.run.is_in_step = False
+        return outputs
+
+    def _outputs_of(self, call: Callable[[Program], list[np.ndarray]], program: Program) -> list[np.ndarray]:
         written_values = self.run.written_values
         while True:
             turn = written_values.before_step(self.variables.values(), self.run.land, self._keeps_pace)
             empty = None
             try:
-                outputs = self.run.guard(call, self._program)
+                outputs: list[np.ndarray] = self.run.guard(call, program)
             except EmptyBatchError as error:  # told once the step is over
                 outputs, empty = [], error
             if not written_values.after_step(turn, self._written):
@@ -122,8 +132,6 @@ class RunningStep:
         self.run.tracker.refresh_aliased()
         if empty is not None:
             raise empty
-        if self.item.gradients:
-            self.run.have_made(steps)
         return outputs
 
     def after(self, outputs: Callable[[], Any]) -> None:

@@ -220,16 +220,20 @@ class DistributedSession(SessionInterface):
             self._run.before_step(known)
         with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
             arrays |= self._batches.next_for(request.elements, arrays)
-        with self._run.missed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=known is None):
-            fetched = self._first_of(request, arrays) if known is None else known
-            found = self._make_step(fetched, request, arrays, options, run_metadata)
-        self._run.first_batches.look()
-        if known is None and not (fetched.sets or fetched.looks):
-            self._run.start_up.ends()
-        if fetched.trains:
-            self._run.have_made(1)
-            if self._run.recorder is not None:
-                self._run.recorder.after_step(self._captured.whole(), self._run.index, self._values, dict)
+        try:
+            with self._run.missed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=known is None):
+                fetched = self._first_of(request, arrays) if known is None else known
+                self._run.is_in_step = fetched.trains
+                found = self._make_step(fetched, request, arrays, options, run_metadata)
+            self._run.first_batches.look()
+            if known is None and not (fetched.sets or fetched.looks):
+                self._run.start_up.ends()
+            if fetched.trains:
+                self._run.have_made(1)
+        finally:
+            self._run.is_in_step = False
+        if fetched.trains and self._run.recorder is not None:
+            self._run.recorder.after_step(self._captured.whole(), self._run.index, self._values, dict)
         return request.filled(fetches, found)
 
     def _require_same_training(self) -> None:

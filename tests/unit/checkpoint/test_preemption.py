@@ -23,7 +23,7 @@ class Run:
     """As far as it is asked."""
 
     def __init__(self, max_restarts: int = 0) -> None:
-        self.step, self.end_reason = 0, ""
+        self.step, self.is_in_step, self.end_reason = 0, False, ""
         self.spec = SimpleNamespace(max_restarts=max_restarts)
 
     def heed_leaving(self, heed: Callable[[str], None]) -> None:
@@ -82,6 +82,21 @@ def test_it_ends_at_once_by_a_second_one_and_where_all_is_saved(is_second: bool,
     with pytest.raises(SystemExit):
         terminate()
     assert ended_by == [signal.SIGTERM]
+
+
+def test_a_step_that_runs_is_waited_for_where_those_before_it_are_saved(ended_by: list[Any]) -> None:
+    run, of_steps = Run(), schedule()
+    preempted = Preemption(run)  # type: ignore[arg-type]
+    preempted.begin()
+    preempted.watch(of_steps)
+    run.is_in_step = True
+    terminate()
+    assert ended_by == []
+    run.step = 1
+    assert of_steps.is_due(1)
+    with pytest.raises(SystemExit):
+        of_steps.saved(1)
+    assert (ended_by, run.end_reason) == ([signal.SIGTERM], "SIGTERM came; 1 steps were made")
 
 
 @pytest.mark.parametrize("max_restarts", [0, 1])
