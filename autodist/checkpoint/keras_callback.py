@@ -248,7 +248,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             variables = model.metrics_variables
             if len(variables) == len(values):
                 for variable, value in zip(variables, values, strict=True):
-                    variable.assign(tf.cast(value, variable.dtype))
+                    variable.assign(tf.constant(value, variable.dtype))
 
         if values:
             vars(model)[BEFORE_STEP] = give_back
