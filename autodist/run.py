@@ -465,7 +465,6 @@ class Run:
     def have_made(self, steps: int) -> None:
         """Training steps were made, several of them in one call."""
         self.step += steps
-        self.is_in_step = False
         self.after_step()
 
     def passes(self) -> None:
