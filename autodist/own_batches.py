@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from autodist.errors import AutoDistError
+from autodist.quick_reads import quick_read
 
 
 class Slices:
@@ -134,13 +135,14 @@ class OwnIterator:
 
     def __init__(self, counted: Iterator[Counted], alike: Sequence[tuple[str, Any]]) -> None:
         self._counted, self._alike = counted, alike
+        self._read = quick_read(counted) or counted.__next__
         self.whole: WholeBatch | None = None
 
     def __iter__(self) -> OwnIterator:
         return self
 
     def __next__(self) -> Any:
-        examples, order, rows = next(self._counted)
+        examples, order, rows = self._read()
         self.whole = WholeBatch(int(examples), (*self._alike, ("the order of examples", order)))
         return rows
 
@@ -169,9 +171,10 @@ class PartsIterator:
 
     def __init__(self, parts: Iterator[Any]) -> None:
         self._parts = parts
+        self._read = quick_read(parts) or parts.__next__
 
     def __iter__(self) -> PartsIterator:
         return self
 
     def __next__(self) -> Any:
-        return next(self._parts)
+        return self._read()

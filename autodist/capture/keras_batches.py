@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 from keras import tree
 
 from autodist.capture.keras_progress import TracedStep
+from autodist.quick_reads import Read, quick_read
+
+_reads: WeakKeyDictionary[tf.data.Iterator, Read | None] = WeakKeyDictionary()
+
+
+def next_batch(iterator: Iterator[Any]) -> Any:
+    """The next batch as Keras's own functions hand it to a step: what a generator leaves out is None."""
+    if isinstance(iterator, tf.data.Iterator):
+        if iterator not in _reads:
+            _reads[iterator] = quick_read(iterator)
+        read = _reads[iterator]
+        if read is not None:
+            return read()
+    return without_optionals(next(iterator))
 
 
 def without_optionals(data: Any) -> Any:
@@ -28,7 +43,7 @@ def on_several(step: TracedStep, first: Any, others: Iterator[Any], most: int) -
     batches, fault = [first], None
     try:
         while len(batches) < most:
-            batches.append(without_optionals(next(others)))
+            batches.append(next_batch(others))
     except StopIteration:
         pass
     except Exception as error:  # noqa: BLE001 - it is the script's

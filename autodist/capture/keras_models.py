@@ -13,7 +13,7 @@ import keras
 
 from autodist.capture.fit_batches import reading_own_batches, takes_parts
 from autodist.capture.fit_lengths import lengths_to_come, noting_lengths
-from autodist.capture.keras_batches import on_several, without_optionals
+from autodist.capture.keras_batches import next_batch, on_several
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep, timing_the_start
@@ -170,7 +170,7 @@ class KerasModels:
             step, distributed = parts() if isinstance(iterator, PartsIterator) else batches
             distributed.coming = lengths_to_come(model)
             with _explaining_graphs(model):
-                data = without_optionals(next(iterator))
+                data = next_batch(iterator)
                 distributed.whole = whole_of(iterator)
                 if not distributed.traces:
                     make_state(model, data)
@@ -180,11 +180,11 @@ class KerasModels:
                 logs = step(data)
                 for _ in range(model.steps_per_execution - 1):
                     try:
-                        data = next(iterator)
+                        data = next_batch(iterator)
                     except StopIteration:
                         break
                     distributed.whole = whole_of(iterator)
-                    logs = step(without_optionals(data))
+                    logs = step(data)
             return logs
 
         takes_parts(train)
