@@ -4,7 +4,7 @@
 nothing is said on it, and its end, which comes however the process at the other end dies, is the sign to end the
 script. The guard writes two lines to the file descriptor REPORT_FD: the script's process group when it has started, and
 its exit status when nothing of it is left. INHERITED_FDS (with commas) are handed on to the script. SECONDS is how long
-it has to end by itself (SIGTERM) before it is ended (SIGKILL).
+it has to end by itself (SIGTERM) before it is ended (SIGKILL), counted as a `Stopwatch` does.
 
 Only a process that does nothing else can promise this: the agent may be killed with SIGKILL, and the script may sit
 inside TensorFlow, where no Python code of ours runs.
@@ -21,6 +21,8 @@ import sys
 import threading
 import time
 from pathlib import Path
+
+from autodist.cluster.patience import Stopwatch
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL = 0.02
@@ -92,6 +94,7 @@ def _wait_for_end(script: subprocess.Popen[bytes]) -> None:
 def _end_group(script: subprocess.Popen[bytes], stop_timeout: float) -> int:
     """Ends all processes of the script, and gives the exit status of the first."""
     _signal_group(script.pid, signal.SIGTERM)
+    _signal_group(script.pid, signal.SIGCONT)  # what was suspended hears of nothing else
     _wait_until_gone(script, stop_timeout)
     deadline = time.monotonic() + _KILL_LIMIT
     while _anything_left(script) and time.monotonic() < deadline:
@@ -102,8 +105,8 @@ def _end_group(script: subprocess.Popen[bytes], stop_timeout: float) -> int:
 
 
 def _wait_until_gone(script: subprocess.Popen[bytes], limit: float) -> None:
-    deadline = time.monotonic() + limit
-    while _anything_left(script) and time.monotonic() < deadline:
+    stopwatch = Stopwatch()
+    while _anything_left(script) and stopwatch.read() < limit:
         time.sleep(_POLL)
 
 

@@ -211,7 +211,9 @@ class Member:
 
 def _end_own_group(stop_timeout: float) -> None:
     os.killpg(0, signal.SIGTERM)
-    threading.Event().wait(stop_timeout)
+    never, stopwatch = threading.Event(), Stopwatch()
+    while stopwatch.read() < stop_timeout:
+        never.wait(LOOK_INTERVAL)
     os.killpg(0, signal.SIGKILL)
 
 

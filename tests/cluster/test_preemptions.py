@@ -34,7 +34,8 @@ while True:
     note(f"made{me}")
 """
 
-TWO = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
+# What a script does at its end is waited for longer than by default: that it is done is asserted.
+TWO = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}], "stop_timeout": 30}
 
 
 def terminate(processes: Iterable[int]) -> None:
