@@ -136,10 +136,9 @@ note(f"asleep{index}"); time.sleep(60)
 """
     with Run(tmp_path, TRAIN_UNTIL_STOPPED, worker) as run:
         run.wait_for_note("worker1")
-        began = time.monotonic()
-        run.wait_for_note("failed", limit=10)
-        run.wait(10)
-        run.assert_gone(10 - (time.monotonic() - began))
+        run.assert_gone(10)
+        run.wait()
+        assert run.has_note("failed")
     assert run.failures == ["localhost:1 | ended with exit status 3 | ['last words']"]
 
 
@@ -215,10 +214,9 @@ def test_killed_process_ends_the_run(tmp_path: Path, victim: str) -> None:
         run.wait_for_note("asleep2")
         guard = parent(worker)
         os.kill({"worker": worker, "guard": guard, "agent": parent(guard)}[victim], signal.SIGKILL)
-        began = time.monotonic()
-        run.wait_for_note("failed", limit=10)
-        run.wait(10)
-        run.assert_gone(10 - (time.monotonic() - began))
+        run.assert_gone(10)
+        run.wait()
+        assert run.has_note("failed")
     reason = "was lost: its agent ended without a word" if victim == "agent" else "was ended by SIGKILL"
     assert run.failures[0].startswith(f"localhost:1 | {reason}")
 
@@ -272,19 +270,18 @@ def test_abort_stops_all_and_may_be_repeated(tmp_path: Path) -> None:
     chief = """
 while not all(os.path.exists(os.path.join(NOTES, f"asleep{number}")) for number in (1, 2)):
     time.sleep(0.02)
-began = time.monotonic()
+note("aborts")
 coordinator.abort("enough")
 coordinator.abort("enough")
 coordinator.finish()
-print("TOOK", time.monotonic() - began)
 note("aborted")
 stop.wait(30)
 """
     worker = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + SLEEP
     with Run(tmp_path, chief.replace("NOTES", repr(str(tmp_path / "notes"))), worker) as run:
-        run.wait_for_note("aborted")
+        run.wait_for_note("aborts")
+        run.wait_for_note("aborted", limit=8)
         assert survivors(run.mark) == [run.chief.pid]
-    assert float(run.stdout.split("TOOK")[1]) < 8
     assert run.failures == []
 
 
