@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import tensorflow as tf
 
 from autodist.errors import AutoDistError
-from autodist.quick_reads import quick_read
+from autodist.quick_reads import reading
 
 
 class Slices:
@@ -134,8 +134,7 @@ class OwnIterator:
     """
 
     def __init__(self, counted: Iterator[Counted], alike: Sequence[tuple[str, Any]]) -> None:
-        self._counted, self._alike = counted, alike
-        self._read = quick_read(counted) or counted.__next__
+        self._read, self._alike = reading(counted), alike
         self.whole: WholeBatch | None = None
 
     def __iter__(self) -> OwnIterator:
@@ -170,8 +169,7 @@ class PartsIterator:
     """Gives this worker's own parts, one after the other."""
 
     def __init__(self, parts: Iterator[Any]) -> None:
-        self._parts = parts
-        self._read = quick_read(parts) or parts.__next__
+        self._read = reading(parts)
 
     def __iter__(self) -> PartsIterator:
         return self

@@ -188,7 +188,7 @@ class FilesIterator(PartsIterator):
         try:
             while len(self._ahead) < self._round and not self._has_ended:
                 try:
-                    self._ahead.append(next(self._parts))
+                    self._ahead.append(self._read())
                 except StopIteration:
                     self._has_ended = True
         except Exception as error:  # noqa: BLE001 - all workers raise then

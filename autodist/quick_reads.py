@@ -43,6 +43,11 @@ def quick_read(iterator: Iterator[Any]) -> Read | None:
     return read
 
 
+def reading(iterator: Iterator[Any]) -> Read:
+    """What reads the next element as `next(iterator)` does, quickly where it can."""
+    return quick_read(iterator) or iterator.__next__
+
+
 def _putting_together(spec: Any) -> Callable[[list[tf.Tensor]], Any]:
     """An element, of its tensors."""
     try:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch
+from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch, wait_for
 from autodist.cluster.ports import PortHeld
 from autodist.cluster.protocol import (
     Ask,
@@ -211,9 +211,9 @@ class Member:
 
 def _end_own_group(stop_timeout: float) -> None:
     os.killpg(0, signal.SIGTERM)
-    never, stopwatch = threading.Event(), Stopwatch()
-    while stopwatch.read() < stop_timeout:
-        never.wait(LOOK_INTERVAL)
+    never = threading.Condition()
+    with never:
+        wait_for(never, lambda: False, stop_timeout)
     os.killpg(0, signal.SIGKILL)
 
 
