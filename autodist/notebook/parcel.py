@@ -15,7 +15,7 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 import cloudpickle
@@ -119,6 +119,9 @@ class _Pickler(cloudpickle.Pickler):
         if isinstance(obj, FunctionType):
             if reduced is not NotImplemented:
                 self.files.add(obj.__code__.co_filename)
+        elif isinstance(obj, CodeType):  # cloudpickle leaves out which file's it is, since 3.1.3
+            make, parts = self.dispatch_table[CodeType](obj)
+            return _code_of_file, (obj.co_filename, make, *parts)
         elif isinstance(obj, BaseException):
             if isinstance(type(obj).__init__, FunctionType) and type(obj).__reduce__ is BaseException.__reduce__:
                 return _remade_error, (type(obj), obj.args, dict(vars(obj)))
@@ -128,6 +131,10 @@ class _Pickler(cloudpickle.Pickler):
                 _remade_by_keras(own, *saved)
             return _remade_by_keras, (own, *saved)
         return reduced
+
+
+def _code_of_file(file: str, make: Callable[..., CodeType], *parts: Any) -> CodeType:
+    return make(*parts).replace(co_filename=file)
 
 
 def _remade_error(kind: type[BaseException], args: tuple[Any, ...], state: dict[str, Any]) -> BaseException:

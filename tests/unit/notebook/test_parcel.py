@@ -46,7 +46,7 @@ outer = unpack(open(sys.argv[1], "rb").read())
 print(outer(3), repr(inspect.getsource(outer)), repr(inspect.getsource(outer.__globals__["inner"])))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "packed")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     sources = (inspect.getsource(cell["outer"]), inspect.getsource(cell["inner"]))
     assert done.stdout == "8 {!r} {!r}\n".format(*sources)
