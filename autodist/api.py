@@ -109,10 +109,10 @@ class AutoDist:
         self._share_files()
         self._slices = Slices(self._own_share)
         keras_steps_are_global = self._run.spec.batch != "per_worker"
-        fits = Fits(self._run.index == 0, self._run.share) if self._run.workers > 1 else None
+        fits = Fits(self._run.index == 0, self._run.talk.share) if self._run.workers > 1 else None
         evaluations = Evaluations(
             lambda step, jit_compile: EvaluationStep(step, self._run, jit_compile),
-            self._run.makes_together,
+            self._run.talk.makes_together,
             digest_of,
             fits.validates if fits is not None else lambda model: False,
         )
@@ -146,14 +146,14 @@ class AutoDist:
     @property
     def is_chief(self) -> bool:
         """Whether this is the process that the user started."""
-        self._run.is_told_apart = True
+        self._run.talk.is_told_apart = True
         self._run.check_others()
         return self._run.index == 0
 
     @property
     def worker_index(self) -> int:
         """Index of this worker; the chief's is 0."""
-        self._run.is_told_apart = True
+        self._run.talk.is_told_apart = True
         self._run.check_others()
         return self._run.index
 
@@ -372,7 +372,7 @@ class AutoDist:
         Raises:
             ReductionError: it cannot be reduced so, or workers called it with different values; on all workers.
         """
-        return self._run.reduce(value, how)
+        return self._run.talk.reduce(value, how)
 
     def pull(self) -> None:
         """Brings the script's variables up to date; reading one does it too."""
@@ -457,7 +457,7 @@ class AutoDist:
         if spec.shard is None:
             return None
         names = [worker.name for worker in spec.workers]
-        return Files(spec.replica_workers, self._run.index, names, self._run.agree, spec.shard_refused)
+        return Files(spec.replica_workers, self._run.index, names, self._run.talk.agree, spec.shard_refused)
 
     def _require_no_files(self, what: str) -> None:
         if self._run.deals_files:
@@ -511,7 +511,7 @@ class AutoDist:
         try:
             if not watch_script_end().is_bad:
                 self._alone.tell_at_end(self._run.has_idle_workers)
-                if self._run.deals_files and not self._run.has_agreed:
+                if self._run.deals_files and not self._run.talk.has_agreed:
                     log.warning("%s", NOTHING_DEALT, extra=ALIKE_EVERYWHERE)
             if not self._finishes_well() and self._run.spec.max_restarts and self._run.recorder is None:
                 self._restart()
@@ -522,18 +522,19 @@ class AutoDist:
 
     def _finishes_well(self) -> bool:
         try:
-            self._run.finish()
+            self._run.end.finish()
         except AutoDistError as error:
-            self._run.end_error = error
+            self._run.end.error = error
             log.error("%s", error)
             watch_script_end().end_by(signal.SIGTERM)
             return False
         return not watch_script_end().is_bad
 
     def _restart(self) -> None:
-        lost = self._run.lost
+        run = self._run
+        lost = run.end.lost(run.step + 1 if run.have_joined else None, run.saved_step)
         if lost is not None:
-            restart(lost, self._run.spec)
+            restart(lost, run.spec)
 
 
 def _choose(

@@ -52,7 +52,7 @@ class ChiefActs:
             CheckpointError: on another worker, that the chief could not do it.
         """
         others_wait = self._run.have_joined and self._run.workers > 1
-        if not (others_wait and self._run.makes_together(lambda: (what, ""), is_certain)):
+        if not (others_wait and self._run.talk.makes_together(lambda: (what, ""), is_certain)):
             return self._does_alone(act, tell) if self._run.index == 0 else None
         return self.do_while_all_wait(act, tell)
 
@@ -69,7 +69,7 @@ class ChiefActs:
         Raises:
             CheckpointError: on another worker, that the chief could not do it.
         """
-        if not self._run.have_joined or not self._run.makes_together(lambda: (_WRITE, what), is_certain=False):
+        if not self._run.have_joined or not self._run.talk.makes_together(lambda: (_WRITE, what), is_certain=False):
             return write()
         found: list[Any] = [None]
 
@@ -87,10 +87,10 @@ class ChiefActs:
             CheckpointError: on another worker, that the chief could not do it.
         """
         with self._run.turn:
-            self._run.meet()
-            self._hear(dict(enumerate(self._run.gather(self._told(tell())))))
+            self._run.talk.meet()
+            self._hear(dict(enumerate(self._run.talk.gather(self._told(tell())))))
             if self._run.index > 0:
-                fault = self._run.exchange().decode()
+                fault = self._run.talk.exchange().decode()
                 if fault:
                     raise CheckpointError(fault)
                 return None
@@ -98,21 +98,21 @@ class ChiefActs:
             try:
                 found = act()
             except Exception as error:
-                self._run.exchange((str(error) or type(error).__name__).encode())
+                self._run.talk.exchange((str(error) or type(error).__name__).encode())
                 raise
             finally:
                 self.all_wait = self._run.workers == 1
-            self._run.exchange()
+            self._run.talk.exchange()
             return found
 
     def tell_at_end(self, script: Any) -> None:
         """At the end of another worker's script, what the chief hears at the end of its own."""
         if self._run.have_joined:
-            self._run.leave_words(json.dumps([self._run.index, self._told(script).decode()]).encode())
+            self._run.talk.leave_words(json.dumps([self._run.index, self._told(script).decode()]).encode())
 
     def hear_at_end(self, script: Any) -> None:
         """On the chief, at the end of its script: learns what all tell at the end, where they all come to it."""
-        others = {worker: told.encode() for worker, told in map(json.loads, self._run.last_words())}
+        others = {worker: told.encode() for worker, told in map(json.loads, self._run.talk.last_words())}
         if self._run.workers == 1 or others:
             self._hear({0: self._told(script), **others})
         else:

@@ -18,10 +18,13 @@ class MissedStep:
     Args:
         others_wait: whether there are other workers by now.
         turn: held during a step, where threads of the script have to take turns.
+
+    Attributes:
+        turn: as given.
     """
 
     def __init__(self, others_wait: Callable[[], bool], turn: AbstractContextManager[object] | None = None) -> None:
-        self._others_wait, self._turn = others_wait, turn or nullcontext()
+        self._others_wait, self.turn = others_wait, turn or nullcontext()
         self._error: BaseException | None = None
         self._made_at: float | None = None
 
@@ -49,7 +52,7 @@ class MissedStep:
             ClusterError: this worker missed an earlier step.
             WorkerFailedError: it did since another worker ended badly.
         """
-        with self._turn:
+        with self.turn:
             self._require_none()
             try:
                 yield

@@ -101,7 +101,7 @@ class RunningStep:
         return self._make(lambda program: program.repeat(batches, examples, all_examples), len(batches))
 
     def _make(self, call: Callable[[Program], list[np.ndarray]], steps: int) -> list[np.ndarray]:
-        self.run.passes()
+        self.run.talk.passes()
         if self._rewritten_for != self._placements:  # another step, which trains a variable, has moved it since
             self.rewrite()
         assert self._program is not None, "it is there once the step was rewritten"

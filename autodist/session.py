@@ -379,16 +379,16 @@ class DistributedSession(SessionInterface):
         if fetched.looks:
             self._run.land()
         elif not fetched.is_alone:
-            self._run.passes()
+            self._run.talk.passes()
         if not fetched.sets or self._run.workers == 1:
             return self._run.guard(*asked)
         self._require_fed_alike(fetched, own)
-        self._run.meet()
+        self._run.talk.meet()
         if self._run.index == 0:
             results = self._run.guard(*asked)
-            self._run.wait_for_chief()
+            self._run.talk.wait_for_chief()
             return results
-        self._run.wait_for_chief()
+        self._run.talk.wait_for_chief()
         return self._run.guard(*asked)
 
     def _prepare(
@@ -448,7 +448,7 @@ class DistributedSession(SessionInterface):
         if not fetched.elsewhere:
             return
         asked = hashlib.sha256("\n".join(itertools.chain(*request.names)).encode()).hexdigest()
-        if not self._run.makes_together(lambda: ("session", asked), is_certain=True):
+        if not self._run.talk.makes_together(lambda: ("session", asked), is_certain=True):
             raise FetchedElsewhereError(fetched.elsewhere)
 
     def _require_fed_alike(self, fetched: _Fetched, arrays: Mapping[tf.Tensor, np.ndarray]) -> None:
@@ -461,7 +461,7 @@ class DistributedSession(SessionInterface):
             return
         hashes = [hashlib.sha256(arrays[t].tobytes()).hexdigest()[:12] for t in fetched.updates]
         digests = np.array([int(one, 16) for one in hashes])
-        largest, smallest = np.split(self._run.reduce(np.concatenate([digests, -digests]), "max"), 2)
+        largest, smallest = np.split(self._run.talk.reduce(np.concatenate([digests, -digests]), "max"), 2)
         differs = largest != -smallest
         for tensor, variable in itertools.compress(fetched.updates.items(), differs):
             raise ReductionError(

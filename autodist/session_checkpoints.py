@@ -22,11 +22,11 @@ def resume(run: Run, variables: Mapping[str, Kept]) -> None:
     found = run.on_session(variables)
     if not run.resumed:
         return
-    run.meet()
+    run.talk.meet()
     if run.index == 0:
         workers = run.workers
         run.guard(
             read_into_session, run.hosts.beside, run.pieces, lambda worker: cpu_of(worker, workers),
             run.resumed["prefix"], found.items(),
         )  # fmt: skip
-    run.wait_for_chief()
+    run.talk.wait_for_chief()

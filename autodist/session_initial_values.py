@@ -59,10 +59,10 @@ class InitialValues:
         if not unset:
             return
         self.settled |= unset
-        self._run.meet()
+        self._run.talk.meet()
         if self._run.index == 0:
             self._give(unset)
-        self._run.wait_for_chief()
+        self._run.talk.wait_for_chief()
 
     def _give(self, handles: Set[str]) -> None:
         variables = [v for v in self._captured.variables if v.handle in handles]

@@ -97,7 +97,7 @@ class Automatic:
         self._saves = Saves(run, self._folder, section.keep)
         self.schedule = Schedule(
             run.index == 0,
-            lambda said: run.share(said, "a training step"),
+            lambda said: run.talk.share(said, "a training step"),
             section.every_steps,
             section.every_minutes,
             run.step,
@@ -213,7 +213,7 @@ class Automatic:
             self._beside.resume(prefix, read_about(prefix), is_same=False)
         if self._run.index == 0:
             self._folder.claim()
-        self._run.before_end.append(self._save_at_end)
+        self._run.end.before.append(self._save_at_end)
 
     def _saved_loop(self) -> Mapping[str, Any]:
         """What the checkpoint that the run goes on from has of the script's loop on this worker."""
@@ -225,7 +225,7 @@ class Automatic:
 
     def _save_at_end(self) -> None:
         """What is trained is there for the next run, though it was not time yet."""
-        if self._run.ends_badly:
+        if self._run.end.is_bad:
             return
         if self._run.index > 0:
             self._run.chief.tell_at_end(self.loop.state())

@@ -19,8 +19,9 @@ from autodist.checkpoint.script import draws_now, resume_draws
 from autodist.checkpoint.slices import Here, read_here, read_into_session
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
-from autodist.run import RESTORE, Run
+from autodist.run import Run
 from autodist.runtime.variables import Kept, Tracked
+from autodist.talk import RESTORE
 
 
 class Checkpoints:
@@ -131,7 +132,7 @@ class Checkpoints:
                 found = self._find(path)
             except CheckpointError as raised:
                 error, found = raised, {"error": str(raised)}
-        told = json.loads(self._run.share(json.dumps(found), RESTORE, is_certain=False))
+        told = json.loads(self._run.talk.share(json.dumps(found), RESTORE, is_certain=False))
         if error is not None or "error" in told:
             raise error or CheckpointError(told["error"])
         if not told:

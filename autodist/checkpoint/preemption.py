@@ -57,7 +57,7 @@ class Preemption:
             )
         signal.signal(signal.SIGTERM, self._note)
         os.register_at_fork(after_in_child=self._forget)
-        self._run.heed_leaving(self._note_leaving)
+        self._run.end.heed_leaving(self._note_leaving)
 
     def watch(self, schedule: Schedule) -> None:
         """A schedule by which the run is saved; there may be several, of which one is in use at a time."""
@@ -90,11 +90,11 @@ class Preemption:
         if self._has_come or self._leaving is None:
             self._end_by_signal("SIGTERM came")
         if may_start_again(self._run.spec):
-            self._run.lose(self._leaving, LEAVING)
+            self._run.end.lose(self._leaving, LEAVING)
         self._end_by_signal(f"SIGTERM came to {self._leaving}")
 
     def _end_by_signal(self, why: str) -> NoReturn:
-        self._run.end_reason = f"{why}; {self._run.step} steps were made"
+        self._run.end.reason = f"{why}; {self._run.step} steps were made"
         watch_script_end().end_by(signal.SIGTERM)
         sys.exit(128 + signal.SIGTERM)
 

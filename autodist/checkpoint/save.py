@@ -109,7 +109,7 @@ class Saves:
     def _wait_at_end(self) -> None:
         if not self._is_waited_for:
             self._is_waited_for = True
-            self._run.before_end.append(self.wait)
+            self._run.end.before.append(self.wait)
 
     @contextlib.contextmanager
     def _telling(self) -> Iterator[None]:

@@ -54,7 +54,7 @@ class _Report:
         from autodist.api import made
         from autodist.notebook.call import Outcome
 
-        failed = next((run.end_error for run in made() if run.end_error is not None), None)
+        failed = next((run.end.error for run in made() if run.end.error is not None), None)
         if failed is not None and self.outcome.value is not None:
             self.outcome = Outcome.of_error(failed)
         with os.fdopen(self._file, "wb", closefd=False) as file:

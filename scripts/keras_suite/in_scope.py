@@ -139,7 +139,7 @@ def _scope(replicas: int) -> Iterator[None]:
     finally:  # what an AutoDist does at the end of a script, less the warning that nothing was distributed
         atexit.unregister(ad._end)
         ad._alone.stop()
-        ad._run.finish()
+        ad._run.end.finish()
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def run(ad: AutoDist, steps: int, ends: bool = True) -> dict[str, np.ndarray]:
         step(*batch(number))
     values = model.values()
     if ends:
-        ad._run.finish()
+        ad._run.end.finish()
     else:
         ad._automatic._saves.wait()  # as if it was killed later
     return values
@@ -180,7 +180,7 @@ def test_an_evaluation_is_no_step_and_is_not_restored(tmp_path):
     evaluate(X)
     step(*batch(0))
     assert ad.steps_done == 1
-    ad._run.finish()
+    ad._run.end.finish()
     _, total, step, evaluate = build(autodist(tmp_path))
     step(*batch(1))
     evaluate(X)

@@ -113,14 +113,14 @@ def test_what_failed_at_last_the_end_of_the_run_raises(tmp_path, monkeypatch):
     failing(monkeypatch)
     ad.checkpoint(tmp_path, model=Model()).save(step=2, background=True)
     with pytest.raises(CheckpointError, match="No space left"):
-        ad._run.finish()
+        ad._run.end.finish()
 
 
 def test_the_end_of_a_run_waits(tmp_path, held):
     ad = autodist()
     path = ad.checkpoint(tmp_path, model=Model()).save(step=1, background=True)
     threading.Timer(0.1, held.set).start()
-    ad._run.finish()
+    ad._run.end.finish()
     assert Folder(tmp_path).latest() == path
 
 

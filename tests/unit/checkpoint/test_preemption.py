@@ -23,8 +23,14 @@ class Run:
     """As far as it is asked."""
 
     def __init__(self, max_restarts: int = 0) -> None:
-        self.step, self.is_in_step, self.end_reason = 0, False, ""
+        self.step, self.is_in_step, self.end = 0, False, RunEnd()
         self.spec = SimpleNamespace(max_restarts=max_restarts)
+
+
+class RunEnd:
+    """As far as it is asked."""
+
+    reason = ""
 
     def heed_leaving(self, heed: Callable[[str], None]) -> None:
         self.leaves = heed
@@ -67,7 +73,11 @@ def test_the_run_is_saved_before_it_ends_by_the_signal(ended_by: list[Any], capl
     assert of_fit.is_due(5)
     with pytest.raises(SystemExit) as raised:
         of_fit.saved(5)
-    assert (raised.value.code, ended_by, run.end_reason) == (143, [signal.SIGTERM], "SIGTERM came; 5 steps were made")
+    assert (raised.value.code, ended_by, run.end.reason) == (
+        143,
+        [signal.SIGTERM],
+        "SIGTERM came; 5 steps were made",
+    )
 
 
 @pytest.mark.parametrize("is_second", [True, False])
@@ -96,7 +106,7 @@ def test_a_step_that_runs_is_waited_for_where_those_before_it_are_saved(ended_by
     assert of_steps.is_due(1)
     with pytest.raises(SystemExit):
         of_steps.saved(1)
-    assert (ended_by, run.end_reason) == ([signal.SIGTERM], "SIGTERM came; 1 steps were made")
+    assert (ended_by, run.end.reason) == ([signal.SIGTERM], "SIGTERM came; 1 steps were made")
 
 
 @pytest.mark.parametrize("max_restarts", [0, 1])
@@ -108,7 +118,7 @@ def test_the_run_is_saved_where_it_came_to_another_worker(
     preempted.begin()
     preempted.watch(of_steps)
     for worker in ("10.0.0.2", "10.0.0.3"):
-        run.leaves(worker)
+        run.end.leaves(worker)
     then = "starts again" if max_restarts else "ends"
     assert caplog.messages == [
         f"SIGTERM came to {worker}: what is trained is saved after this step, and the run {then}."
@@ -122,7 +132,7 @@ def test_the_run_is_saved_where_it_came_to_another_worker(
         assert (raised.value.worker, raised.value.reason, ended_by) == ("10.0.0.2", LEAVING, [])
     else:
         assert (raised.value.code, ended_by) == (143, [signal.SIGTERM])
-        assert run.end_reason == "SIGTERM came to 10.0.0.2; 2 steps were made"
+        assert run.end.reason == "SIGTERM came to 10.0.0.2; 2 steps were made"
 
 
 def test_where_it_comes_to_all_the_chief_s_is_no_second_one_and_ends_the_run(ended_by: list[Any]) -> None:
@@ -131,12 +141,12 @@ def test_where_it_comes_to_all_the_chief_s_is_no_second_one_and_ends_the_run(end
     preempted.begin()
     preempted.watch(of_steps)
     run.step = 1
-    run.leaves("10.0.0.2")
+    run.end.leaves("10.0.0.2")
     terminate()
     assert ended_by == []
     with pytest.raises(SystemExit):
         of_steps.saved(1)
-    assert (ended_by, run.end_reason) == ([signal.SIGTERM], "SIGTERM came; 1 steps were made")
+    assert (ended_by, run.end.reason) == ([signal.SIGTERM], "SIGTERM came; 1 steps were made")
 
 
 def test_where_the_signal_cannot_come_here_it_is_refused() -> None:

@@ -31,7 +31,7 @@ def script(ad, steps: int, ends: bool = True, width: int = 3) -> dict[str, np.nd
                 session.run([train, loss], {x: np.random.default_rng(step).normal(size=(6, 4))})
             values = session.run({v.op.name: v for v in v1.global_variables()})
     if ends:
-        ad._run.finish()
+        ad._run.end.finish()
     else:
         ad._automatic._saves.wait()
     return values
@@ -84,7 +84,7 @@ def of_iterators(ad, steps: int, skips: bool) -> np.ndarray:
             for _ in range(ad.steps_done, steps):
                 session.run(train)
             value = session.run(weight)
-    ad._run.finish()
+    ad._run.end.finish()
     return value
 
 
