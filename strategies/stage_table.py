@@ -10,7 +10,7 @@ from rich.text import Text
 
 from autodist.graph.tally import Tally
 from autodist.nearest import listed
-from autodist.strategies.table import readable_bytes
+from autodist.readable import counted, readable_bytes, readable_flops
 
 STAGE_HEADS = ("stage", "worker", "variables", "bytes", "holds", "FLOPs forward", "FLOPs back")
 CUT_HEADS = ("from stage to stage", "each micro-batch", "once a step")
@@ -90,15 +90,14 @@ class PipelineFigures:
         """How many stages and micro-batches there are, and what a worker waits."""
         beside = f"{self.pipelines} pipelines of " if self.pipelines > 1 else ""
         return (
-            f"{beside}{_count(len(self.stages), 'stage')}, {self.micro_batches} "
-            f"micro-batch{'es' if self.micro_batches > 1 else ''} by {self.schedule}; a worker waits "
-            f"{round(100 * self.waits)} % of a step, if stages take equally long"
+            f"{beside}{counted(len(self.stages), 'stage')}, {counted(self.micro_batches, 'micro-batch')} by "
+            f"{self.schedule}; a worker waits {round(100 * self.waits)} % of a step, if stages take equally long"
         )
 
     @property
     def caption(self) -> str:
         """For what FLOPs and bytes are told, and what they say of the time."""
-        examples = _count(self.examples, "example")
+        examples = counted(self.examples, "example")
         of = f"a micro-batch of {examples}" if self.is_fed else "a micro-batch of one example, as no batch is known"
         waits = self.waits_by_flops
         told = "" if waits is None else f"; by FLOPs a worker waits {round(100 * waits)} % of a step"
@@ -152,26 +151,6 @@ def bytes_text(size: Tally) -> str:
 
 def _least(tally: Tally, text: str) -> str:
     return f"at least {text}" if tally.is_least and tally.known is not None else text
-
-
-def readable_flops(count: int | None) -> str:
-    """FLOPs with three digits that count.
-
-    >>> readable_flops(1_234_567), readable_flops(12), readable_flops(None)
-    ('1.23 M', '12', 'not known')
-    """
-    if count is None:
-        return "not known"
-    size, unit = float(count), ""
-    for larger in ("k", "M", "G", "T", "P"):
-        if size < 999.5:
-            break
-        size, unit = size / 1000, f" {larger}"
-    return f"{count}" if not unit else f"{size:.{2 if size < 9.995 else 1 if size < 99.95 else 0}f}{unit}"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _table(title: str, heads: Sequence[str], numbers_from: int, rows: Sequence[Sequence[str]], caption: str) -> Table:

@@ -13,6 +13,7 @@ from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.schedule import SCHEDULES, bubble, make_schedule
 from autodist.nearest import listed
 from autodist.proto import strategy_pb2
+from autodist.readable import counted, readable_bytes
 from autodist.resources import ResourceSpec
 from autodist.strategies.check_pipeline import mates_of, pipelines_of, stage_of, workers_of
 from autodist.strategies.cost import Traffic, computing_workers, sent_for, sent_to_mates, worker_count
@@ -36,8 +37,6 @@ MOST_NAMES = 4
 
 MOST_ROWS = 50
 """Of variables, the largest; the others are counted together."""
-
-_UNITS = ("kB", "MB", "GB", "TB")
 
 
 def strategy_table(
@@ -75,7 +74,7 @@ def strategy_table(
         caption = _held(held, names, "")
     costs = _costs(strategy, variables, rows or {})
     shown = _largest(costs)
-    smaller = _count(len(costs) - len(shown), "smaller variable") if len(shown) < len(costs) else ""
+    smaller = counted(len(costs) - len(shown), "smaller variable") if len(shown) < len(costs) else ""
     # Not in a cell, whose column would be as wide.
     more = smaller and f"`autodist plan --json` tells of the {smaller}"
     caption = "; ".join(filter(None, (caption, told_sums(strategy, graph_item, resource_spec), more)))
@@ -105,13 +104,13 @@ def strategy_table(
 def _title(strategy: strategy_pb2.Strategy, workers: int) -> str:
     count = len(strategy.graph_config.replicas)
     if not strategy.pipeline.stages:
-        return f"{strategy.builder}: {_count(count, 'replica')} on {_count(workers, 'worker')}"
+        return f"{strategy.builder}: {counted(count, 'replica')} on {counted(workers, 'worker')}"
     stages, schedule = len(strategy.pipeline.stages), SCHEDULES[strategy.pipeline.schedule]
     pipelines = pipelines_of(strategy)
     count //= pipelines
     waits = round(100 * bubble(make_schedule(stages, count, schedule)))
     beside = f"{pipelines} pipelines of " if pipelines > 1 else ""
-    parts = f"{beside}{_count(stages, 'stage')}, {count} micro-batch{'es' if count > 1 else ''} by {schedule}"
+    parts = f"{beside}{counted(stages, 'stage')}, {counted(count, 'micro-batch')} by {schedule}"
     return f"{strategy.builder}: {parts}; a worker waits {waits} % of a step, if stages take equally long"
 
 
@@ -247,7 +246,7 @@ def _where(node: strategy_pb2.VariableNode, names: Sequence[str]) -> str:
     cut = cut_of(node)
     if cut is None:
         return next(iter(owners))
-    shards = f"{_count(len(cut.sizes), 'shard')} of axis {cut.axis}"
+    shards = f"{counted(len(cut.sizes), 'shard')} of axis {cut.axis}"
     if len(owners) == 1:
         return f"{shards} at {next(iter(owners))}"
     if len(owners) > MOST_NAMES:
@@ -262,7 +261,7 @@ def _cost(cost: Traffic, node: strategy_pb2.VariableNode, touched: int) -> str:
     owner = None if cut_of(node) else synchronizers_of(node)[0].owner
     parts = [_spread(cost.step, owner, "")] if any(cost.step) or not any(cost.row) else []
     if any(cost.row) and touched:
-        parts.append(_spread([count * touched for count in cost.row], owner, f" for {_count(touched, 'row')}"))
+        parts.append(_spread([count * touched for count in cost.row], owner, f" for {counted(touched, 'row')}"))
     elif any(cost.row):
         parts.append(_spread(cost.row, owner, " a row"))
     return " + ".join(parts)
@@ -295,25 +294,4 @@ def _total(variables: Sequence[SyncedVariable], costs: Sequence[_Cost], names: S
     most = max(range(len(sent)), key=lambda worker: sent[worker])
     where = ALL_WORKERS if len(set(sent)) == 1 else f"most at {names[most]}"
     rows = " + rows" if is_open else ""
-    return _count(len(variables), "variable"), "", size, "", "", where, f"{readable_bytes(sent[most])}{rows}"
-
-
-def readable_bytes(count: int) -> str:
-    """A number of bytes with three digits that count, in powers of 1000.
-
-    >>> readable_bytes(1536), readable_bytes(40_000_000)
-    ('1.54 kB', '40.0 MB')
-    """
-    if count < 1000:
-        return f"{count} B"
-    size, unit = count / 1000, _UNITS[0]
-    for larger in _UNITS[1:]:
-        if size < 999.5:
-            break
-        size, unit = size / 1000, larger
-    decimals = 2 if size < 9.995 else 1 if size < 99.95 else 0
-    return f"{size:.{decimals}f} {unit}"
-
-
-def _count(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+    return counted(len(variables), "variable"), "", size, "", "", where, f"{readable_bytes(sent[most])}{rows}"

@@ -7,8 +7,8 @@ from xml.etree import ElementTree
 
 from autodist.cli.plan_tables import cost, shape_text, where
 from autodist.cli.plans import Plan, Plans, VariablePlan
-from autodist.strategies.stage_table import CUT_HEADS, STAGE_HEADS, cut_rows, readable_flops, stage_rows
-from autodist.strategies.table import readable_bytes
+from autodist.readable import readable_bytes, readable_flops
+from autodist.strategies.stage_table import CUT_HEADS, STAGE_HEADS, cut_rows, stage_rows
 
 MOST_BARS = 64
 """Of links, those that carry most; the others are counted below."""

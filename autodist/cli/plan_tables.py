@@ -11,8 +11,9 @@ from rich.text import Text
 from autodist.cli.plans import Plan, VariablePlan
 from autodist.graph.tally import Tally
 from autodist.nearest import listed
-from autodist.strategies.stage_table import bytes_text, readable_flops, stage_tables
-from autodist.strategies.table import ALL_WORKERS, MOST_NAMES, NARROW, readable_bytes
+from autodist.readable import readable_bytes, readable_flops
+from autodist.strategies.stage_table import bytes_text, stage_tables
+from autodist.strategies.table import ALL_WORKERS, MOST_NAMES, NARROW
 
 MOST_LINKS = 12
 """In the table of links, those that carry most; the others are counted."""

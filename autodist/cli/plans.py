@@ -7,6 +7,7 @@ from pathlib import Path
 import pydantic
 
 from autodist.cli.telling import UsageError
+from autodist.readable import counted
 from autodist.strategies.stage_table import PipelineFigures
 
 
@@ -138,7 +139,7 @@ class Plan(_Part):
         if self.pipeline is not None:
             return f"{self.strategy}: {self.pipeline.title}"
         replicas = sum(worker.replicas for worker in self.workers)
-        return f"{self.strategy}: {replicas} replicas on {len(self.workers)} workers"
+        return f"{self.strategy}: {counted(replicas, 'replica')} on {counted(len(self.workers), 'worker')}"
 
     @property
     def rows_are_missing(self) -> bool:

@@ -18,6 +18,7 @@ from autodist.asked import Asked, named_builder
 from autodist.cli.comparing import FLOAT64_LIMIT, FLOORS, LAST_BIT, Compared, compare, rounding_floor, steps_of
 from autodist.cli.script import Target
 from autodist.cli.telling import ScriptFailedError, UsageError
+from autodist.readable import counted
 from autodist.recorded import ERROR, NOTES, Recording
 
 PERMUTATIONS = 2
@@ -65,7 +66,7 @@ class Verified:
         """The verdict, and what explains it."""
         workers, replicas = self.asked.workers or 1, self.asked.replicas or 1
         part = "replica" if self.stages is None else "micro-batch"
-        where = f"{workers} workers of {replicas} replicas"
+        where = f"{counted(workers, 'worker')} of {counted(replicas, 'replica')}"
         if self.stages is not None:
             where = f"{self.stages} pipeline stages with {self.micro_batches} micro-batches"
         told = f"{self.compared.steps} steps on {where} and on one device, {self.precision}"

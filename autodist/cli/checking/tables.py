@@ -12,7 +12,7 @@ from autodist.cli.checking.links import Link
 from autodist.cli.checking.messages import Hardware
 from autodist.cli.checking.report import MachineReport, Report
 from autodist.cluster.preflight import table as aligned
-from autodist.strategies.table import readable_bytes
+from autodist.readable import counted, readable_bytes
 
 _NOT_KNOWN = "–"
 
@@ -32,7 +32,7 @@ def tables_of(report: Report) -> Iterator[Table | str]:
         if rows:
             yield f"{head}\n{aligned(rows)}"
     if not report.has_faults:
-        yield f"No fault: {_count(len(report.machines), 'machine')}, ready to train."
+        yield f"No fault: {counted(len(report.machines), 'machine')}, ready to train."
 
 
 def _faults(report: Report) -> Iterator[tuple[str, str]]:
@@ -51,7 +51,7 @@ def _machines(report: Report) -> Table:
 
 
 def _head(machine: MachineReport) -> str:
-    state = _count(len(machine.faults), "fault") if machine.faults else "ok"
+    state = counted(len(machine.faults), "fault") if machine.faults else "ok"
     reached = f"reached, host key {machine.host_key}, logged in" if machine.host_key else "reached"
     lines = [machine.address + (" (chief)" if machine.is_chief else ""), machine.way]
     return "\n".join([*lines, reached if machine.is_reached else "not reached", state])
@@ -95,7 +95,7 @@ def _clock(machine: MachineReport) -> str:
 
 
 def _hardware(hardware: Hardware) -> Iterator[str]:
-    yield _count(hardware.cores, "core")
+    yield counted(hardware.cores, "core")
     yield f"memory {readable_bytes(hardware.memory_free)} of {readable_bytes(hardware.memory)} free"
     yield f"disk {readable_bytes(hardware.disk_free)} of {readable_bytes(hardware.disk)} free"
     kinds = dict.fromkeys(hardware.gpus)
@@ -148,10 +148,6 @@ def readable_seconds(seconds: float) -> str:
         if seconds >= scale:
             return f"{seconds / scale:.3g} {unit}"
     return f"{seconds / 1e-6:.3g} µs"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _table(title: str, heads: list[str]) -> Table:

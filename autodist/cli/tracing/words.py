@@ -10,7 +10,7 @@ from rich.text import Text
 from autodist.cli.checking.tables import readable_seconds
 from autodist.cli.tracing.files import Trace
 from autodist.cli.tracing.shares import ANYBODY, Share
-from autodist.strategies.table import readable_bytes
+from autodist.readable import readable_bytes
 
 _WORTH_A_WORD = 0.05
 """The part of a step from which on a worker's waiting is told."""

@@ -128,7 +128,7 @@ def test_training_that_differs_ends_with_status_1_and_the_first_step_and_variabl
     script = write(tmp_path, FIT.replace("*LAYERS", "keras.layers.BatchNormalization(), keras.layers.Dropout(0.5)"))
     result = verify("--steps", "2", script)
     assert result.exit_code == 1, result.output
-    assert "DIFFERENT: 2 steps on 2 workers of 1 replicas and on one device, in float64" in result.stdout
+    assert "DIFFERENT: 2 steps on 2 workers of 1 replica and on one device, in float64" in result.stdout
     assert "is variable sequential/dense/kernel in step 1" in result.stdout
     assert "draws random numbers" in result.stdout
 

@@ -19,7 +19,6 @@ from autodist.strategies import (
     strategy_table,
     synced_variables,
 )
-from autodist.strategies.table import readable_bytes
 
 
 def shown(table):
@@ -158,24 +157,6 @@ def test_names_with_brackets_are_shown_as_they_are(step, cluster):
     text = shown(strategy_table(strategy, planned, ["[fe80::1]:0", "[fe80::1]:1", "[fe80::1]:2"]))
     assert "layer[red]/kernel" in text
     assert "most at [fe80::1]:0" in text
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.00 kB"),
-        (999_499, "999 kB"),
-        (999_500, "1.00 MB"),
-        (9_996_000, "10.0 MB"),
-        (40_000_000, "40.0 MB"),
-        (123_000_000_000, "123 GB"),
-        (5 * 10**15, "5000 TB"),
-    ],
-)
-def test_bytes_are_readable(count, text):
-    assert readable_bytes(count) == text
 
 
 @pytest.mark.parametrize("width", [40, 80, 119])
