@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import sys
 import threading
 from types import FrameType
 from typing import NoReturn
@@ -95,8 +94,7 @@ class Preemption:
 
     def _end_by_signal(self, why: str) -> NoReturn:
         self._run.end.reason = f"{why}; {self._run.step} steps were made"
-        watch_script_end().end_by(signal.SIGTERM)
-        sys.exit(128 + signal.SIGTERM)
+        watch_script_end().end_script_by(signal.SIGTERM)
 
     def _forget(self) -> None:
         if signal.getsignal(signal.SIGTERM) == self._note:

@@ -16,8 +16,9 @@ from typing import Any, NoReturn
 class ScriptEnd:
     """Notes whether this process's script ends well.
 
-    An exception that nobody caught is left by Python in `sys.last_value`; `sys.exit` is wrapped to note its argument.
-    Only a bare `raise SystemExit(3)` passes unseen: it is known by the process's exit status alone.
+    An exception that nobody caught is left by Python in `sys.last_value`; `sys.exit` is wrapped to note its argument,
+    where it may end the script, and as long as nobody catches what it raises. Only a bare `raise SystemExit(3)` passes
+    unseen: it is known by the process's exit status alone.
 
     Use `watch_script_end`, which makes one for the process.
 
@@ -33,19 +34,20 @@ class ScriptEnd:
         self.interrupted_at: float | None = None
         self.heeds_termination: Callable[[], bool] = lambda: False
         self._exit_argument: Any = None
+        self._exits = 0
+        self._is_terminated = False
         self._ends_by: signal.Signals | None = None
         self._exit = sys.exit
         sys.exit = self._note_exit
         self._thread_hook = threading.excepthook
         threading.excepthook = self._note_thread
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        if _is_main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._note_interrupt)
 
     @property
     def is_bad(self) -> bool:
         """Whether the script ends by an exception or by `sys.exit` with a status other than 0."""
-        return self.raised is not None or self._exit_argument not in (None, 0)
+        return self.raised is not None or self._is_terminated or self._exit_argument not in (None, 0)
 
     @property
     def raised(self) -> BaseException | None:
@@ -65,22 +67,30 @@ class ScriptEnd:
             signal.signal(number, signal.SIG_DFL)
         _raise_at_the_end(number)
 
+    def end_script_by(self, number: signal.Signals) -> NoReturn:
+        """Ends the script as an exception would, and by a signal the process: `finally` and exit handlers run.
+
+        Raises:
+            SystemExit: always; that nobody catches it is not needed for the script to end badly.
+        """
+        self._is_terminated = True
+        self.end_by(number)
+        sys.exit(128 + number)
+
     def run_handlers_on_termination(self) -> None:
         """Lets SIGTERM, which by default ends a process at once, end the script as an exception would.
 
         `finally` and exit handlers run, and the signal ends the process after them. A script with a handler of its own
         keeps that; processes that the script forks end at once.
         """
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        if _is_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._note_termination)
             os.register_at_fork(after_in_child=self._forget_termination)
 
     def _note_termination(self, number: int, frame: FrameType | None) -> None:
         if self.heeds_termination():
             return
-        self.end_by(signal.SIGTERM)
-        sys.exit(128 + number)
+        self.end_script_by(signal.SIGTERM)
 
     def _forget_termination(self) -> None:
         if signal.getsignal(signal.SIGTERM) == self._note_termination:
@@ -98,8 +108,47 @@ class ScriptEnd:
         self._thread_hook(about)
 
     def _note_exit(self, status: Any = None, /) -> NoReturn:
-        self._exit_argument = status
-        self._exit(status)
+        # Of another thread it ends that alone, and in an exit handler Python ignores it.
+        may_end_the_script = _is_main_thread() and not _is_after_the_script(sys._getframe())
+        try:
+            self._exit(status)
+        except SystemExit as error:
+            if may_end_the_script:
+                self._exits += 1
+                self._exit_argument = status
+                error.__dict__["_goes"] = _Goes(self._forget_exit, self._exits)
+            raise
+
+    def _forget_exit(self, number: int) -> None:
+        """What an exit has raised is gone while the script goes on, so that somebody has caught it."""
+        if number == self._exits:
+            self._exit_argument = None
+
+
+class _Goes:
+    """What an exception of `sys.exit` carries: it goes with that, and tells where the script goes on then.
+
+    An exception that nobody catches goes when Python has left all code of the script.
+
+    Args:
+        caught: called, with the number, where somebody has caught the exception.
+        number: of the exit.
+    """
+
+    def __init__(self, caught: Callable[[int], None], number: int) -> None:
+        self._caught, self._number = caught, number
+
+    def __del__(self) -> None:
+        frame = sys._getframe().f_back
+        if frame is not None and _is_main_thread() and not _is_after_the_script(frame):
+            self._caught(self._number)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return object, ()  # a process to which the exception goes has another end
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 def _is_after_the_script(frame: FrameType | None) -> bool:

@@ -20,6 +20,18 @@ assert watch_script_end() is end
 atexit.register(lambda: print("bad" if end.is_bad else "good"))
 """
 
+CATCHES = """
+kept = []
+def caught(status, keeps=False):
+    try:
+        sys.exit(status)
+    except SystemExit as exit:
+        assert (type(exit), exit.code, str(exit)) == (SystemExit, status, str(status))
+        import copy, pickle
+        assert pickle.loads(pickle.dumps(exit)).code == copy.copy(exit).code == status
+        kept.append(exit) if keeps else None
+"""
+
 
 @pytest.mark.parametrize(
     ("last_line", "seen", "status"),
@@ -30,6 +42,13 @@ atexit.register(lambda: print("bad" if end.is_bad else "good"))
         ("raise SystemExit", "good", 0),
         ("sys.exit(3)", "bad", 3),
         ("sys.exit('no data')", "bad", 1),
+        (CATCHES + "caught(3)", "good", 0),
+        (CATCHES + "caught(3); sys.exit(4)", "bad", 4),
+        (CATCHES + "caught(3, keeps=True); sys.exit()", "good", 0),
+        ("try: sys.exit(3)\nexcept SystemExit: raise", "bad", 3),
+        ("try: sys.exit(3)\nfinally: sys.exit(0)", "good", 0),
+        ("import threading; t = threading.Thread(target=sys.exit, args=[3]); t.start(); t.join()", "good", 0),
+        ("atexit.register(sys.exit, 3)", "good", 0),
         ("1 / 0", "bad", 1),
         ("raise KeyboardInterrupt", "bad", -2),
         ("import argparse; argparse.ArgumentParser().error('x')", "bad", 2),
