@@ -13,14 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.asked import Asked
-from autodist.batch_axis import keras_name, require_mapping
+from autodist.batch_axis import require_mapping
 from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.keras_evaluations import Evaluations
-from autodist.capture.keras_fits import Fits
-from autodist.capture.keras_models import KerasModels
 from autodist.capture.local_training import put_back
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.shared_files import share_files
@@ -28,36 +24,33 @@ from autodist.capture.stage_marks import StageMark
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.checkpoint import Checkpoints
 from autodist.checkpoint.around_fit import AroundFit
-from autodist.checkpoint.automatic import Automatic, find_resumed, section_of
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.checkpoint.of_session import SessionCheckpoints
-from autodist.checkpoint.preemption import Preemption
-from autodist.cluster.given.meet import meet, warn_if_alone
+from autodist.checkpoint.section import find_resumed, save_automatically, saving_callback
+from autodist.choosing import choose
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
-from autodist.errors import AutoDistError, CaptureError, CheckpointError, MisusedError, ResourceSpecError
-from autodist.evaluation_step import EvaluationStep
+from autodist.errors import AutoDistError, CaptureError, CheckpointError
 from autodist.function_step import DistributedFunction, Tracing
 from autodist.graph_function import GraphSessions
+from autodist.keras_training import keras_models
 from autodist.look import look
 from autodist.messages import ALIKE_EVERYWHERE, log_to_the_terminal
 from autodist.newer_control_flow import newer_control_flow
-from autodist.own_batches import Reading, Slices
-from autodist.own_files import NOTHING_DEALT, Files, require_files_fit
+from autodist.own_files import NOTHING_DEALT
+from autodist.own_share import OwnShare
 from autodist.plain_shapes import plain_shapes
 from autodist.quiet import quiet_tensorflow
 from autodist.recording import recorder
 from autodist.resources import ResourceSpec
-from autodist.restarts import before, require_can_restart, restart
+from autodist.restarts import before, restart
 from autodist.run import Run
-from autodist.runtime.batches import rows_to_read, share_of
 from autodist.runtime.dataset import DistributedDataset
-from autodist.runtime.first_batches import digest_of
 from autodist.runtime.sampler import Sampler
 from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.session import DistributedSession
-from autodist.strategies import AllReduce, BuildsStrategy, arranged, chosen_builder, find_pipeline
+from autodist.strategies import BuildsStrategy
 from autodist.trains_alone import TrainsAlone
 
 log = logging.getLogger("autodist")
@@ -99,7 +92,9 @@ class AutoDist:
     ) -> None:
         with quiet_tensorflow():
             tf.config.list_physical_devices()  # now, since TensorFlow says what it finds when it is asked first
-        self._run = Run.begin(lambda: _choose(resource_spec_file, resource_spec, strategy_builder), find_resumed)
+        self._run = Run.begin(
+            lambda: choose(resource_spec_file, resource_spec, strategy_builder, is_first=not _made), find_resumed
+        )
         if self._run.index == 0 and self._run.workers > 1:
             require_script()
         log_to_the_terminal(self._run.index == 0)
@@ -107,31 +102,9 @@ class AutoDist:
         self._run.start_others()
         share_cores(self._run.spec.workers, self._run.index)
         self._share_files()
-        self._slices = Slices(self._own_share)
-        keras_steps_are_global = self._run.spec.batch != "per_worker"
-        fits = Fits(self._run.index == 0, self._run.talk.share) if self._run.workers > 1 else None
-        evaluations = Evaluations(
-            lambda step, jit_compile: EvaluationStep(step, self._run, jit_compile),
-            self._run.talk.makes_together,
-            digest_of,
-            fits.validates if fits is not None else lambda model: False,
-        )
-        shares_evaluations = self._run.spec.shares_batches and keras_steps_are_global
-        self._automatic = self._saved_automatically()
-        self._keras = KerasModels(
-            lambda step, jit_compile, batch_axis, is_own=False: DistributedFunction(
-                step,
-                self._run,
-                batch_axis,
-                keras_steps_are_global and not is_own,
-                Tracing(jit_compile),
-                name_of=keras_name,
-            ),
-            fits,
-            evaluations if shares_evaluations else None,
-            AroundFit(self._automatic, self._saving_callback()),
-            self._reading() if keras_steps_are_global else None,
-        )
+        self._share = OwnShare(self._run)
+        self._automatic = save_automatically(self._run)
+        self._keras = keras_models(self._run, AroundFit(self._automatic, saving_callback(self._run)), self._share)
         self._notes: GradientNotes | None = None
         self._sums: SumNotes | None = None
         self._graph_sessions = GraphSessions(self._run, self._noted)
@@ -227,7 +200,7 @@ class AutoDist:
             StrategyError: the strategy asks for what cannot be done.
         """
         self._run.check_others()
-        self._require_no_files("a session's graph has no data sets whose files are dealt out")
+        self._share.require_no_files("a session's graph has no data sets whose files are dealt out")
         if self._notes is None or self._sums is None:
             raise CaptureError(
                 "create_distributed_session is called outside the scope; build the graph within `with ad.scope():`."
@@ -312,7 +285,7 @@ class AutoDist:
             self._run.spec.replica_workers,
             self._run.index,
             self._run.first_batches.tell_of_data_set,
-            self._reading(),
+            self._share.reading(),
             self._run.missed_step.note,
         )
         if self._automatic is not None:
@@ -337,7 +310,7 @@ class AutoDist:
             ValueError: there are no records, or batches would have none.
         """
         self._run.check_others()
-        self._require_no_files("ad.sampler deals out numbers of records, of which no file is one worker's")
+        self._share.require_no_files("ad.sampler deals out numbers of records, of which no file is one worker's")
         self._alone.divides_data = True
         made = Sampler(records, batch, seed, drop_remainder, self._run.spec.replica_workers, self._run.index)
         if self._automatic is not None:
@@ -360,7 +333,7 @@ class AutoDist:
             ValueError: there are no such examples.
         """
         self._alone.divides_data = True
-        return self._slices(start, stop)
+        return self._share.slices(start, stop)
 
     def reduce(self, value: Any, how: str = "mean") -> Any:
         """A value reduced over all workers; all of them call it, between steps, with arrays of one shape and type.
@@ -442,55 +415,6 @@ class AutoDist:
         """
         return CheckpointCallback(self._run, folder, keep, every_steps, every_minutes)
 
-    def _reading(self) -> Reading | None:
-        """How this worker reads global batches; None: whole, since it trains on all of them."""
-        if self._run.workers == 1:
-            return None
-        rows = None  # where it is recorded, which is given whole batches
-        if self._run.recorder is None:
-            rows = rows_to_read(self._run.spec.replica_workers, self._run.index)
-        return Reading(rows, self._run.workers, self._slices, self._files())
-
-    def _files(self) -> Files | None:
-        """How files are dealt out to the workers; None: they are not."""
-        spec = self._run.spec
-        if spec.shard is None:
-            return None
-        names = [worker.name for worker in spec.workers]
-        return Files(spec.replica_workers, self._run.index, names, self._run.talk.agree, spec.shard_refused)
-
-    def _require_no_files(self, what: str) -> None:
-        if self._run.deals_files:
-            raise self._run.spec.shard_refused(
-                f"{what}; allowed: fit on a tf.data.Dataset, or a loop over ad.distribute_dataset."
-            )
-
-    def _own_share(self, examples: int) -> tuple[int, int]:
-        share = share_of(examples, self._run.spec.replica_workers, self._run.index)
-        return share.start, share.start + share.size
-
-    def _saving_callback(self) -> CheckpointCallback | None:
-        section = section_of(self._run.spec)
-        if section is None:
-            return None
-        return CheckpointCallback(
-            self._run, section.folder, section.keep, section.every_steps, section.every_minutes, section.on_preempt
-        )
-
-    def _saved_automatically(self) -> Automatic | None:
-        section = section_of(self._run.spec)
-        if section is None:
-            return None
-        automatic = Automatic(self._run, section)
-        self._run.on_tracked, self._run.before_step = automatic.on_tracked, automatic.before_step
-        self._run.on_session, self._run.after_step = automatic.on_session, automatic.after_step
-        if section.on_preempt and self._run.index == 0:
-            preemption = Preemption(self._run)
-            preemption.begin()
-            preemption.watch(automatic.schedule)
-            self._run.on_schedule = preemption.watch
-        return automatic
-
     def _share_files(self) -> None:
         if self._run.workers > 1:
             share_files(self._run.chief.write)
@@ -535,63 +459,3 @@ class AutoDist:
         lost = run.end.lost(run.step + 1 if run.have_joined else None, run.saved_step)
         if lost is not None:
             restart(lost, run.spec)
-
-
-def _choose(
-    file: str | os.PathLike[str] | None,
-    given: ResourceSpec | None,
-    builder: BuildsStrategy | str | Mapping[str, Any] | None,
-) -> tuple[ResourceSpec, BuildsStrategy]:
-    """Machines and strategy: what the command that runs the script asks for, else what the script says."""
-    looks = look()
-    asked = Asked.of_this_process() if looks is None else looks.asked
-    if asked.asks and _made and looks is None:
-        raise MisusedError(
-            "the script makes two AutoDist objects, and a command has said on which machines its AutoDist runs. Leave "
-            "one, and open its scope() again."
-        )
-    spec = asked.spec(lambda: _read_spec(file, given), _count_gpus)
-    chosen = asked.builder(lambda: chosen_builder(builder, spec.strategy))
-    if looks is not None:
-        return looks.choose(spec, chosen), chosen
-    recording = recorder()
-    if recording is None:
-        require_can_restart(spec)
-        spec = spec.without(before().left_out)
-    else:
-        spec = spec.without_checkpoints()  # steps are compared: none is saved, and none is gone on from
-        if recording.is_reference and find_pipeline(chosen) is not None:
-            chosen = AllReduce()  # which is not asked of one device, where there are no stages either
-    log_to_the_terminal(is_chief=True)
-    require_files_fit(
-        spec.shard is not None, recording is not None, find_pipeline(chosen) is not None, spec.shard_refused
-    )
-    if spec.is_given:
-        spec = meet(spec, asked.replicas, _count_gpus)
-    else:
-        warn_if_alone()
-    return arranged(chosen, spec), chosen
-
-
-def _count_gpus() -> int:
-    return len(tf.config.list_physical_devices("GPU"))
-
-
-def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -> ResourceSpec:
-    if spec is not None and file is not None:
-        raise ValueError("give resource_spec_file or resource_spec, not both.")
-    if spec is not None:
-        if not isinstance(spec, ResourceSpec):
-            given = type(spec).__name__
-            raise ResourceSpecError(
-                f"resource_spec is a {given}; give a ResourceSpec, as ResourceSpec.from_dict makes it."
-            )
-        return spec
-    if file is not None:
-        if not isinstance(file, str | bytes | os.PathLike):
-            raise ResourceSpecError(
-                f"resource_spec_file is a {type(file).__name__}; give the path of a YAML file, or "
-                "resource_spec=ResourceSpec.from_dict(...)."
-            )
-        return ResourceSpec.from_file(file)
-    return ResourceSpec.local(_count_gpus())

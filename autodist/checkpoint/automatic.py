@@ -16,15 +16,14 @@ from autodist.checkpoint.beside import Beside
 from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.loop import Loop
-from autodist.checkpoint.read import described, read_about, require_alike, require_seen, require_whole, saved_values
+from autodist.checkpoint.read import described, read_about, require_alike, require_seen, saved_values
 from autodist.checkpoint.save import Saves
 from autodist.checkpoint.schedule import Schedule
 from autodist.checkpoint.slices import Here, read_here
 from autodist.errors import CheckpointError
 from autodist.graph.item import GraphItem
-from autodist.look import look
 from autodist.messages import ALIKE_EVERYWHERE
-from autodist.resources import CheckpointSection, ResourceSpec
+from autodist.resources import CheckpointSection
 from autodist.run import Run
 from autodist.runtime.eager_watch import unwatched
 from autodist.runtime.variables import Kept, Tracked
@@ -33,32 +32,6 @@ log = logging.getLogger("autodist")
 
 STEPS = "steps"
 """What the side file says has made a checkpoint: the steps of a script's own loop."""
-
-
-def section_of(spec: ResourceSpec) -> CheckpointSection | None:
-    """What the YAML says; None also where a command only looks at the script."""
-    return spec.checkpoint if look() is None else None
-
-
-def find_resumed(spec: ResourceSpec) -> Mapping[str, Any]:
-    """On the chief, the checkpoint that the run goes on from: its path, step and seed; nothing where there is none.
-
-    Raises:
-        CheckpointError: it is damaged, or was not made so.
-    """
-    section = section_of(spec)
-    prefix = None if section is None else Folder(section.folder).latest()
-    if prefix is None:
-        return {}
-    about = read_about(prefix)
-    require_whole(prefix, about)
-    if "made_by" not in about:
-        raise CheckpointError(
-            f"{prefix} was saved by a script of its own, which alone knows what to do with it, and `checkpoint` in the "
-            "YAML goes on from what it has saved itself. Name another folder there."
-        )
-    log.info("going on from step %d, which was saved as %s.", about["step"], prefix)
-    return {"prefix": prefix, "step": about["step"], "seed": about["seed"], "made_by": about["made_by"]}
 
 
 @dataclass(frozen=True)

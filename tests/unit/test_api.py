@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from autodist import AutoDist, ResourceSpec, api
+from autodist import AutoDist, ResourceSpec, choosing
 from autodist.cluster.member import Member
 from autodist.errors import ClusterError
 
@@ -56,7 +56,7 @@ def test_a_script_whose_steps_are_compared_neither_saves_nor_waits_for_sigterm(
     """Workers passed over the first SIGTERM where nobody would have saved."""
     saved = {"checkpoint": {"folder": str(tmp_path), "on_preempt": True}}
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0]}]} | saved)
-    monkeypatch.setattr(api, "recorder", lambda: SimpleNamespace(is_reference=False))
+    monkeypatch.setattr(choosing, "recorder", lambda: SimpleNamespace(is_reference=False))
     before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
