@@ -41,7 +41,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     Of those that look at what was trained on the same machines all do, whichever their file. Those that start processes
     and share nothing go one by one, since some take longer than other files: they come last, when all else is dealt.
     """
-    _find_unsaid([item.path for item in items if item.get_closest_marker("processes")])
+    for mark in ("processes", "busy"):
+        _find_unsaid(mark, [item.path for item in items if item.get_closest_marker(mark)])
     for item in items:
         clusters = [mark.args[0] for mark in item.iter_markers("trains")]
         machines = [str(cluster.machines) for cluster in clusters if cluster is not None]
@@ -58,11 +59,11 @@ def _shares_what_its_file_has_made(item: pytest.Item) -> bool:
     return any(fixtures[-1].scope in {"class", "module", "package"} for fixtures in known.values())
 
 
-def _find_unsaid(paths: list[Path]) -> None:
-    """`scripts/test` knows by their text in which files tests start processes. Raises UsageError for another."""
+def _find_unsaid(mark: str, paths: list[Path]) -> None:
+    """`scripts/test` knows by their text which files have tests of a mark. Raises UsageError for another."""
     for path in dict.fromkeys(paths):
-        if "mark.processes" not in path.read_text(encoding="utf-8"):
-            raise pytest.UsageError(f"{path} has no `mark.processes`, by which scripts/test finds what it marks.")
+        if f"mark.{mark}" not in path.read_text(encoding="utf-8"):
+            raise pytest.UsageError(f"{path} has no `mark.{mark}`, by which scripts/test finds what it marks.")
 
 
 def _with_one_case(items: list[pytest.Item], folders: list[Path]) -> dict[str, pytest.Item]:
@@ -85,16 +86,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _LOOP = "import os\nparent = os.getppid()\nwhile os.getppid() == parent: pass"
 
 _loops: list[subprocess.Popen[bytes]] = []
+_to_begin: list[list[str]] = []
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Makes the machine busy, where that is asked for: tests marked `busy` have to pass then, too.
+    """What makes the machine busy, where that is asked for: tests marked `busy` have to pass then, too.
 
-    Where tests run side by side, the process that deals them out does so, which is the last to end.
+    Where tests run side by side, the process that deals them out begins it, which is the last to end.
     """
     if not hasattr(session.config, "workerinput"):
-        count = session.config.getoption("--busy-loops")
-        _loops.extend(subprocess.Popen([sys.executable, "-c", _LOOP]) for _ in range(count))
+        _to_begin.extend([[sys.executable, "-c", _LOOP]] * session.config.getoption("--busy-loops"))
+
+
+def pytest_runtest_logstart() -> None:
+    """The loops begin with the first test, since what all processes import for their collection shows nothing."""
+    while _to_begin:
+        _loops.append(subprocess.Popen(_to_begin.pop()))
 
 
 def pytest_sessionfinish() -> None:
