@@ -43,7 +43,12 @@ class RunEnd:
 def ended_by(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """By which signals the process would end; those that it handles are as before afterwards."""
     found: list[Any] = []
-    monkeypatch.setattr(preemption, "watch_script_end", lambda: SimpleNamespace(end_by=found.append))
+
+    def end_script_by(number: signal.Signals) -> NoReturn:
+        found.append(number)
+        raise SystemExit(128 + number)
+
+    monkeypatch.setattr(preemption, "watch_script_end", lambda: SimpleNamespace(end_script_by=end_script_by))
     before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     yield found
     signal.signal(signal.SIGTERM, before)
