@@ -5,8 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from autodist.resources import ResourceSpec
-
-HEAD = "nodes:\n  - {address: 10.0.0.1, chief: true}\n"
+from tests.unit.resources.faults import HEAD
 
 
 def test_a_byte_order_mark_is_no_error(tmp_path: pathlib.Path) -> None:
