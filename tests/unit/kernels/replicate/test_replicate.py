@@ -12,41 +12,14 @@ from keras import layers
 
 from autodist.errors import RewriteError
 from autodist.graph.item import EXAMPLES
-from autodist.kernels import rewrite
 from autodist.kernels.base import Context
 from autodist.kernels.replicate.replicate import Replicate
 from tests.unit.graph.graph_text import assert_imports
-from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, rewritten, train
+from tests.unit.kernels.in_one_process import capture, plan, rewritten, train
 from tests.unit.kernels.pairs import pairs
-
-SHAPES = [(1, 3), (2, 1), (2, 2)]
-every_shape = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"{s[0]}x{s[1]}")
-hardest_shape = pytest.mark.parametrize("shape", SHAPES[-1:], ids=lambda s: f"{s[0]}x{s[1]}")
-
+from tests.unit.kernels.replicate.steps import SHAPES, batches, check, every_shape, hardest_shape, labelled, variable
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
-
-
-def variable(name, *shape, trainable=True, dtype=np.float64):
-    values = np.random.default_rng(len(name)).normal(size=shape) if dtype == np.float64 else np.zeros(shape, dtype)
-    return tf.Variable(values, name=name, trainable=trainable)
-
-
-def batches(*sizes, width=4):
-    rng = np.random.default_rng(0)
-    return [(rng.normal(size=(n, width)),) for n in sizes]
-
-
-def labelled(*sizes, width=4):
-    rng = np.random.default_rng(0)
-    return [(rng.normal(size=(n, width)), rng.integers(0, 3, (n,))) for n in sizes]
-
-
-def check(step, data, shape, owners=None):
-    captured = capture(step, *data[0])
-    found = train(captured, plan(captured.item, *shape, owners), data)
-    assert_same(found, one_device(captured, step, data))
-    return found
 
 
 def test_one_replica_in_all_is_the_captured_step():
@@ -109,44 +82,6 @@ def test_two_optimizers_in_one_step(owners, shape):
     check(gan(), batches(6, 5, 1), shape, OWNERS[owners] if shape[0] > 1 else None)
 
 
-@hardest_shape
-def test_a_function_of_means_that_a_step_returns_is_that_of_the_whole_batch(shape, caplog):
-    weight = variable("w", 4, 2)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(x @ weight))
-        weight.assign_sub(0.1 * tape.gradient(loss, weight))
-        total, squares = tf.reduce_sum(x), tf.reduce_sum(tf.square(x))
-        spread = tf.sqrt(tf.reduce_mean(tf.square(x)) - tf.square(tf.reduce_mean(x)))
-        return tf.sqrt(loss), 10.0 * tf.math.log(1.0 / loss), total * total / squares, spread
-
-    with caplog.at_level(logging.WARNING, "autodist"):
-        check(step, batches(6, 5, 1), shape)
-    assert not caplog.records
-
-
-@pytest.mark.parametrize("is_root", [False, True])
-def test_it_is_told_of_outputs_in_which_examples_see_one_another(is_root, caplog):
-    weight = variable("w", 4, 2)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(x @ weight))
-        weight.assign_sub(0.1 * tape.gradient(loss, weight))
-        deep = x - tf.reduce_mean(x, 0, keepdims=True)
-        for _ in range(80):  # as a network, which is not computed twice
-            deep = tf.tanh(deep)
-        spread = tf.reduce_mean(tf.square(deep))
-        return loss, tf.sqrt(spread) if is_root else spread
-
-    captured = capture(step, *batches(6)[0])
-    with caplog.at_level(logging.INFO, "autodist"):
-        rewritten(captured, plan(captured.item, 1, 2))
-    (told,) = [record.getMessage() for record in caplog.records]
-    assert captured.item.outputs[1] in told and "not that of the whole batch" in told
-
-
 @every_shape
 def test_fewer_examples_than_replicas(shape):
     layer = layers.BatchNormalization()
@@ -160,25 +95,6 @@ def test_fewer_examples_than_replicas(shape):
         return loss
 
     check(step, batches(1, 2, 1), shape)
-
-
-@every_shape
-def test_rows_that_a_step_returns_come_in_order(shape):
-    weight = variable("w", 4, 2)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.square(x @ weight))
-        weight.assign_sub(0.01 * tape.gradient(loss, weight))
-        return x @ weight
-
-    data = batches(5, 1)
-    captured = capture(step, *data[0])
-    found = train(captured, plan(captured.item, *shape), data)
-    expected = one_device(captured, step, data)
-    for outputs, (wanted,) in zip(found.outputs, expected.outputs, strict=True):
-        rows = np.concatenate([mine[0] for mine in outputs])
-        np.testing.assert_allclose(rows, wanted[0], rtol=1e-12)
 
 
 @hardest_shape
@@ -223,157 +139,6 @@ def test_updates_inside_an_if(optimizer, shape):
         return loss
 
     check(step, batches(5, 4, 3, 2), shape)
-
-
-def normalised_step(norm, kernel):
-    def forward(x):
-        image = tf.nn.conv2d(tf.reshape(x, (-1, 4, 4, 1)), kernel.value, 1, "SAME")
-        return tf.reduce_mean(tf.square(norm(image, training=True)) * tf.reduce_mean(x))
-
-    return forward
-
-
-@every_shape
-def test_batch_norm_sees_its_replicas_part(shape):
-    """Against one device that computes the same parts one after another and averages (equal parts)."""
-    kernel = keras.Variable(np.random.default_rng(0).normal(size=(3, 3, 1, 2)), name="kernel")
-    norm = layers.BatchNormalization()
-    norm.build((None, 4, 4, 2))
-    trained = [kernel, norm.gamma, norm.beta]
-    forward = normalised_step(norm, kernel)
-    replicas = shape[0] * shape[1]
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = forward(x)
-        for weight, gradient in zip(trained, tape.gradient(loss, [v.value for v in trained]), strict=True):
-            weight.value.assign_sub(0.1 * gradient)
-        return loss
-
-    def by_parts(x):
-        moving = [norm.moving_mean, norm.moving_variance]
-        found, averages, losses = [], [], []
-        before = [v.value.numpy() for v in moving]
-        for part in tf.split(x, replicas):
-            for v, value in zip(moving, before, strict=True):
-                v.assign(value)
-            with tf.GradientTape() as tape:
-                losses.append(forward(part))
-            found.append(tape.gradient(losses[-1], [v.value for v in trained]))
-            averages.append([v.value.numpy() for v in moving])
-        for weight, *gradients in zip(trained, *found, strict=True):
-            weight.value.assign_sub(0.1 * tf.add_n(gradients) / replicas)
-        for v, *values in zip(moving, *averages, strict=True):
-            v.assign(np.mean(values, 0))
-        return tf.add_n(losses) / replicas
-
-    data = batches(replicas * 2, replicas * 3, width=16)
-    captured = capture(step, *data[0])
-    assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, by_parts, data))
-
-
-def test_state_of_replicas_without_examples_is_left_out():
-    norm = layers.BatchNormalization()
-    norm.build((None, 4))
-    weight = variable("w", 4, 4)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(norm(x @ weight, training=True)))
-        weight.assign_sub(0.1 * tape.gradient(loss, weight))
-        return loss
-
-    check(step, batches(1), (1, 3))
-    check(step, batches(1), (3, 1))
-
-
-@pytest.mark.parametrize("how, shape", pairs(["SUM", "MEAN", "ONLY_FIRST_REPLICA"], SHAPES))
-def test_state_is_combined_as_declared(how, shape):
-    """Each replica adds the sum of its part of 1, 2, …; of two, three or four equal parts of it."""
-    replicas = shape[0] * shape[1]
-    state = tf.Variable(0.0, dtype=tf.float64, name="state", trainable=False, aggregation=tf.VariableAggregation[how])
-    weight = variable("w", 1)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(x * weight)
-        weight.assign_sub(0.1 * tape.gradient(loss, weight))
-        state.assign_add(tf.reduce_sum(x))
-        return loss
-
-    x = np.arange(1.0, 13.0)[:, None]
-    captured = capture(step, x)
-    found = train(captured, plan(captured.item, *shape), [(x,)]).variable("state")
-    parts = [part.sum() for part in np.split(x, replicas)]
-    expected = {"SUM": np.sum(parts), "MEAN": np.mean(parts), "ONLY_FIRST_REPLICA": parts[0]}[how]
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-
-@hardest_shape
-def test_what_a_batch_adds_by_a_way_that_is_not_known_is_added_by_each_replica(shape):
-    weight = variable("w", 1)
-    summed = tf.VariableAggregation.SUM
-    state = tf.Variable(0.0, dtype=tf.float64, name="state", trainable=False, aggregation=summed)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(x * weight)
-        weight.assign_sub(0.1 * tape.gradient(loss, weight))
-        state.assign_add(tf.sqrt(tf.reduce_sum(tf.matmul(x, x, transpose_b=True))))
-        return loss
-
-    x = np.arange(1.0, 13.0)[:, None]
-    captured = capture(step, x)
-    found = train(captured, plan(captured.item, *shape), [(x,)]).variable("state")
-    np.testing.assert_allclose(found, sum(part.sum() for part in np.split(x, shape[0] * shape[1])), rtol=1e-12)
-
-
-@hardest_shape
-def test_counters_count_once(shape):
-    count, weight = variable("count", dtype=np.int64, trainable=False), variable("w", 4, 1)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(x @ weight)
-        weight.assign_sub(0.1 * tape.gradient(loss, weight))
-        count.assign_add(1)
-        return count.read_value()
-
-    found = check(step, batches(5, 1, 2), shape)
-    assert found.variable("count") == 3
-
-
-@pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
-def test_a_scatter_outside_the_update_is_refused(shape):
-    state, weight = variable("state", 4), variable("w", 4, 1)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(x @ weight)
-        weight.assign_sub(0.1 * tape.gradient(loss, weight))
-        state.scatter_add(tf.IndexedSlices(tf.reduce_sum(x)[None], tf.constant([0])))
-        return loss
-
-    captured = capture(step, *batches(4)[0])
-    with pytest.raises(RewriteError, match="state by ResourceScatter"):
-        rewritten(captured, plan(captured.item, *shape))
-
-
-def test_state_that_one_of_several_branches_writes_is_refused_with_its_mend():
-    weight, average = variable("w", 4, 2), variable("average", 4, trainable=False)
-    mode = tf.Variable(1, trainable=False, name="mode")
-
-    def step(x):
-        keep, assign = average.value, lambda: average.assign(tf.reduce_mean(x, 0)).value()
-        tf.switch_case(mode.value(), [keep, assign, keep])
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(x @ weight))
-        weight.assign_sub(0.1 * tape.gradient(loss, weight))
-        return loss
-
-    captured = capture(step, *batches(4)[0])
-    with pytest.raises(RewriteError, match="average by Case.*Let tf.switch_case give the value"):
-        rewritten(captured, plan(captured.item, 1, 2))
 
 
 @pytest.mark.parametrize("shape", [(1, 2), (2, 1)])
@@ -444,26 +209,6 @@ def test_it_is_told_of_where_examples_see_one_another(standardises, caplog):
     with caplog.at_level(logging.INFO, "autodist"):
         rewritten(captured, plan(captured.item, 1, 2))
     assert ("examples see one another in the model" in caplog.text) == standardises
-
-
-@pytest.mark.parametrize(
-    ("shape", "joins_outputs", "says"), [((2, 1), False, 0), ((2, 1), True, 2), ((1, 2), False, 1)]
-)
-def test_an_output_of_unknown_kind_is_told_of_where_replicas_are_joined(shape, joins_outputs, says, caplog):
-    weight = variable("w", 4, 1)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(tf.square(x @ weight))
-        weight.assign_sub(1e-3 * tape.gradient(loss, weight))
-        return tf.reduce_mean(tf.matmul(x, x, transpose_b=True))
-
-    captured = capture(step, np.ones((1, 4)))
-    strategy = plan(captured.item, *shape)
-    with caplog.at_level(logging.WARNING, "autodist"):
-        for worker in range(shape[0]):
-            rewrite(captured.item, Context(strategy, worker, joins_outputs))
-    assert caplog.text.count("is averaged over the replicas") == says
 
 
 def test_replicas_draw_different_numbers_and_repeat_them():

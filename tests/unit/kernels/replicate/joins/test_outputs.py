@@ -1,4 +1,4 @@
-"""Outputs: summaries of means and sums over the batch are those of the whole batch."""
+"""Outputs: what a step returns of means and sums, and summaries of them, are those of the whole batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from autodist.kernels import Context, rewrite
-from tests.unit.kernels.in_one_process import EXAMPLES, capture, in_one_session, one_device, plan, train
+from tests.unit.kernels.in_one_process import EXAMPLES, capture, in_one_session, one_device, plan, rewritten, train
+from tests.unit.kernels.replicate.steps import batches, check, every_shape, hardest_shape, variable
 
 v1 = tf.compat.v1
 
@@ -96,3 +97,80 @@ def test_of_merged_summaries_one_that_cannot_be_joined_is_the_first_replicas_and
         shown = {"loss": np.mean(np.square(x @ np.ones((4, 2)))), "last": last}
         assert shown_in(text) == pytest.approx(shown, rel=1e-6)
     assert "taken from each worker's first replica" in caplog.text
+
+
+@hardest_shape
+def test_a_function_of_means_that_a_step_returns_is_that_of_the_whole_batch(shape, caplog):
+    weight = variable("w", 4, 2)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        total, squares = tf.reduce_sum(x), tf.reduce_sum(tf.square(x))
+        spread = tf.sqrt(tf.reduce_mean(tf.square(x)) - tf.square(tf.reduce_mean(x)))
+        return tf.sqrt(loss), 10.0 * tf.math.log(1.0 / loss), total * total / squares, spread
+
+    with caplog.at_level(logging.WARNING, "autodist"):
+        check(step, batches(6, 5, 1), shape)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("is_root", [False, True])
+def test_it_is_told_of_outputs_in_which_examples_see_one_another(is_root, caplog):
+    weight = variable("w", 4, 2)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        deep = x - tf.reduce_mean(x, 0, keepdims=True)
+        for _ in range(80):  # as a network, which is not computed twice
+            deep = tf.tanh(deep)
+        spread = tf.reduce_mean(tf.square(deep))
+        return loss, tf.sqrt(spread) if is_root else spread
+
+    captured = capture(step, *batches(6)[0])
+    with caplog.at_level(logging.INFO, "autodist"):
+        rewritten(captured, plan(captured.item, 1, 2))
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert captured.item.outputs[1] in told and "not that of the whole batch" in told
+
+
+@every_shape
+def test_rows_that_a_step_returns_come_in_order(shape):
+    weight = variable("w", 4, 2)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(x @ weight))
+        weight.assign_sub(0.01 * tape.gradient(loss, weight))
+        return x @ weight
+
+    data = batches(5, 1)
+    captured = capture(step, *data[0])
+    found = train(captured, plan(captured.item, *shape), data)
+    expected = one_device(captured, step, data)
+    for outputs, (wanted,) in zip(found.outputs, expected.outputs, strict=True):
+        rows = np.concatenate([mine[0] for mine in outputs])
+        np.testing.assert_allclose(rows, wanted[0], rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("shape", "joins_outputs", "says"), [((2, 1), False, 0), ((2, 1), True, 2), ((1, 2), False, 1)]
+)
+def test_an_output_of_unknown_kind_is_told_of_where_replicas_are_joined(shape, joins_outputs, says, caplog):
+    weight = variable("w", 4, 1)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        weight.assign_sub(1e-3 * tape.gradient(loss, weight))
+        return tf.reduce_mean(tf.matmul(x, x, transpose_b=True))
+
+    captured = capture(step, np.ones((1, 4)))
+    strategy = plan(captured.item, *shape)
+    with caplog.at_level(logging.WARNING, "autodist"):
+        for worker in range(shape[0]):
+            rewrite(captured.item, Context(strategy, worker, joins_outputs))
+    assert caplog.text.count("is averaged over the replicas") == says
