@@ -31,7 +31,7 @@ from autodist.choosing import choose
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError, CheckpointError
-from autodist.function_step import DistributedFunction, Tracing
+from autodist.function_step import DistributedFunction
 from autodist.graph_function import GraphSessions
 from autodist.keras_training import keras_models
 from autodist.look import look
@@ -51,6 +51,7 @@ from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.session import DistributedSession
 from autodist.strategies import BuildsStrategy
+from autodist.tracing import Tracing
 from autodist.trains_alone import TrainsAlone
 
 log = logging.getLogger("autodist")

@@ -18,9 +18,10 @@ from autodist.errors import (
     StrategyError,
     UnevenBatchError,
 )
-from autodist.function_step import DistributedFunction, Tracing
+from autodist.function_step import DistributedFunction
 from autodist.run import Run
 from autodist.step_arguments import COMPOSITES, Leaf
+from autodist.tracing import Tracing
 
 
 class EvaluationStep(DistributedFunction):

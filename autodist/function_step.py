@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
-import re
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -40,37 +39,11 @@ from autodist.runtime.batches import (
 from autodist.runtime.first_batches import Meant
 from autodist.step_arguments import Constants, Leaf, StepArguments, count_examples, inputs_apart, split_rows
 from autodist.traces import TracedFor, Traces, constant_key
+from autodist.tracing import BY_ITSELF, Tracing, explaining_open_axes
 
 log = logging.getLogger("autodist")
 
 _PLAIN = (bool, int, float, str, bytes)
-COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
-
-_NO_LENGTH = re.compile(r"NoneType|None values|\(None\)|elements of \[[^]]*None|partially known|got None")
-"""In what TensorFlow, and Python, say of a length that is not known."""
-
-
-@dataclass(frozen=True)
-class Tracing:
-    """How a step is traced; as for `tf.function`.
-
-    Attributes:
-        jit_compile: whether XLA is to compile the step.
-        input_signature: shapes and dtypes of all arguments, for which it is traced once; None: those that come.
-        reduce_retracing: whether shapes that differ are traced once more as one.
-        autograph: whether Python's control flow is converted.
-    """
-
-    jit_compile: bool = False
-    input_signature: Any = None
-    reduce_retracing: bool = False
-    autograph: bool = True
-
-    def plain(self, function: Callable[..., Any]) -> Any:
-        """The `tf.function` that is traced so."""
-        return tf.function(
-            function, self.input_signature, self.autograph, self.jit_compile or None, self.reduce_retracing
-        )
 
 
 @dataclass(frozen=True)
@@ -127,7 +100,7 @@ class DistributedFunction:
         run: Run,
         batch_axis: Mapping[str, int | None] | None = None,
         is_global: bool = False,
-        tracing: Tracing = Tracing(),
+        tracing: Tracing = BY_ITSELF,
         name_of: Callable[[str, Sequence[Any]], str] = name_by_path,
         sessions: GraphSessions | None = None,
     ) -> None:
@@ -319,7 +292,7 @@ class DistributedFunction:
         axes = [leaf.axis for leaf in leaves]
         name = self._name
         has_nones = any(x is None for x in tf.nest.flatten(list(arguments.values())))
-        with nullcontext() if has_nones else _explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
+        with nullcontext() if has_nones else explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
             captured = self._capture(step, made_for.specs, axes)
         self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.item.variables))
         apart = inputs_apart(captured.inputs, leaves, made_for.groups)
@@ -410,17 +383,3 @@ def _results(traced: _Traced, found: Sequence[np.ndarray]) -> Any:
 
 def _with_a_row(leaf: Leaf) -> Cut:
     return np.asarray if leaf.axis is None else functools.partial(with_a_row, axis=leaf.axis)
-
-
-@contextmanager
-def _explaining_open_axes() -> Iterator[None]:
-    """What TensorFlow raises where a step uses the length of a batch axis says where a None comes from."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        if _NO_LENGTH.search(str(error)):
-            error.add_note(
-                "AutoDist captures a step with its batch axis open: x.shape[0] of an argument x is None there. Write "
-                "tf.shape(x)[0] for it, or -1 where tf.reshape is to find it."
-            )
-        raise
