@@ -31,27 +31,27 @@ from autodist.choosing import choose
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError, CheckpointError
-from autodist.function_step import DistributedFunction
-from autodist.graph_function import GraphSessions
+from autodist.functions.function_step import DistributedFunction
+from autodist.functions.graph_function import GraphSessions
+from autodist.functions.tracing import Tracing
 from autodist.keras_training import keras_models
 from autodist.look import look
 from autodist.messages import ALIKE_EVERYWHERE, log_to_the_terminal
 from autodist.newer_control_flow import newer_control_flow
-from autodist.own_files import NOTHING_DEALT
 from autodist.own_share import OwnShare
 from autodist.plain_shapes import plain_shapes
 from autodist.quiet import quiet_tensorflow
+from autodist.reading.own_files import NOTHING_DEALT
 from autodist.recording import recorder
 from autodist.resources import ResourceSpec
-from autodist.restarts import before, restart
-from autodist.run import Run
+from autodist.runs.restarts import before, restart
+from autodist.runs.run import Run
 from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.sampler import Sampler
 from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
-from autodist.session import DistributedSession
+from autodist.sessions.session import DistributedSession
 from autodist.strategies import BuildsStrategy
-from autodist.tracing import Tracing
 from autodist.trains_alone import TrainsAlone
 
 log = logging.getLogger("autodist")

@@ -13,10 +13,10 @@ from autodist.cluster.given.meet import meet, warn_if_alone
 from autodist.errors import MisusedError, ResourceSpecError
 from autodist.look import look
 from autodist.messages import log_to_the_terminal
-from autodist.own_files import require_files_fit
+from autodist.reading.own_files import require_files_fit
 from autodist.recording import recorder
 from autodist.resources import ResourceSpec
-from autodist.restarts import before, require_can_restart
+from autodist.runs.restarts import before, require_can_restart
 from autodist.strategies import AllReduce, BuildsStrategy, arranged, chosen_builder, find_pipeline
 
 

@@ -10,12 +10,12 @@ from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_models import KerasModels
 from autodist.checkpoint.around_fit import AroundFit
-from autodist.evaluation_step import EvaluationStep
-from autodist.function_step import DistributedFunction
+from autodist.functions.evaluation_step import EvaluationStep
+from autodist.functions.function_step import DistributedFunction
+from autodist.functions.tracing import Tracing
 from autodist.own_share import OwnShare
-from autodist.run import Run
+from autodist.runs.run import Run
 from autodist.runtime.first_batches import digest_of
-from autodist.tracing import Tracing
 
 
 def keras_models(run: Run, around_fit: AroundFit, share: OwnShare) -> KerasModels:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from autodist.own_batches import Reading, Slices
-from autodist.own_files import Files
-from autodist.run import Run
+from autodist.reading.own_batches import Reading, Slices
+from autodist.reading.own_files import Files
+from autodist.runs.run import Run
 from autodist.runtime.batches import rows_to_read, share_of
 
 

@@ -15,8 +15,8 @@ from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from autodist.capture.own_arrays import own_arrays
 from autodist.errors import CaptureError
-from autodist.own_batches import PartsGiven, Reading
-from autodist.own_elements import reading_own
+from autodist.reading.own_batches import PartsGiven, Reading
+from autodist.reading.own_elements import reading_own
 
 _TAKES_PARTS = "_autodist_takes_parts"
 

@@ -22,7 +22,7 @@ from autodist.capture.other_strategies import require_no_strategy
 from autodist.capture.own_frames import hiding_own_frames
 from autodist.converting import converting, ours
 from autodist.messages import ALIKE_EVERYWHERE
-from autodist.own_batches import PartsIterator, Reading, whole_of
+from autodist.reading.own_batches import PartsIterator, Reading, whole_of
 
 log = logging.getLogger("autodist")
 

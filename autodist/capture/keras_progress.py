@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import keras
 
-from autodist.own_batches import WholeBatch
+from autodist.reading.own_batches import WholeBatch
 
 _PENDING = "_autodist_start_seconds"
 """What a model's first step took, until the bar of its epoch has been told."""

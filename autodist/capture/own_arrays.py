@@ -13,7 +13,7 @@ from tensorflow.python.util import nest  # tf.nest, with where each leaf stands
 
 from autodist.batch_axis import keras_name
 from autodist.converting import ours
-from autodist.own_batches import Counted, OwnBatches, OwnRows
+from autodist.reading.own_batches import Counted, OwnBatches, OwnRows
 
 
 def own_arrays(adapter: Any, own_rows: OwnRows) -> OwnBatches | None:

@@ -11,7 +11,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from keras.src.trainers.epoch_iterator import EpochIterator  # which makes the batches of each epoch of `fit`
 
-from autodist.data_sets import begins_within
+from autodist.reading.data_sets import begins_within
 
 
 class Passing(Protocol):

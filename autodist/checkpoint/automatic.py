@@ -24,7 +24,7 @@ from autodist.errors import CheckpointError
 from autodist.graph.item import GraphItem
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.resources import CheckpointSection
-from autodist.run import Run
+from autodist.runs.run import Run
 from autodist.runtime.eager_watch import unwatched
 from autodist.runtime.variables import Kept, Tracked
 

@@ -18,7 +18,7 @@ from autodist.checkpoint.script import files_of, saved_script
 from autodist.graph.placement import Placement, listed
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.proto import strategy_pb2
-from autodist.run import Run
+from autodist.runs.run import Run
 from autodist.runtime.memories import Saved
 from autodist.runtime.seeds import resume_seeds, seeds_now
 from autodist.runtime.variables import Kept

@@ -19,9 +19,9 @@ from autodist.checkpoint.script import draws_now, resume_draws
 from autodist.checkpoint.slices import Here, read_here, read_into_session
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
-from autodist.run import Run
+from autodist.runs.run import Run
+from autodist.runs.talk import RESTORE
 from autodist.runtime.variables import Kept, Tracked
-from autodist.talk import RESTORE
 
 
 class Checkpoints:

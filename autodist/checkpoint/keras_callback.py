@@ -24,8 +24,8 @@ from autodist.checkpoint.read import read_about, require_seen
 from autodist.checkpoint.schedule import Schedule
 from autodist.errors import CheckpointError
 from autodist.messages import ALIKE_EVERYWHERE
-from autodist.own_files import dealt_otherwise
-from autodist.run import Run
+from autodist.reading.own_files import dealt_otherwise
+from autodist.runs.run import Run
 from autodist.runtime.draws import Draws
 
 log = logging.getLogger("autodist")

@@ -12,7 +12,7 @@ from autodist.checkpoint.checkpoints import Checkpoints
 from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.read import described, require_alike, saved_graph, saved_values
 from autodist.errors import CheckpointError
-from autodist.run import Run
+from autodist.runs.run import Run
 from autodist.runtime.variables import Kept
 
 

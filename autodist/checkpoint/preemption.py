@@ -13,8 +13,8 @@ from autodist.checkpoint.schedule import Schedule
 from autodist.cluster.failure import LEAVING
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ResourceSpecError
-from autodist.restarts import may_start_again
-from autodist.run import Run
+from autodist.runs.restarts import may_start_again
+from autodist.runs.run import Run
 
 log = logging.getLogger("autodist")
 

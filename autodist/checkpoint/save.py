@@ -19,7 +19,7 @@ from autodist.checkpoint.trail import Follow, Trail, nobody
 from autodist.checkpoint.write import PartWriter, merge, write_here
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
-from autodist.run import Run
+from autodist.runs.run import Run
 from autodist.runtime.variables import Kept
 
 _MARK = Value(SIDE_FILE, lambda: tf.constant(True))

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from autodist.messages import ALIKE_EVERYWHERE
-from autodist.run import Run
+from autodist.runs.run import Run
 from autodist.runtime.draws import Draws
 
 log = logging.getLogger("autodist")

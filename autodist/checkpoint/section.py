@@ -14,7 +14,7 @@ from autodist.checkpoint.read import read_about, require_whole
 from autodist.errors import CheckpointError
 from autodist.look import look
 from autodist.resources import CheckpointSection, ResourceSpec
-from autodist.run import Run
+from autodist.runs.run import Run
 
 log = logging.getLogger("autodist")
 

@@ -13,7 +13,7 @@ from autodist.cli.telling import UsageError
 from autodist.graph.item import GraphItem
 from autodist.look import looking
 from autodist.resources import ResourceSpec
-from autodist.step_plans import share_names
+from autodist.runs.step_plans import share_names
 from autodist.strategies import BuildsStrategy
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.data_sets import begins_within
 from autodist.messages import ALIKE_EVERYWHERE
-from autodist.own_batches import Reading, WholeBatch, whole_of
-from autodist.own_elements import reading_own
-from autodist.own_files import dealt_otherwise
+from autodist.reading.data_sets import begins_within
+from autodist.reading.own_batches import Reading, WholeBatch, whole_of
+from autodist.reading.own_elements import reading_own
+from autodist.reading.own_files import dealt_otherwise
 from autodist.runtime.batches import Share, group_rows, length_of, require_rows_for_all, share_of, slice_rows
 from autodist.runtime.draws import Draws
 from autodist.runtime.first_batches import digest_of

@@ -19,8 +19,8 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
 from autodist.capture.own_arrays import own_arrays
-from autodist.own_batches import OwnRows
-from autodist.own_elements import own_elements
+from autodist.reading.own_batches import OwnRows
+from autodist.reading.own_elements import own_elements
 from autodist.runtime.batches import rows_to_read
 from autodist.runtime.sampler import Sampler
 

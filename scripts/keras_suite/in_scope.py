@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from autodist import AutoDist, ResourceSpec  # before Keras, which imports TensorFlow
-from autodist.running_step import RunningStep
+from autodist.functions.running_step import RunningStep
 
 import keras  # isort: skip
 from keras_suite.values import METHODS, recording, values_file  # isort: skip

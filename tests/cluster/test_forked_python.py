@@ -85,7 +85,7 @@ import autodist
 modules = [sorted(name for name in sys.modules if name.split(".")[0] == "autodist")]
 from autodist import AutoDist, errors
 from autodist.cluster.start import noted_start
-from autodist.restarts import before
+from autodist.runs.restarts import before
 modules.append(sorted(name for name in sys.modules if name.split(".")[0] == "autodist"))
 handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
 print(json.dumps({

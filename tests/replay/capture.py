@@ -17,8 +17,8 @@ from autodist import AutoDist, ResourceSpec
 from autodist.capture.gradients import noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.graph.item import GraphItem
-from autodist.run import Run
-from autodist.step_plans import share_names
+from autodist.runs.run import Run
+from autodist.runs.step_plans import share_names
 from tests.equivalence.cases import PROGRAMS
 from tests.equivalence.train import SEED
 from tests.replay.stored import PIPELINES, StoredStep, undecided

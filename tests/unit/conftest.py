@@ -12,7 +12,7 @@ from keras.src.backend.common import global_state  # holds the policy, and tells
 
 from autodist.capture import local_training
 from autodist.cluster.script_end import watch_script_end
-from autodist.peers import Peers
+from autodist.runs.peers import Peers
 from autodist.runtime import program
 
 

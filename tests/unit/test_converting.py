@@ -16,7 +16,7 @@ import autodist
 from autodist import AutoDist, ResourceSpec
 from autodist.capture.own_arrays import own_arrays
 from autodist.converting import converting, ours
-from autodist.own_elements import own_elements
+from autodist.reading.own_elements import own_elements
 from autodist.runtime.batches import rows_to_read
 
 OURS = [Path(autodist.__file__).parent, *(Path(__file__).parents[2] / name for name in ("kernels", "strategies"))]

@@ -14,9 +14,9 @@ from autodist import AutoDist, ResourceSpec
 from autodist.capture.demands import Demands
 from autodist.capture.function import capture_function
 from autodist.errors import CaptureError
-from autodist.fingerprint import Fingerprint
 from autodist.graph.flows import flows_of
 from autodist.graph.propagation import Examples, Mean
+from autodist.runs.fingerprint import Fingerprint
 
 v1 = tf.compat.v1
 

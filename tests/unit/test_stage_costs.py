@@ -17,9 +17,9 @@ from autodist.graph.tally import Tally
 from autodist.kernels import Context, rewrite
 from autodist.pipeline_figures import figures_of
 from autodist.resources import ResourceSpec
+from autodist.runs.told_strategy import tell_strategy
 from autodist.stage_costs import Rewriting, costs_of
 from autodist.strategies.stage_table import PipelineFigures, StageFigures, flops_text, stage_tables
-from autodist.told_strategy import tell_strategy
 from tests.unit.kernels.in_one_process import capture
 from tests.unit.kernels.pipelined.models import batches, made, pipelined, stage_of
 

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from autodist.capture.keras_models import KerasModels
 from autodist.errors import CaptureError, ResourceSpecError
-from autodist.own_batches import Reading, Slices, WholeBatch
-from autodist.own_files import Files
+from autodist.reading.own_batches import Reading, Slices, WholeBatch
+from autodist.reading.own_files import Files
 from autodist.runtime.batches import rows_to_read
 
 X = np.arange(22.0).reshape(11, 2)

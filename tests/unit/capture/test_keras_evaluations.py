@@ -84,7 +84,7 @@ def evaluated() -> tuple[keras.Model, keras.Model]:
 @pytest.fixture
 def count_shared(monkeypatch):
     """How many steps of each kind all replicas have shared."""
-    from autodist.evaluation_step import EvaluationStep
+    from autodist.functions.evaluation_step import EvaluationStep
 
     counts = {"test_step": 0, "predict_step": 0}
     plain = EvaluationStep.__call__

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import CaptureError
-from tests.unit.descent import BATCHES, assert_trains, autodist, descend
+from tests.unit.functions.descent import BATCHES, assert_trains, autodist, descend
 
 
 @pytest.mark.feature("function", "step: a step within a step")

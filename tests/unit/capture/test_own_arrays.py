@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras.src.trainers.data_adapters import get_data_adapter
 
 from autodist.capture.own_arrays import own_arrays
-from autodist.own_batches import whole_of
+from autodist.reading.own_batches import whole_of
 from autodist.runtime.batches import rows_to_read, share_of
 
 REPLICAS = [0, 1, 1, 2]

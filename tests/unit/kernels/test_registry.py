@@ -11,7 +11,6 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import CaptureMismatchError, RewriteError, StrategyError
-from autodist.fingerprint import Fingerprint, require_equal
 from autodist.graph.item import GraphItem
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels import (
@@ -27,6 +26,7 @@ from autodist.kernels import (
 )
 from autodist.kernels.pipeline import DUMP_VARIABLE
 from autodist.kernels.registry import with_own
+from autodist.runs.fingerprint import Fingerprint, require_equal
 from tests.unit.kernels.in_one_process import capture_one_weight, plan, train
 
 

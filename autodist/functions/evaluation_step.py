@@ -1,0 +1,84 @@
+"""Steps that only evaluate, on all replicas, where that gives what one device gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from autodist.batch_axis import is_array
+from autodist.capture.function import CapturedFunction
+from autodist.errors import (
+    CaptureError,
+    CaptureMismatchError,
+    NotSharedError,
+    RewriteError,
+    StrategyError,
+    UnevenBatchError,
+)
+from autodist.functions.function_step import DistributedFunction
+from autodist.functions.step_arguments import COMPOSITES, Leaf
+from autodist.functions.tracing import Tracing
+from autodist.runs.run import Run
+
+
+class EvaluationStep(DistributedFunction):
+    """A step of a global batch that trains nothing: what it returns is the whole batch's, on every worker.
+
+    Whatever cannot be shared among replicas without changing the result is refused, since each worker can as well
+    compute the whole; on all workers alike.
+
+    Args:
+        function: the step, of one argument.
+        run: in which it runs.
+        jit_compile: whether XLA is to compile the step.
+    """
+
+    survivable: ClassVar[type[Exception] | tuple[type[Exception], ...]] = (NotSharedError, UnevenBatchError)
+
+    def __init__(self, function: Callable[..., Any], run: Run, jit_compile: bool = False) -> None:
+        super().__init__(function, run, is_global=True, tracing=Tracing(jit_compile))
+
+    def __call__(self, data: Any) -> Any:
+        """Runs one step.
+
+        Raises:
+            NotSharedError: the step or the batch cannot be shared; nothing was computed or written.
+        """
+        strange = next(
+            (x for x in tf.nest.flatten(data) if not (x is None or is_array(x) or isinstance(x, COMPOSITES))), None
+        )
+        if strange is not None:
+            raise NotSharedError(f"a batch holds a {type(strange).__name__}")
+        try:
+            return super().__call__(data)
+        except UnevenBatchError as error:
+            raise NotSharedError(str(error)) from error
+
+    def _trace(self, *args: Any) -> Any:
+        try:
+            return super()._trace(*args)
+        except CaptureMismatchError:
+            raise
+        except (CaptureError, RewriteError, StrategyError) as error:
+            raise NotSharedError(str(error)) from error
+
+    def _require_fits_apart(self, captured: CapturedFunction, leaves: Sequence[Leaf]) -> None:
+        if captured.item.apart:
+            raise NotSharedError("its inputs have different numbers of rows")
+
+    def _capture(
+        self, step: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], axes: Sequence[int | None]
+    ) -> CapturedFunction:
+        try:
+            captured = super()._capture(step, specs, axes)
+        except Exception as error:  # the step may bear a batch of a fixed length alone
+            raise NotSharedError(str(error)) from error
+        if captured.item.gradients:
+            raise NotSharedError("it trains")
+        for leaf in tf.nest.flatten(captured.outputs):
+            if not isinstance(leaf, tf.TensorSpec | str | bytes | int | float | bool | None):
+                raise NotSharedError(f"it returns a {type(leaf).__name__}")
+        return replace(captured, item=replace(captured.item, is_whole=True))

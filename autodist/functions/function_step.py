@@ -1,0 +1,385 @@
+"""`ad.function`: a TensorFlow 2 training step that runs on all replicas."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.batch_axis import name_by_path
+from autodist.capture.batch_length import Dealt, fault_in_parts, require_any_length
+from autodist.capture.demands import Demands
+from autodist.capture.function import CapturedFunction, capture_function
+from autodist.capture.nested_step import call_in_function
+from autodist.converting import converting, ours
+from autodist.errors import CaptureError, EmptyBatchError, UnevenBatchError
+from autodist.functions.bound_functions import BoundFunction, BoundFunctions
+from autodist.functions.graph_function import GraphFunction, GraphSessions
+from autodist.functions.known_calls import Cut, OwnPart, form_of
+from autodist.functions.running_step import RunningStep, prepare
+from autodist.functions.step_arguments import Constants, Leaf, StepArguments, count_examples, inputs_apart, split_rows
+from autodist.functions.traces import TracedFor, Traces, constant_key
+from autodist.functions.tracing import BY_ITSELF, Tracing, explaining_open_axes
+from autodist.messages import ALIKE_EVERYWHERE
+from autodist.quiet import quiet_tensorflow
+from autodist.reading.own_batches import WholeBatch
+from autodist.runs.run import Run
+from autodist.runtime.batches import (
+    require_examples,
+    require_rows_for_all,
+    share_of,
+    take,
+    tell_of_empty_micro_batches,
+    told_rows,
+    with_a_row,
+)
+from autodist.runtime.first_batches import Meant
+
+log = logging.getLogger("autodist")
+
+_PLAIN = (bool, int, float, str, bytes)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    captured: CapturedFunction
+    running: RunningStep
+
+
+@dataclass(frozen=True)
+class _Known:
+    """What is known of calls of one form.
+
+    Attributes:
+        traced: the trace that serves them.
+        own: what this worker computes with of their arrays.
+    """
+
+    traced: _Traced
+    own: OwnPart
+
+
+@ours
+class DistributedFunction:
+    """A captured step; calling it runs the step on this worker's replicas and combines with the other workers.
+
+    Arrays and tensors of rank 1 and more are split over the local replicas along their first axis, sparse and ragged
+    ones by their examples; scalars go whole to every replica; all else is part of the step, as for `tf.function`. On a
+    worker without replicas what is passed is not used, and what its replicas would return is nothing: no rows. Called
+    while a step is captured, it is part of that step.
+
+    Attributes:
+        survivable: what a call raises on all workers alike, so that the script may go on.
+        coming: numbers of examples of global batches that are known to come, refused with the first one if they are.
+        whole: the global batch of which the next call is given this worker's part already; None: it is given what
+            `is_global` says.
+
+    Args:
+        function: the step.
+        run: in which it runs.
+        batch_axis: by parameter, the axis along which it is split, negative ones counted from the last; None: every
+            replica gets the whole.
+        is_global: whether every worker passes the same global batch, of which each keeps its share; otherwise what is
+            passed is this worker's own part.
+        tracing: how it is traced.
+        name_of: what `batch_axis` calls a leaf, by its parameter and its place in what is passed for it.
+        sessions: runs it where it is called while a graph is built; None: there it runs as everywhere.
+    """
+
+    survivable: ClassVar[type[Exception] | tuple[type[Exception], ...]] = EmptyBatchError
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        run: Run,
+        batch_axis: Mapping[str, int | None] | None = None,
+        is_global: bool = False,
+        tracing: Tracing = BY_ITSELF,
+        name_of: Callable[[str, Sequence[Any]], str] = name_by_path,
+        sessions: GraphSessions | None = None,
+    ) -> None:
+        functools.update_wrapper(self, function)
+        self._function, self._run, self._is_global = function, run, is_global
+        self._name = getattr(function, "__name__", type(function).__name__)
+        self._tracing, self._plain = tracing, tracing.plain(function)
+        self._arguments = StepArguments(self._name, function, self._plain, tracing.input_signature, batch_axis, name_of)
+        self._has_told_of_tables = False
+        self._traced: Traces[_Traced] = Traces(tracing.reduce_retracing)
+        self._known: dict[Hashable, _Known] = {}
+        self._of_instances = BoundFunctions(
+            lambda method: DistributedFunction(method, run, batch_axis, is_global, tracing, name_of, sessions)
+        )
+        self.coming: tuple[int, ...] = ()
+        self.whole: WholeBatch | None = None
+        self._trains = False
+        self._in_graph = None if sessions is None else self._graph_function(sessions)
+
+    @property
+    def _converted(self) -> Callable[..., Any]:
+        return converting(self._function) if self._tracing.autograph else self._function
+
+    def _graph_function(self, sessions: GraphSessions) -> GraphFunction:
+        def step(arguments: Mapping[str, Any]) -> Any:
+            if self._tracing.jit_compile:
+                raise CaptureError(
+                    f"{self._name} asks for jit_compile, and is called where a graph is built. Leave tf.Graph() out, "
+                    "or build what XLA is to compile within tf.xla.experimental.jit_scope()."
+                )
+            return self._arguments.call(self._converted, arguments)
+
+        return GraphFunction(self._name, step, self._arguments.axis_at, sessions, self._is_global)
+
+    @property
+    def traces(self) -> int:
+        """How many of its calls had to trace it so far."""
+        return len(self._traced)
+
+    def __get__(
+        self, instance: object, owner: type | None = None
+    ) -> DistributedFunction | BoundFunction[DistributedFunction]:
+        """The step of an instance, where the function is a method."""
+        if instance is None or not hasattr(type(self._function), "__get__"):
+            return self
+        return self._of_instances.of(self._function, instance, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs one step.
+
+        Returns:
+            What the function returns: scalars combined over all workers, rows joined over the local replicas.
+
+        Raises:
+            CaptureError: the step cannot be captured, or does not take the part of the batch that a replica gets, or
+                an argument cannot be split, or it trains within a `tf.function`.
+            TypeError: TensorFlow's: arguments do not fit the signature.
+            UnevenBatchError: arguments disagree in their number of examples, or no worker has any.
+            WorkerFailedError: another worker ended badly.
+            ClusterError: this worker failed in an earlier step.
+        """
+        if tf.inside_function():
+            return call_in_function(self._plain, self._name, args, kwargs)
+        arguments = self._arguments.bind(args, kwargs) if kwargs else None
+        form, arrays = form_of(args if arguments is None else list(arguments.items()))
+        key = None if form is None else (form, None if self.whole is None else self.whole.examples)
+        known = self._known.get(key)
+        if known is None or self._is_outdated(known.traced) or not tf.executing_eagerly():
+            return self._call_unknown(key, arrays, self._arguments.bind(args, kwargs))
+        if self._trains:
+            self._run.before_step(self)
+        with self._run.missed_step.noted(but=self.survivable):
+            results = self._run_step(known.traced, known.own, arrays)
+        self._run.first_batches.look()
+        return results
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether `on_each` may make one call of several: their batches are to be there before the first is trained."""
+        return self._is_global and self._run.workers == 1 and self._run.recorder is None
+
+    def on_each(self, batches: Sequence[Any]) -> Any:
+        """Makes a step on each of some batches, in one call where they are alike; returns what the last step does."""
+        forms, arrays = zip(*(form_of((batch,)) for batch in batches), strict=True)
+        key = (forms[0], None if self.whole is None else self.whole.examples)
+        known = self._known.get(key) if forms[0] is not None and len({*forms}) == 1 and len(batches) > 1 else None
+        is_ready = known is not None and not self._is_outdated(known.traced) and tf.executing_eagerly()
+        if known is None or not is_ready or not known.traced.running.can_repeat:
+            return [self(batch) for batch in batches][-1]
+        if self._trains:
+            self._run.before_step(self)
+        own = known.own
+        with self._run.missed_step.noted(but=self.survivable):
+            for count in self.coming:
+                known.traced.running.require_even(count)
+            found = known.traced.running.repeat([own.of(some) for some in arrays], own.examples, own.all_examples)
+        self._run.first_batches.look()
+        return _results(known.traced, found)
+
+    def _call_unknown(self, form: Hashable | None, arrays: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
+        """A call of which nothing is known yet; what is found out is kept for those of the same form."""
+        if self._in_graph is not None and not tf.executing_eagerly():
+            return self._in_graph(arguments)
+        leaves, constants = self._arguments.take_apart(arguments)
+        key = tuple((parameter, constant_key(value)) for parameter, value in constants)
+        axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
+        asked = TracedFor(key, axes, specs, self._arguments.group(leaves))
+        if any(asked.groups):  # what was taken for rows of one number by chance is not any more
+            self._known.clear()
+        if self._trains:
+            self._run.before_step(self)
+        with self._run.missed_step.noted(but=self.survivable):
+            require_rows_for_all(split_rows(leaves), asked.groups, self._shares)
+            traced = self._traced.get(asked)
+            if traced is not None and not self._is_outdated(traced):
+                own = self._own_part(leaves)
+                results = self._run_step(traced, own, self._in_order(traced, leaves))
+            else:
+                traced, own, results = self._first_call(asked, arguments, leaves, constants)
+        self._run.first_batches.look()
+        traced.running.after(lambda: results)
+        is_all = len(arrays) == len(leaves) and all(a is x.value for a, x in zip(arrays, leaves, strict=True))
+        if form is not None and is_all and not any(asked.groups) and self._run.recorder is None:
+            self._known[form] = _Known(traced, own)
+        return results
+
+    def _first_call(
+        self, asked: TracedFor, arguments: Mapping[str, Any], leaves: Sequence[Leaf], constants: Constants
+    ) -> tuple[_Traced, OwnPart, Any]:
+        self._known.clear()
+        with quiet_tensorflow():
+            made_for = self._traced.to_be_made(asked)
+            traced = self._trace(arguments, leaves, made_for)
+            self._traced.add(made_for, traced)
+            if traced.captured.item.gradients and not self._trains:
+                self._trains = True
+                self._run.before_step(self)
+            self._tell_first_batch(traced, leaves, constants)
+            own = self._own_part(leaves)
+            with self._run.start_up.doing("making the first step"):
+                results = self._run_step(traced, own, self._in_order(traced, leaves))
+        self._run.start_up.ends()
+        return traced, own, results
+
+    def _is_outdated(self, traced: _Traced) -> bool:
+        """Whether the script has filled lookup tables further since, so that the step has to be traced anew."""
+        is_outdated = any(table.has_changed for table in traced.captured.tables)
+        if is_outdated and not self._has_told_of_tables:
+            self._has_told_of_tables = True
+            log.warning(
+                "a lookup table that %s reads was filled further since the step was traced, which is traced anew "
+                "therefore, as each time that one is: fill it before the training.", self._name, extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+        return is_outdated
+
+    @property
+    def _shares(self) -> int:
+        """The replicas among which what is passed is divided."""
+        spec = self._run.spec
+        return len(spec.replicas) if self._is_global else spec.replicas_of(self._run.index)
+
+    def _require_fits_apart(self, captured: CapturedFunction, leaves: Sequence[Leaf]) -> None:
+        """Passes a step that takes inputs of as many rows as there are, and each replica's part of them.
+
+        Raises:
+            UnevenBatchError: their shapes do not fit one another.
+        """
+        if not captured.item.apart:
+            return
+        rows = {name: x.rows for name, x in zip(captured.inputs, leaves, strict=True) if x.axis is not None}
+        told = told_rows(split_rows(leaves))
+        fault = fault_in_parts(captured.item, rows, self._shares)
+        if fault is not None:
+            raise UnevenBatchError(
+                f"the inputs of {self._name} have different numbers of rows along their batch axes ({told}), and they, "
+                f"or the parts that {self._shares} replicas get of them, do not fit one another: {fault}. Where an "
+                "input is not one row an example, say so with batch_axis (None: every replica gets the whole)."
+            )
+        log.warning(
+            "%s: its inputs have different numbers of rows (%s), and each is split by its own. Where every replica is "
+            "to get the whole of one, say so with batch_axis.", self._name, told, extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+
+    def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf], made_for: TracedFor) -> _Traced:
+        @ours
+        def step(*tensors: tf.Tensor) -> Any:
+            return self._arguments.call(self._converted, self._arguments.put_together(arguments, tensors))
+
+        axes = [leaf.axis for leaf in leaves]
+        name = self._name
+        has_nones = any(x is None for x in tf.nest.flatten(list(arguments.values())))
+        with nullcontext() if has_nones else explaining_open_axes(), self._run.start_up.doing(f"tracing {name}"):
+            captured = self._capture(step, made_for.specs, axes)
+        self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.item.variables))
+        apart = inputs_apart(captured.inputs, leaves, made_for.groups)
+        captured = replace(captured, item=replace(captured.item, is_global=self._is_global, apart=apart))
+        self._require_fits_apart(captured, leaves)
+        names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
+        require_any_length(captured.item, self._dealt(self._count(leaves), names))
+        if captured.item.gradients:
+            tell_of_empty_micro_batches(self._count(leaves), self._run.spec.micro_batches)
+        own = self._own_part(leaves).of(leaf.value for leaf in leaves)
+        shapes = {name: np.shape(value) for name, value in zip(captured.inputs, own, strict=True)}
+        sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
+        return _Traced(captured, prepare(self._run, captured.item, sources, shapes, captured.tables))
+
+    def _capture(
+        self, step: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], axes: Sequence[int | None]
+    ) -> CapturedFunction:
+        return capture_function(
+            step, specs, axes,
+            Demands(may_evaluate=True), jit_compile=self._tracing.jit_compile, autograph=self._tracing.autograph,
+            is_split=len(self._run.spec.replicas) > 1 and not self._run.spec.micro_batches,
+        )  # fmt: skip
+
+    def _tell_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:
+        """Lets the chief see whether the workers feed a training step what is meant."""
+        if not traced.captured.item.gradients:
+            return
+        split = Meant.GLOBAL if self._is_global else Meant.OWN
+        if self.whole is None:
+            fed = [(x.parameter, x.value, Meant.WHOLE if x.axis is None else split) for x in leaves]
+        else:
+            fed = [(name, array, Meant.GLOBAL) for name, array in self.whole.alike]
+        fed += [(name, value, Meant.WHOLE) for name, value in constants if isinstance(value, _PLAIN)]
+        self._run.first_batches.tell(self._name, fed)
+        self._run.first_batches.send()
+
+    def _dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:
+        return Dealt(examples, self._shares, len(self._run.spec.replicas), names)
+
+    def _in_order(self, traced: _Traced, leaves: Sequence[Leaf]) -> list[Any]:
+        """The arrays that are passed, their examples in the order that a recorded step has."""
+        values = [leaf.value for leaf in leaves]
+        if self._run.recorder is None or not traced.captured.item.gradients:
+            return values
+        return list(self._run.recorder.in_order(values, [leaf.axis for leaf in leaves]))
+
+    def _run_step(self, traced: _Traced, own: OwnPart, values: Sequence[Any]) -> Any:
+        for count in self.coming:
+            traced.running.require_even(count)
+        return _results(traced, traced.running(own.of(values), own.examples, own.all_examples))
+
+    def _count(self, leaves: Sequence[Leaf]) -> int:
+        """The number of examples of the global batch, or of what this worker passes."""
+        return count_examples(leaves) if self.whole is None else self.whole.examples
+
+    def _own_part(self, leaves: Sequence[Leaf]) -> OwnPart:
+        """What this worker computes with, for arrays of these shapes.
+
+        Raises:
+            EmptyBatchError: there are no examples, and no other worker can have any.
+        """
+        examples = self._count(leaves)
+        is_split = any(x.axis is not None for x in leaves)
+        if is_split and (self._is_global or self._run.workers == 1):
+            require_examples(examples > 0)
+        if not self._is_global:
+            return OwnPart([_with_a_row(x) if examples == 0 else np.asarray for x in leaves], examples, examples)
+        workers = self._run.spec.replica_workers
+        if self.whole is not None:
+            return OwnPart([np.asarray] * len(leaves), share_of(examples, workers, self._run.index).size, examples)
+        shares = {n: share_of(n, workers, self._run.index) for n in {examples, *(x.rows for x in leaves)}}
+        cuts: list[Cut] = [
+            np.asarray if x.axis is None else functools.partial(take, axis=x.axis, share=shares[x.rows]) for x in leaves
+        ]
+        return OwnPart(cuts, shares[examples].size, examples)
+
+
+def _results(traced: _Traced, found: Sequence[np.ndarray]) -> Any:
+    """What the step returns, of the values of its outputs."""
+    outputs = traced.captured.outputs
+    if isinstance(outputs, tf.TensorSpec):  # a loss alone, mostly: `tf.nest` takes longer than the rest
+        return tf.constant(found[0])
+    results = iter(found)
+    return tf.nest.map_structure(
+        lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.TensorSpec) else leaf, outputs
+    )
+
+
+def _with_a_row(leaf: Leaf) -> Cut:
+    return np.asarray if leaf.axis is None else functools.partial(with_a_row, axis=leaf.axis)

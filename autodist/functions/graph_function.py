@@ -1,0 +1,204 @@
+"""`ad.function` where a graph is built: the step becomes part of that graph, and a session of its own runs it."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.util import nest  # tells where in a nest each leaf is
+
+from autodist.capture.gradients import GradientNotes
+from autodist.capture.graph_function import BuiltStep, build_step
+from autodist.capture.graph_mode import CapturedGraph
+from autodist.capture.whole_sums import SumNotes
+from autodist.errors import CaptureError
+from autodist.functions.traces import constant_key
+from autodist.plain_shapes import plain_shapes
+from autodist.runs.run import Run
+from autodist.sessions.session import DistributedSession
+
+v1 = tf.compat.v1
+
+Axis = Callable[[str, Sequence[Any], Any], int | None]
+"""The axis along which an array is split, given the parameter that it came in and its place in that argument."""
+
+Place = tuple[str, Sequence[Any]]
+"""A parameter, and where in its argument an array is."""
+
+
+@dataclass
+class _Known:
+    """What functions have added to a graph so far, and the last session of it."""
+
+    order: dict[str, Sequence[str]] = field(default_factory=dict)
+    session: DistributedSession | None = None
+
+
+class GraphSessions:
+    """Makes the sessions of functions that are called where graphs are built; those of one graph share its values.
+
+    Args:
+        run: in which they run.
+        notes: what was noted in the scope; None outside of any.
+    """
+
+    def __init__(self, run: Run, notes: Callable[[], tuple[GradientNotes, SumNotes] | None]) -> None:
+        self._run, self._notes = run, notes
+        self._known: weakref.WeakKeyDictionary[tf.Graph, _Known] = weakref.WeakKeyDictionary()
+
+    def make(
+        self, graph: tf.Graph, step: BuiltStep, batch_axis: Mapping[tf.Tensor, int | None], is_global: bool
+    ) -> DistributedSession:
+        """A session that runs what was added to a graph.
+
+        Args:
+            graph: that it was added to.
+            step: what was added last.
+            batch_axis: for each placeholder, along which axis it is split.
+            is_global: whether every worker feeds these placeholders the same.
+
+        Raises:
+            CaptureError: it was added outside of the scope, or makes no gradient that it applies.
+        """
+        notes = self._notes()
+        if notes is None:
+            raise CaptureError(
+                "the step is called in a graph and outside the scope; build and call it within "
+                "`with tf.Graph().as_default(), ad.scope():`."
+            )
+        known = self._known.setdefault(graph, _Known())
+        known.order.update(step.order)
+        shared = frozenset(t.name for t in batch_axis) if is_global else frozenset()
+        with plain_shapes():
+            captured = CapturedGraph.of(graph, notes[0].calls, notes[1].sums, dict(known.order))
+            known.session = DistributedSession(self._run, captured, None, batch_axis, shared, known.session)
+        return known.session
+
+
+@dataclass(frozen=True)
+class _Ready:
+    session: DistributedSession
+    placeholders: Sequence[tf.Tensor]
+    step: BuiltStep
+    fetches: Sequence[Any]
+
+
+class GraphFunction:
+    """Runs a step in whichever graph it is called in.
+
+    Its first call adds the operations of the step to the graph, with a placeholder for each array that is passed; the
+    graph's own tensors stay what they are. Each call then is one run of a session.
+
+    Args:
+        name: of the step.
+        function: the step, given its arguments by parameter.
+        axis: along which each array is split.
+        sessions: makes what runs it.
+        is_global: whether every worker passes the same arrays, of which each keeps its share.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[[Mapping[str, Any]], Any],
+        axis: Axis,
+        sessions: GraphSessions,
+        is_global: bool,
+    ) -> None:
+        self._name, self._function, self._axis = name, function, axis
+        self._sessions, self._is_global = sessions, is_global
+        self._ready: weakref.WeakKeyDictionary[tf.Graph, dict[Hashable, _Ready]] = weakref.WeakKeyDictionary()
+
+    def __call__(self, arguments: Mapping[str, Any]) -> Any:
+        """Runs the step in the default graph.
+
+        Returns:
+            What the function returns: arrays for tensors and variables, None for operations.
+
+        Raises:
+            CaptureError: the step cannot be captured.
+        """
+        graph = v1.get_default_graph()
+        leaves = [
+            ((p, path), leaf) for p, value in arguments.items() for path, leaf in nest.flatten_with_tuple_paths(value)
+        ]
+        arrays = [(place, np.asarray(_numpy(leaf))) for place, leaf in leaves if _is_array(leaf)]
+        places = [place for place, _ in arrays]
+        specs = [self._spec(place, array) for place, array in arrays]
+        key = (
+            tuple((place, None if _is_array(leaf) else constant_key(leaf)) for place, leaf in leaves),
+            tuple(map(str, specs)),
+        )
+        ready = self._ready.setdefault(graph, {})
+        if key not in ready:
+            ready[key] = self._build(graph, arguments, places, specs)
+        return self._run(ready[key], [array for _, array in arrays])
+
+    def _spec(self, place: Place, array: np.ndarray) -> tf.TensorSpec:
+        axis = self._axis(*place, array)
+        return tf.TensorSpec([None if a == axis else n for a, n in enumerate(array.shape)], array.dtype)
+
+    def _build(
+        self, graph: tf.Graph, arguments: Mapping[str, Any], places: Sequence[Place], specs: Sequence[tf.TensorSpec]
+    ) -> _Ready:
+        placeholders = [v1.placeholder(s.dtype, s.shape, place[0]) for s, place in zip(specs, places, strict=True)]
+        remaining = iter(placeholders)
+        given = {
+            name: tf.nest.map_structure(lambda v: next(remaining) if _is_array(v) else v, value)
+            for name, value in arguments.items()
+        }
+        step = build_step(graph, lambda: self._function(given))
+        with plain_shapes():
+            axes = {t: self._axis(*place, t) for t, place in zip(placeholders, places, strict=True) if t.shape.rank}
+        fetches = [f for leaf in tf.nest.flatten(step.outputs) if (f := _fetch_of(leaf)) is not None]
+        self._require_fed([graph.as_graph_element(f) for f in (*fetches, *step.effects)], placeholders)
+        return _Ready(self._sessions.make(graph, step, axes, self._is_global), placeholders, step, fetches)
+
+    def _require_fed(self, run: Sequence[tf.Tensor | tf.Operation], placeholders: Sequence[tf.Tensor]) -> None:
+        """Passes if each call gives a value to all that it computes from.
+
+        Raises:
+            CaptureError: a placeholder of the script has none.
+        """
+        front = [one.op if isinstance(one, tf.Tensor) else one for one in run]
+        found = {t.op for t in placeholders}
+        while front:
+            op = front.pop()
+            if op in found:
+                continue
+            if op.type == "Placeholder":
+                raise CaptureError(
+                    f"{self._name} computes from {op.name}, a placeholder, and a call feeds its arguments alone. "
+                    "Call it with the arrays themselves, or build the graph without ad.function and feed the "
+                    "placeholder to session.run, of ad.create_distributed_session()."
+                )
+            found.add(op)
+            front += [*(t.op for t in op.inputs), *op.control_inputs]
+
+    def _run(self, ready: _Ready, arrays: Sequence[np.ndarray]) -> Any:
+        fed = dict(zip(ready.placeholders, arrays, strict=True))
+        found = iter(ready.session.run([list(ready.fetches), list(ready.step.effects)], fed)[0])
+        return tf.nest.map_structure(
+            lambda leaf: next(found) if _fetch_of(leaf) is not None else leaf, ready.step.outputs
+        )
+
+
+def _is_array(value: Any) -> bool:
+    """Whether a value is fed: an array, or a tensor that has a value by itself."""
+    return isinstance(value, np.ndarray | np.generic) or (isinstance(value, tf.Tensor) and hasattr(value, "numpy"))
+
+
+def _numpy(value: Any) -> Any:
+    return value.numpy() if isinstance(value, tf.Tensor) else value
+
+
+def _fetch_of(leaf: Any) -> Any:
+    """What is fetched for a leaf of what a step returns; None for a Python value, which is returned as it is."""
+    if isinstance(leaf, tf.Tensor | tf.Operation | tf.Variable | tf.IndexedSlices | tf.SparseTensor):
+        return leaf
+    value = getattr(leaf, "value", None)  # a variable of Keras 3 has one of TensorFlow's
+    return value if isinstance(value, tf.Variable) else None

@@ -1,0 +1,176 @@
+"""RunningStep: a captured step of eager variables that runs, wherever the variables lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.capture.tables import Table
+from autodist.errors import EmptyBatchError
+from autodist.graph.find_stages import written_handles
+from autodist.graph.item import GraphItem, place_variables
+from autodist.graph.placement import Placement
+from autodist.kernels import LOCAL_KERNELS
+from autodist.proto import strategy_pb2
+from autodist.runs.run import Run
+from autodist.runs.written_values import keeps_pace
+from autodist.runtime.program import Program
+from autodist.runtime.variables import Tracked
+
+
+def prepare(
+    run: Run,
+    item: GraphItem,
+    sources: Mapping[str, tf.Variable],
+    shapes: Mapping[str, Sequence[int]] | None = None,
+    tables: Iterable[Table] = (),
+) -> RunningStep:
+    """Plans, rewrites and imports a captured step; the first one waits for the other workers.
+
+    Args:
+        run: in which it is to run.
+        item: the step.
+        sources: the script's variable, by name.
+        shapes: of the inputs, in this worker's part of the first batch.
+        tables: that it reads.
+
+    Raises:
+        StrategyError: the strategy asks for what cannot be done; before any worker trains.
+        CaptureMismatchError: this worker captured another step than the chief.
+    """
+    tracked = {v.name: run.tracker.track(sources[v.name], v.name, v.is_seed) for v in item.variables}
+    run.on_tracked(item, tracked)
+    names = {name: one.shared_name for name, one in tracked.items()}
+    strategy, renaming = run.plan(_as_settled(item, tracked), names, shapes=shapes)
+    tracked = {renaming.variable(name): one for name, one in tracked.items()}
+    step = RunningStep(run, renaming.item(item), strategy, tracked)
+    step.rewrite()
+    for table in tables:
+        if table.name not in run.tables:
+            run.tables.add(table.name)
+            program, _ = run.program(table.filling(), step.strategy, {}, joins_outputs=False, kernels=LOCAL_KERNELS)
+            program.run([table.keys, table.values], 0)
+    return step
+
+
+@dataclass
+class RunningStep:
+    """A step that can be run.
+
+    Attributes:
+        run: to which it belongs.
+        item: the step as it was captured, under the chief's names.
+        strategy: the plan for it.
+        variables: what it reads or writes, by the names in `item`.
+    """
+
+    run: Run
+    item: GraphItem
+    strategy: strategy_pb2.Strategy
+    variables: Mapping[str, Tracked]
+    _program: Program | None = None
+    _rewritten_for: tuple[Placement, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._written = [self.variables[self.item.by_handle[h].name] for h in sorted(written_handles(self.item))]
+        self._keeps_pace = keeps_pace(self.strategy)
+
+    def __call__(self, values: Sequence[Any], examples: int, all_examples: int = 0) -> list[np.ndarray]:
+        """Runs one step on this worker's part of a batch; see `Program.run`."""
+        return self._make(lambda program: program.run(values, examples, all_examples=all_examples), 1)
+
+    @property
+    def can_repeat(self) -> bool:
+        """Whether `repeat` may be called.
+
+        Workers agree between two steps on what is saved and answer what another one asks, which goes by the calls that
+        all make alike; and whether several steps can be one goes by the shapes of parts that each alone knows. Before
+        they have agreed on that, too, it is what one worker trains alone that can be repeated: by its graph, a step
+        that adds up through queues gives the same bits in such a call.
+        """
+        if self._program is None or self._rewritten_for != self._placements:
+            return False
+        return self.run.workers == 1 and self.run.recorder is None and self._program.can_repeat
+
+    def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
+        """Runs a step on each of some batches, in one call; see `Program.repeat`."""
+        return self._make(lambda program: program.repeat(batches, examples, all_examples), len(batches))
+
+    def _make(self, call: Callable[[Program], list[np.ndarray]], steps: int) -> list[np.ndarray]:
+        self.run.talk.passes()
+        if self._rewritten_for != self._placements:  # another step, which trains a variable, has moved it since
+            self.rewrite()
+        assert self._program is not None, "it is there once the step was rewritten"
+        if not self.item.gradients:
+            self.run.land()  # what only evaluates sees all that the steps before it have asked for
+            return self._outputs_of(call, self._program)
+        self.run.is_in_step = True
+        try:
+            outputs = self._outputs_of(call, self._program)
+            self.run.have_made(steps)
+        finally:
+            self.run.is_in_step = False
+        return outputs
+
+    def _outputs_of(self, call: Callable[[Program], list[np.ndarray]], program: Program) -> list[np.ndarray]:
+        written_values = self.run.written_values
+        while True:
+            turn = written_values.before_step(self.variables.values(), self.run.land, self._keeps_pace)
+            empty = None
+            try:
+                outputs: list[np.ndarray] = self.run.guard(call, program)
+            except EmptyBatchError as error:  # told once the step is over
+                outputs, empty = [], error
+            if not written_values.after_step(turn, self._written):
+                break
+        for tracked in self._written:
+            tracked.fall_behind()
+        self.run.tracker.refresh_aliased()
+        if empty is not None:
+            raise empty
+        return outputs
+
+    def after(self, outputs: Callable[[], Any]) -> None:
+        """Called once a step is over, outside of what all workers do alike: records it, where that is asked for."""
+        if self.run.recorder is not None and self.item.gradients:
+            self.run.recorder.after_step(self.item, self.run.index, self._values, outputs)
+
+    def _values(self) -> dict[str, tf.Tensor]:
+        """What the variables hold, by name."""
+        self.run.pull()
+        return {name: tracked.read() for name, tracked in self.variables.items()}
+
+    def require_even(self, all_examples: int) -> None:
+        """Passes unless a global batch of so many examples that is still to come would be refused.
+
+        Raises:
+            UnevenBatchError: replicas would have different numbers of them, and all need equally many.
+        """
+        if self._program is not None:
+            self._program.require_even(None, all_examples)
+
+    def rewrite(self) -> None:
+        """Makes the program for where the variables lie, and moves those that nothing has placed yet."""
+        item = _as_settled(self.item, self.variables)
+        names = {name: one.shared_name for name, one in self.variables.items()}
+        self._program, rewritten = self.run.program(item, self.strategy, names, joins_outputs=True)
+        planned = {node.variable for node in self.strategy.nodes}
+        for name, tracked in self.variables.items():
+            placement = rewritten.placement(name)
+            if name in planned or placement != Placement():
+                self.run.settle(tracked, placement)
+        self._rewritten_for = self._placements
+
+    @property
+    def _placements(self) -> tuple[Placement, ...]:
+        return tuple(tracked.placement for tracked in self.variables.values())
+
+
+def _as_settled(item: GraphItem, variables: Mapping[str, Tracked]) -> GraphItem:
+    """The item with what earlier steps have decided of its variables."""
+    settled = {name: one.placement for name, one in variables.items() if one.is_settled}
+    return place_variables(item, settled)

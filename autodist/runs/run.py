@@ -1,0 +1,398 @@
+"""Run: one training run as one worker sees it, from the first captured step to the end of the script."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.cluster.member import Member
+from autodist.errors import ClusterError
+from autodist.graph.devices import home_of
+from autodist.graph.item import GraphItem
+from autodist.graph.ops import Trait
+from autodist.graph.placement import Placement
+from autodist.graph.renaming import Renaming
+from autodist.kernels import KERNELS, SETTING_KERNELS, Kernel, own_kernels
+from autodist.look import look
+from autodist.proto import strategy_pb2
+from autodist.recording import SEED, recorder
+from autodist.resources import ResourceSpec
+from autodist.runs import restarts
+from autodist.runs.chief_acts import ChiefActs
+from autodist.runs.fingerprint import Fingerprint, require_equal
+from autodist.runs.missed_step import MissedStep
+from autodist.runs.peers import Peers
+from autodist.runs.run_end import RunEnd
+from autodist.runs.start_up import StartUp
+from autodist.runs.starting import Starting
+from autodist.runs.step_plans import StepPlans
+from autodist.runs.talk import Talk
+from autodist.runs.told_strategy import tell_strategy
+from autodist.runs.written_values import WrittenValues
+from autodist.runtime.first_batches import FirstBatches
+from autodist.runtime.gpus import GPUSupport
+from autodist.runtime.hosts import Hosts
+from autodist.runtime.mailbox import Mailbox
+from autodist.runtime.memories import Saved
+from autodist.runtime.messages import Messages
+from autodist.runtime.pieces import Pieces
+from autodist.runtime.program import Program
+from autodist.runtime.spread import Spread
+from autodist.runtime.threads import session_config
+from autodist.runtime.updates import Updates
+from autodist.runtime.variables import Kept, Tracked, VariableTracker
+from autodist.strategies import BuildsStrategy
+
+log = logging.getLogger("autodist")
+
+
+@dataclass
+class Run:
+    """Holds what lives as long as the run: the other workers, the session, the script's variables.
+
+    Args:
+        spec: the machines.
+        builder: decides the strategy; None on the others, which the chief tells.
+        member: this process's part, None on the chief.
+        seed: drawn by the chief for the whole run.
+        resumed: the checkpoint from which it goes on by what the YAML says; empty: there is none.
+
+    Attributes:
+        on_tracked: called with a step, and the variables that it works on, when it was captured and before it runs.
+        on_session: called with a session's variables, by name, before its first run that trains; gives, on the chief,
+            what gives the value that one is to have.
+        before_step: called before each training step of the script's, with what tells that from other steps.
+        after_step: called after each, or after several that were made in one call.
+        on_training: called where a step that trains is made ready to run on all replicas.
+        on_first_program: called once the first one is.
+        draws: operations of steps that draw from a state which TensorFlow keeps to itself.
+        chief: what the chief does for all workers between two steps.
+        talk: what the workers tell one another between two steps.
+        end: of the run.
+        tables: names of the lookup tables that this worker has filled.
+        recorder: records its training steps; None: nobody has asked for that.
+        step: how many training steps were made, those before a checkpoint that was restored included.
+        is_in_step: whether a training step runs that is not counted yet; what is asked for meanwhile waits for it.
+        on_schedule: called, on the chief, with each schedule by which the run is saved from now on.
+        saved_step: of the last checkpoint that was saved or restored; None: there was none.
+    """
+
+    spec: ResourceSpec
+    builder: BuildsStrategy | None
+    member: Member | None
+    seed: int
+    resumed: Mapping[str, Any] = field(default_factory=dict)
+    strategy: strategy_pb2.Strategy | None = None
+    _hosts: Hosts | None = None
+
+    def __post_init__(self) -> None:
+        self.index = self.member.index if self.member else 0
+        self.workers = len(self.spec.workers)
+        self.start_up = StartUp(is_chief=self.index == 0)
+        self._peers = Peers(self.spec, self.member, self._payload(), self.seed, self.start_up)
+        self.tracker = VariableTracker(self.pull)
+        self._updates = Updates(self._on_failed_update)
+        # All workers do the same in the same order, so threads of the script take turns.
+        self.turn: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
+        self.missed_step = MissedStep(lambda: self._peers.have_joined, self.turn)
+        self.first_batches = FirstBatches(
+            self.index,
+            [w.name for w in self.spec.workers],
+            frozenset(self.spec.replica_workers),
+            lambda: self.talk.messages,
+            self.guard,
+        )
+        self.talk = Talk(self.index, self.workers, self._peers, self.missed_step, self._join, self.land)
+        self.end = RunEnd(
+            self.spec,
+            self.index == 0,
+            self._peers,
+            self.missed_step,
+            lambda: self.guard(self._updates.wait),
+            self._close_session,
+        )
+        self._landings: list[Callable[[], Any]] = []
+        self.on_training: Callable[[], None] = lambda: None
+        self.on_schedule: Callable[[Any], None] = lambda schedule: None
+        self.on_first_program: Callable[[], None] | None = None
+        self.draws: set[str] = set()
+        self.chief = ChiefActs(self)
+        self._awaited_memories: Saved | None = None
+        self.on_tracked: Callable[[GraphItem, Mapping[str, Tracked]], None] = lambda item, variables: None
+        self.on_session: Callable[[Mapping[str, Kept]], Mapping[str, Kept]] = lambda variables: {}
+        self.before_step: Callable[[object], None] = lambda step: None
+        self.after_step: Callable[[], None] = lambda: None
+        self.tables: set[str] = set()
+        self.recorder = recorder()
+        self._plans = StepPlans(self.spec, self.builder, self.index, self.recorder)
+        self.step = int(self.resumed.get("step", 0))
+        self.is_in_step = False
+        self.saved_step = restarts.before().saved if not self.resumed else self.step
+        self._has_program = False
+
+    @classmethod
+    def begin(
+        cls,
+        choose: Callable[[], tuple[ResourceSpec, BuildsStrategy]],
+        resume: Callable[[ResourceSpec], Mapping[str, Any]] = lambda spec: {},
+    ) -> Run:
+        """The run that this process takes part in: the chief's own, or the one that its chief has started.
+
+        Args:
+            choose: reads machines and strategy; called on the chief, whose choice counts.
+            resume: finds the checkpoint that it goes on from, with its seed; likewise.
+        """
+        member = Member.from_environment()
+        if member is None:
+            spec, builder = choose()
+            resumed = resume(spec)
+            earlier = Starting.under_way(spec) if len(spec.workers) > 1 else None
+            if earlier is not None:
+                return cls(spec, builder, None, earlier.seed, resumed)
+            drawn = restarts.seed_of_next_run(
+                lambda: SEED if recorder() else resumed.get("seed", secrets.randbelow(2**31))
+            )
+            return cls(spec, builder, None, drawn, resumed)
+        told = json.loads(member.payload)
+        return cls(ResourceSpec.from_payload(told["spec"]), None, member, told["seed"], told.get("resumed", {}))
+
+    def _payload(self) -> bytes:
+        """What the chief tells the others that it starts."""
+        told = {"spec": self.spec.for_workers().to_payload(), "seed": self.seed, "resumed": self.resumed}
+        return json.dumps(told).encode()
+
+    def start_others(self) -> None:
+        """On the chief, begins to start the other workers, which import, read data and trace while its script does."""
+        self._peers.begin()
+
+    def check_others(self) -> None:
+        """Raises, in the chief's script, what has kept the others from coming to their first step.
+
+        Raises:
+            ClusterError: they could not be started.
+            WorkerFailedError: one of them has ended badly.
+        """
+        self._peers.check()
+
+    def check_devices(self) -> None:
+        """Passes if the GPUs that the machines are said to have are there.
+
+        Raises:
+            ResourceSpecError: one is not.
+        """
+        if any(node.gpus for node in self.spec.nodes):
+            present = len(tf.config.list_physical_devices("GPU"))
+            node = self.spec.workers[self.index].node if self.member else None
+            self.spec.check_gpus(present, node, lambda: GPUSupport.of_this_process().why_too_few(present))
+
+    # -- steps -----------------------------------------------------------------------------------------------------
+
+    def settle(self, tracked: Tracked, placement: Placement) -> None:
+        """Moves a variable to where a step that trains it, or that keeps something for one that does, wants it."""
+        tracked.is_settled = True
+        placement = placement.with_copies_of(tracked.placement)
+        if placement != tracked.placement:
+            if tracked.is_behind:
+                self.pull()
+            tracked.placement, tracked.is_ahead = placement, True
+
+    def plan(
+        self,
+        item: GraphItem,
+        names: Mapping[str, str],
+        rehearses: bool = True,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> tuple[strategy_pb2.Strategy, Renaming]:
+        """The chief's strategy for a step, and under which names the chief has it; the first plan waits for the others.
+
+        Args:
+            item: the step.
+            names: under which the session knows each variable.
+            rehearses: whether the item is what will run, so that the chief may rewrite it before the others join.
+            shapes: of the step's inputs, in this worker's part of the first batch, where it is known.
+
+        Raises:
+            StrategyError: the strategy asks for what cannot be done; before any worker trains.
+            CaptureMismatchError: this worker captured another step than the chief.
+        """
+        self.check_others()
+        looks = look()
+        if looks is not None and item.gradients:
+            looks.comes_to_step(item, names, shapes or {}, rehearses)
+        strategy = self._plans.build(item, names) if self.index == 0 else None
+        if self._hosts is None:
+            if strategy is not None and rehearses and self.workers > 1:
+                self._plans.rehearse(item, strategy, names)
+            self._start()
+        strategy, renaming = self._agree(item, strategy)
+        self._plans.decide(strategy, names, renaming)
+        if self.strategy is None and strategy.nodes:
+            self.strategy = strategy
+            if self.index == 0:
+                plans, columns = self._plans, self.start_up.columns
+                tell_strategy(strategy, item, plans.rehearsed, self.spec, columns, shapes or {}, plans.take_seen())
+        return strategy, renaming
+
+    def program(
+        self,
+        item: GraphItem,
+        strategy: strategy_pb2.Strategy,
+        names: Mapping[str, str],
+        joins_outputs: bool,
+        kernels: Sequence[Kernel] = KERNELS,
+        fetches_alike: bool = False,
+    ) -> tuple[Program, GraphItem]:
+        """A step rewritten for this worker and ready to run, and the rewritten item.
+
+        Args:
+            item: the step.
+            strategy: as `plan` gave it.
+            names: under which the session knows each variable.
+            joins_outputs: as in `Context`.
+            kernels: that rewrite it.
+            fetches_alike: as in `Context`.
+
+        Raises:
+            FetchedElsewhereError: workers may fetch different things, and one is at other workers.
+        """
+        self._has_program = self._has_program or kernels is not SETTING_KERNELS
+        if item.gradients:
+            self.on_training()
+            self.draws |= {node.name for node in item.wiring.having(Trait.SEEDED)}
+        rewritten = self._plans.rewritten(item, strategy, names, joins_outputs, kernels, fetches_alike)
+        program = Program(self.hosts, rewritten, list(item.inputs), self._updates)
+        if program.land is not None:
+            self._landings.append(program.land)
+        if item.gradients and self.on_first_program is not None:
+            look, self.on_first_program = self.on_first_program, None
+            look()
+        return program, rewritten
+
+    def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
+        """The chief's strategy, on every worker, for a step that all have captured alike, and the chief's names."""
+        self.talk.passes()
+        mine = Fingerprint.of(item, own_kernels())
+        if strategy is not None:
+            self.talk.exchange(mine.packed_with(strategy.SerializeToString(deterministic=True)))
+            return strategy, Renaming()
+        theirs, content = Fingerprint.unpack(self.talk.exchange())
+        renaming = require_equal(theirs, mine, f"worker {self.index}")
+        return strategy_pb2.Strategy.FromString(content), renaming
+
+    @property
+    def deals_files(self) -> bool:
+        """Whether the files of data sets are dealt out to several workers."""
+        return self.spec.shard is not None and self.workers > 1
+
+    @property
+    def has_idle_workers(self) -> bool:
+        """Whether other workers were started, and have had nothing to do but to set variables."""
+        return self._peers.have_joined and not self.has_worked
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether a step was made, or something was reduced: more than that variables were set."""
+        return self._has_program or self.talk.has_work
+
+    # -- start and end ---------------------------------------------------------------------------------------------
+
+    def _join(self) -> None:
+        """Brings this worker together with the others, where it has not met them."""
+        if self._hosts is None:
+            self.check_others()
+            self._start()
+
+    def _start(self) -> None:
+        config = session_config(self.spec.workers, self.index)
+        self._hosts = Hosts(self._peers.join(config), config)
+        if self._awaited_memories is not None:
+            self._hosts.memories.resume(self._awaited_memories)
+        beside = self._hosts.beside
+        messages = Messages(beside, self.index, self.workers)
+        self._pieces = Pieces(beside, self.index, self.workers, self._home)
+        mailbox = Mailbox(beside, self.index, self.workers) if self.workers > 1 else None
+        spread = Spread(beside, self.index, self.workers, self._home)
+        self.written_values = WrittenValues(self._pieces, spread, self.tracker, mailbox, self.guard, self.pull)
+        self.talk.begin(messages, mailbox)
+
+    def _home(self, worker: int, dtype: tf.DType) -> str:
+        """The device on which a worker keeps a variable."""
+        first = next(iter(self.spec.workers[worker].devices), "cpu:0")
+        return home_of(worker, self.workers, first, dtype)
+
+    @property
+    def have_joined(self) -> bool:
+        """Whether this worker has met the others, so that steps can run."""
+        return self._hosts is not None
+
+    @property
+    def hosts(self) -> Hosts:
+        """Where this worker's steps run; there from the first plan on."""
+        assert self._hosts is not None, "the first plan starts them"
+        return self._hosts
+
+    @property
+    def pieces(self) -> Pieces:
+        """Where the variables' values lie; there from the first plan on."""
+        return self._pieces
+
+    def _close_session(self) -> None:
+        """Takes leave of the other workers' servers, unless one may be gone: that would wait for it for ever."""
+        if self._hosts is None:
+            return
+        if not self._peers.have_joined or (self._peers.is_idle and self._updates.is_idle and not self.end.is_bad):
+            self.written_values.close()
+            self.talk.close()
+            self._hosts.close()
+        else:
+            self._hosts.abandon()
+
+    def guard(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Calls what may fail because another worker went away; then the cause is raised, and not what followed.
+
+        Raises:
+            WorkerFailedError: another worker ended badly.
+        """
+        return self._peers.guard(call, *args)
+
+    def _on_failed_update(self, error: BaseException) -> BaseException:
+        """Steps, which would wait for ever for an update that failed beside them, raise the cause instead."""
+        told = self._peers.cause_of(error) or ClusterError(
+            f"an update of what this worker owns failed: {type(error).__name__}: {error}"
+        )
+        self._peers.fail(told)
+        return told
+
+    def have_made(self, steps: int) -> None:
+        """Training steps were made, several of them in one call."""
+        self.step += steps
+        self.after_step()
+
+    def resume_memories(self, saved: Saved) -> None:
+        """Gives what kernels keep on this worker what a checkpoint has of it, now or when a step has it."""
+        if self._hosts is None:
+            self._awaited_memories = saved
+        else:
+            self.guard(self._hosts.memories.resume, saved)
+
+    # -- variables -------------------------------------------------------------------------------------------------
+
+    def pull(self) -> None:
+        """Brings the script's variables up to date with the session's."""
+        if self._hosts is not None:
+            with self.turn:
+                self.land()
+                self.guard(self._pieces.pull, [t for t in self.tracker if t.is_behind])
+
+    def land(self) -> None:
+        """Waits until all is written that this worker's steps have asked for: updates may come some steps later."""
+        for land in self._landings:
+            self.guard(land)

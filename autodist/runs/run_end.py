@@ -1,0 +1,158 @@
+"""RunEnd: how a run ends, where the script does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator
+from typing import NoReturn
+
+from autodist.cluster.script_end import watch_script_end
+from autodist.errors import AutoDistError, ClusterError, MachinesAwayError
+from autodist.resources import ResourceSpec
+from autodist.runs.missed_step import MissedStep
+from autodist.runs.peers import Peers
+from autodist.runs.restarts import Lost
+
+log = logging.getLogger("autodist")
+
+_INTERRUPTED = "the chief was interrupted"
+
+
+class RunEnd:
+    """The end of one run on one worker.
+
+    Args:
+        spec: the machines.
+        is_chief: whether this is the chief.
+        peers: the other workers.
+        missed_step: of this worker's script.
+        await_updates: waits for updates that run beside the steps.
+        close_session: takes leave of the other workers' servers.
+
+    Attributes:
+        before: called on the chief at the end of its script, while all values are still there; what one raises is how
+            the run ends.
+        reason: why the others are stopped where the script ends badly by itself.
+        error: what has failed at the end of the script, after all that it does itself.
+    """
+
+    def __init__(
+        self,
+        spec: ResourceSpec,
+        is_chief: bool,
+        peers: Peers,
+        missed_step: MissedStep,
+        await_updates: Callable[[], None],
+        close_session: Callable[[], None],
+    ) -> None:
+        self._spec, self._is_chief, self._peers, self._missed_step = spec, is_chief, peers, missed_step
+        self._await_updates, self._close_session = await_updates, close_session
+        self._script_end = watch_script_end()
+        self.before: list[Callable[[], None]] = []
+        self.reason = "the chief's script failed"
+        self.error: AutoDistError | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether the script that ends does so before its part is done."""
+        failed = self._script_end.is_bad or self._peers.failure is not None or bool(self._missed_step)
+        return failed or self._is_interrupted
+
+    @property
+    def _is_interrupted(self) -> bool:
+        """Whether Ctrl-C was the last that came to the script's steps, though it may have caught that and gone on."""
+        moment = self._script_end.interrupted_at
+        return moment is not None and not self._missed_step.has_made_one_since(moment)
+
+    def heed_leaving(self, heed: Callable[[str], None]) -> None:
+        """On the chief, from now on calls `heed`, in another thread, with each worker to which SIGTERM has come."""
+        self._peers.on_leaving = heed
+
+    def lose(self, worker: str, reason: str) -> NoReturn:
+        """On the chief, ends the run as if a worker had ended badly.
+
+        Raises:
+            WorkerFailedError: it.
+        """
+        self._peers.lose(worker, reason)
+
+    def lost(self, step: int | None, saved_step: int | None) -> Lost | None:
+        """On the chief, what this run was lost by, where the script has ended by nothing else.
+
+        Args:
+            step: the one in which it was; None: before the first.
+            saved_step: of the last checkpoint; None: there was none.
+        """
+        fault, ended_by = self._peers.fault, self._script_end.raised
+        if fault is None or self._is_interrupted or not (ended_by is None or _comes_of_others(ended_by)):
+            return None
+        away = self._nodes_of(fault.workers if isinstance(fault, MachinesAwayError) else ())
+        return Lost(fault, step, saved_step, away, self._nodes_of(self._peers.leaving))
+
+    def _nodes_of(self, workers: Collection[str]) -> tuple[str, ...]:
+        """Addresses of other nodes than the chief's that run one of these workers."""
+        others = (worker for worker in self._spec.workers if not worker.node.chief)
+        return tuple(dict.fromkeys(worker.node.address for worker in others if worker.name in workers))
+
+    def finish(self) -> None:
+        """Ends the run where the script ends: on the chief when all workers are done, on others when the chief is."""
+        try:
+            self._take_leave()
+        except KeyboardInterrupt:
+            self._peers.abort(_INTERRUPTED)
+            raise
+
+    def _take_leave(self) -> None:
+        try:
+            if not self.is_bad:
+                self._await_updates()
+        except Exception:
+            self._close_session()
+            self._peers.abort("the chief's updates failed")
+            raise
+        failures = [] if self.is_bad else list(self._close_what_is_open())
+        # Before the other workers end: closing takes leave of their servers.
+        self._close_session()
+        if self.is_bad:  # another worker just leaves, which is told to the chief
+            self._peers.abort(_INTERRUPTED if self._is_interrupted else self.reason)
+            for error in self._close_what_is_open():  # the others are told first; how it ends is known already
+                log.error("%s", error)
+            self._tell_what_no_status_tells()
+        else:
+            self._peers.finish()
+            for error in failures:
+                raise error
+
+    def _close_what_is_open(self) -> Iterator[AutoDistError]:
+        """Does what is to be done before the run ends; gives what of it fails."""
+        while self.before:
+            try:
+                self.before.pop()()
+            except AutoDistError as error:
+                yield error
+
+    def _tell_what_no_status_tells(self) -> None:
+        """On the chief, raises what failed and has not made the script itself end badly.
+
+        Raises:
+            WorkerFailedError: another worker ended badly while the script was in no step.
+            ClusterError: a step failed in a thread of the script, which nobody waits for.
+        """
+        if not self._is_chief:
+            return  # its chief tells
+        if self._script_end.is_bad and not self._peers.have_joined:
+            return  # the script's own error is the first cause; others have come to the same, maybe
+        if self._peers.failure is not None and not self._peers.is_told:
+            raise self._peers.failure
+        for error in self._script_end.uncaught:
+            if error is self._missed_step.error or isinstance(error, AutoDistError):
+                raise ClusterError(
+                    f"a step failed in a thread of the script: {type(error).__name__}: {error}"
+                ) from error
+
+
+def _comes_of_others(error: BaseException | None) -> bool:
+    """Whether an exception is, or was raised while there was, one that tells what has become of other workers."""
+    while error is not None and not isinstance(error, ClusterError):
+        error = error.__cause__ or error.__context__
+    return error is not None

@@ -1,0 +1,32 @@
+"""How a session's variables are saved, and restored, where the YAML asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autodist.checkpoint.slices import read_into_session
+from autodist.graph.devices import cpu_of
+from autodist.runs.run import Run
+from autodist.runtime.variables import Kept
+
+
+def resume(run: Run, variables: Mapping[str, Kept]) -> None:
+    """Before a session's first run that trains: its variables get the values that the run goes on from.
+
+    All workers call it, since all come to such a run; each reads, slice by slice, what it has of them.
+
+    Args:
+        run: in which the session is.
+        variables: all of the session's, by name.
+    """
+    found = run.on_session(variables)
+    if not run.resumed:
+        return
+    run.talk.meet()
+    if run.index == 0:
+        workers = run.workers
+        run.guard(
+            read_into_session, run.hosts.beside, run.pieces, lambda worker: cpu_of(worker, workers),
+            run.resumed["prefix"], found.items(),
+        )  # fmt: skip
+    run.talk.wait_for_chief()

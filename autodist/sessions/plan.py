@@ -1,0 +1,101 @@
+"""SessionPlan: how a session's graph is distributed, and its runs, rewritten so."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+from autodist.capture.graph_mode import CapturedGraph
+from autodist.capture.iterators import share_iterators
+from autodist.capture.tables import share_tables
+from autodist.errors import CaptureError, CaptureMismatchError
+from autodist.graph.item import GraphItem, place_variables
+from autodist.graph.parts import Variable
+from autodist.graph.placement import Placement
+from autodist.kernels import Kernel, find_placements
+from autodist.proto import strategy_pb2
+from autodist.runs.run import Run
+from autodist.runtime.program import Program
+from autodist.runtime.variables import Kept
+
+_COUNT = itertools.count()
+"""Sessions of this process; all workers make theirs in the same order."""
+
+
+class SessionPlan:
+    """The plan of one session.
+
+    Args:
+        run: in which it is.
+        captured: its graph.
+        whole: all of the graph, with its gradients.
+        earlier: of a session of the same graph, as it was before, that has the same values; None: it has its own.
+
+    Raises:
+        CaptureError: a variable is to be elsewhere than the earlier session has it.
+        CaptureMismatchError: another worker has built another graph.
+        StrategyError: the strategy asks for what cannot be done.
+    """
+
+    def __init__(self, run: Run, captured: CapturedGraph, whole: GraphItem, earlier: SessionPlan | None) -> None:
+        self._run = run
+        # Each session has values of its own, as TensorFlow's have.
+        self._prefix: str = f"session_{next(_COUNT)}" if earlier is None else earlier._prefix
+        self._names = {v.name: f"{self._prefix}/{v.handle}" for v in captured.variables}
+        self._strategy = self._agreed(whole)
+        self._placements: Mapping[str, Placement] = self._placed(whole, {} if earlier is None else earlier._placements)
+
+    def _agreed(self, whole: GraphItem) -> strategy_pb2.Strategy:
+        strategy, renaming = self._run.plan(whole, self._names, rehearses=False)
+        for mine, theirs in [*renaming.variables.items(), *renaming.nodes.items()][:1]:
+            raise CaptureMismatchError(
+                f"worker {self._run.index} has {mine} in its session's graph where the chief has {theirs}: a graph "
+                "counts names up by itself, so something is built in one of the two that the other has not. Build the "
+                "same graph on every worker."
+            )
+        return strategy
+
+    def _placed(self, whole: GraphItem, earlier: Mapping[str, Placement]) -> dict[str, Placement]:
+        """Where each variable lies; what an earlier session has placed stays there.
+
+        Raises:
+            CaptureError: the strategy wants one elsewhere, which no step trained before.
+        """
+        if self._run.workers == 1:
+            return {}
+        placements = find_placements(place_variables(whole, earlier), self._strategy)
+        wanted = find_placements(whole, self._strategy) if earlier else placements
+        for node in self._strategy.nodes:
+            if wanted[node.variable] != placements[node.variable]:
+                raise CaptureError(
+                    f"{node.variable} is trained by a step that was called after one which only reads it, when every "
+                    "worker had it already, and the strategy gives it an owner. Call the step that trains it first, or "
+                    "use AllReduce, or build the graph of all steps and run it by create_distributed_session()."
+                )
+        return placements
+
+    def placed(self, item: GraphItem) -> GraphItem:
+        """A run of the graph, with where its variables lie."""
+        return place_variables(item, self._placements)
+
+    def kept(self, variable: Variable) -> Kept:
+        """How the session has one of its variables."""
+        placement = self._placements.get(variable.name, Placement())
+        return Kept(self._names[variable.name], variable.dtype, tuple(variable.shape), placement)
+
+    def program(self, item: GraphItem, kernels: Sequence[Kernel], fetches_alike: bool = False) -> Program:
+        """A run of the graph, rewritten for this worker.
+
+        Args:
+            item: the run.
+            kernels: that rewrite it.
+            fetches_alike: whether all workers are known to fetch the same in it.
+
+        Raises:
+            FetchedElsewhereError: they are not, and something is at other workers.
+        """
+        shared = share_tables(share_iterators(item, self._prefix), self._prefix)
+        return self._run.program(
+            shared, self._strategy, self._names,
+            joins_outputs=False, kernels=kernels, fetches_alike=fetches_alike,
+        )[0]  # fmt: skip

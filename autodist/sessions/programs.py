@@ -1,0 +1,167 @@
+"""SessionPrograms: what a request of a session runs, made when it is asked for first."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.capture.batch_length import require_any_length
+from autodist.capture.graph_mode import CapturedGraph
+from autodist.capture.iterators import GETS, concerns_iterators_alone
+from autodist.capture.tables import fills_tables_alone, require_unchanged
+from autodist.errors import CaptureError, FetchedElsewhereError
+from autodist.graph.applied import find_fed_updates
+from autodist.graph.find_stages import written_handles
+from autodist.graph.flows import flows_of
+from autodist.graph.item import GraphItem
+from autodist.graph.ops import Trait, having
+from autodist.graph.propagation import PerExample, Replicated
+from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel, only_sets
+from autodist.messages import ALIKE_EVERYWHERE
+from autodist.runs.run import Run
+from autodist.runtime.batches import tell_of_empty_micro_batches
+from autodist.runtime.program import Program
+from autodist.sessions.feeds import SessionFeeds
+from autodist.sessions.initial_values import InitialValues
+from autodist.sessions.plan import SessionPlan
+
+log = logging.getLogger("autodist")
+
+_PULLS = having(Trait.ITERATOR_GET | Trait.QUEUE_GET)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What one structure of fetches and feeds runs.
+
+    Attributes:
+        program: the run; None where all that is fetched is given.
+        axes: for each feed, along which it is split.
+        sets: whether it only sets variables.
+        trains: whether it applies gradients.
+        looks: whether it is run to see, or save, what the training has made: it trains nothing and takes no batch.
+        is_global: whether every worker is given the same batch.
+        is_alone: whether no other worker has a part in it, since it trains nothing and writes nothing.
+        gives_rows: whether all that is fetched has a row for each example, or does not ask for examples.
+        updates: what is fed in place of gradients, with the variable that each is for.
+        elsewhere: what is wrong with it where not all workers make it; "": nothing.
+    """
+
+    program: Program | None
+    axes: Sequence[int | None]
+    sets: bool
+    trains: bool
+    looks: bool
+    is_global: bool
+    is_alone: bool
+    gives_rows: Callable[[], bool]
+    updates: Mapping[tf.Tensor, str]
+    elsewhere: str
+
+
+class SessionPrograms:
+    """Makes what one session runs.
+
+    Args:
+        run: in which the session is.
+        captured: its graph.
+        feeds: how it splits what it is fed.
+        plan: of it.
+        initial_values: of its variables.
+    """
+
+    def __init__(
+        self, run: Run, captured: CapturedGraph, feeds: SessionFeeds, plan: SessionPlan, initial_values: InitialValues
+    ) -> None:
+        self._run, self._captured, self._feeds, self._plan = run, captured, feeds, plan
+        self._initial_values = initial_values
+
+    def prepare(self, elements: Sequence[tf.Tensor | tf.Operation], arrays: Mapping[tf.Tensor, np.ndarray]) -> Prepared:
+        """What runs for these fetches and feeds; variables that it needs have their initial values by then.
+
+        Args:
+            elements: what is fetched.
+            arrays: the whole of what is fed.
+
+        Raises:
+            CaptureError: it cannot be divided among the replicas.
+        """
+        outputs = [e.name for e in elements if isinstance(e, tf.Tensor) and e not in arrays]
+        got = {t.op.name for t in arrays if t.op.type in GETS}
+        targets = [e.name for e in elements if isinstance(e, tf.Operation) and e.name not in got]
+        ranks = {t.name: a.ndim for t, a in arrays.items() if t.shape.rank is None}
+        capture = functools.partial(self._captured.step, outputs, targets, ranks=ranks)
+        axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
+        item = self._plan.placed(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}))
+        self._require_fed_data(item)
+        item = replace(item, is_global=self._feeds.are_global(arrays, axes))
+        dealt = self._feeds.dealt(arrays, axes)
+        require_any_length(item, dealt)
+        if item.gradients:
+            tell_of_empty_micro_batches(dealt.examples, self._run.spec.micro_batches)
+        updates = {} if item.gradients else find_fed_updates(item)
+        if updates:
+            self._run.on_training()
+        sets = only_sets(item)
+        is_local = concerns_iterators_alone(item) or fills_tables_alone(item)
+        kernels = SETTING_KERNELS if sets else LOCAL_KERNELS if is_local else KERNELS
+        if kernels is KERNELS and len(self._run.spec.replicas) > 1:
+            require_unchanged(item.graph_def, "a run that takes a batch")
+        looks = not item.gradients and all(axis is None for axis in axes)
+        is_alone = not item.gradients and not written_handles(item)
+        if sets:
+            self._initial_values.note_set(item)
+        elif outputs or targets:
+            self._initial_values.give_before(item)
+        if not (is_alone or item.gradients or sets):
+            self._tell_of_own_share(item, dict(zip(arrays, axes, strict=True)))
+        program, elsewhere = self._program_of(item, kernels)
+        return Prepared(
+            program, axes, sets, bool(item.gradients), looks, item.is_global, is_alone,
+            functools.partial(_gives_rows, item), {t: updates[t.name].name for t in arrays if t.name in updates},
+            elsewhere,
+        )  # fmt: skip
+
+    def _program_of(self, item: GraphItem, kernels: Sequence[Kernel]) -> tuple[Program | None, str]:
+        """A run, and what is wrong with it where not all workers make it; no run where there is nothing to do."""
+        if not item.outputs and not item.targets:
+            return None, ""
+        try:
+            return self._plan.program(item, kernels), ""
+        except FetchedElsewhereError as error:
+            return self._plan.program(item, kernels, fetches_alike=True), str(error)
+
+    def _require_fed_data(self, item: GraphItem) -> None:
+        pulling = [node.name for node in item.graph_def.node if node.op in _PULLS]
+        if pulling and len(self._run.spec.replicas) > 1:
+            raise CaptureError(
+                f"the graph takes its data from a queue or from an iterator's optional elements ({pulling[0]}), whose "
+                "batches are not split over the replicas. Take them from an iterator's get_next(), or read each batch "
+                "in Python and feed this worker's part (ad.distribute_dataset gives it)."
+            )
+
+    def _tell_of_own_share(self, item: GraphItem, axes: Mapping[tf.Tensor, int | None]) -> None:
+        """Names what a run that keeps state, but trains nothing, fetches of this worker's share of a global batch."""
+        if self._run.workers == 1 or not any(
+            self._feeds.is_shared_out(t) for t, axis in axes.items() if axis is not None
+        ):
+            return
+        flows = flows_of(item)
+        own = [name for name in item.outputs if not isinstance(flows.kind(name), Replicated)]
+        if own:
+            log.warning(
+                "%s is fetched in a run that also writes variables, in which each worker has its share of the batch: "
+                "it is that of this worker's share alone. Fetch it in a run of its own, or what the variables hold.",
+                ", ".join(own), extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+
+
+def _gives_rows(item: GraphItem) -> bool:
+    """Whether what a run returns of no examples is no rows, or asks for none."""
+    flows = flows_of(item)
+    return all(isinstance(flows.kind(name), PerExample | Replicated) for name in item.outputs)

@@ -1,0 +1,145 @@
+"""SessionRuns: makes the runs of a session, each on this worker's part of what is fed."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.errors import FetchedElsewhereError, ReductionError
+from autodist.runs.run import Run
+from autodist.runtime.batches import require_examples, with_a_row
+from autodist.runtime.program import RunMetadata, RunOptions
+from autodist.sessions.feeds import SessionFeeds, examples_of
+from autodist.sessions.programs import Prepared
+from autodist.sessions.requests import Request
+
+
+class SessionRuns:
+    """Makes one session's runs.
+
+    Args:
+        run: in which the session is.
+        feeds: how it splits what it is fed.
+    """
+
+    def __init__(self, run: Run, feeds: SessionFeeds) -> None:
+        self._run, self._feeds = run, feeds
+        self._has_told = False
+
+    def make(
+        self,
+        prepared: Prepared,
+        request: Request,
+        arrays: Mapping[tf.Tensor, np.ndarray],
+        options: RunOptions | None,
+        metadata: RunMetadata | None,
+    ) -> list[np.ndarray | None]:
+        """Makes a run; its value for each element of the request.
+
+        Args:
+            prepared: what runs.
+            request: what is asked for.
+            arrays: the whole of what is fed.
+            options: of TensorFlow, for this worker's run.
+            metadata: filled with what they ask for.
+
+        Raises:
+            UnevenBatchError: inputs disagree in their number of examples, or there are none where one is needed.
+            FetchedElsewhereError: others fetch something else, and owners would have to send what is fetched.
+            ReductionError: workers feed different gradients.
+        """
+        if prepared.trains:
+            self._tell_first_batch(arrays, prepared.axes)
+        self._require_common(prepared, request)
+        if self._run.recorder is not None and prepared.trains:
+            given = self._run.recorder.in_order(list(arrays.values()), prepared.axes)
+            arrays = dict(zip(arrays, given, strict=True))
+        own = dict(zip(arrays, self._feeds.own_part(arrays, prepared.axes, prepared.is_alone), strict=True))
+        whole = examples_of(arrays, prepared.axes) if prepared.is_global else 0
+        values = iter(self._values_of(prepared, own, whole, options, metadata))
+        return [_value_of(e, own, values) for e in request.elements]
+
+    def _tell_first_batch(self, arrays: Mapping[tf.Tensor, np.ndarray], axes: Sequence[int | None]) -> None:
+        """Lets the chief see, with the first run that trains, whether the workers feed what is meant."""
+        if not self._has_told:
+            self._has_told = True
+            meanings = self._feeds.meanings(arrays, axes)
+            fed = [(t.name, a, meant) for (t, a), meant in zip(arrays.items(), meanings, strict=True)]
+            self._run.first_batches.tell("session", sorted(fed, key=lambda one: one[0]))
+            self._run.first_batches.send()
+
+    def _require_common(self, prepared: Prepared, request: Request) -> None:
+        """Passes where owners need not send what is fetched of theirs, or all workers fetch it in this run.
+
+        Raises:
+            FetchedElsewhereError: others fetch something else.
+        """
+        if not prepared.elsewhere:
+            return
+        asked = hashlib.sha256("\n".join(itertools.chain(*request.names)).encode()).hexdigest()
+        if not self._run.talk.makes_together(lambda: ("session", asked), is_certain=True):
+            raise FetchedElsewhereError(prepared.elsewhere)
+
+    def _values_of(
+        self,
+        prepared: Prepared,
+        own: Mapping[tf.Tensor, np.ndarray],
+        all_examples: int,
+        options: RunOptions | None,
+        metadata: RunMetadata | None,
+    ) -> list[np.ndarray]:
+        if prepared.program is None:
+            return []
+        examples = examples_of(own, prepared.axes)
+        if any(axis is not None for axis in prepared.axes) and (prepared.is_alone or self._run.workers == 1):
+            require_examples(examples > 0 or (prepared.is_alone and prepared.gives_rows()))
+        values = [
+            a if axis is None else with_a_row(a, axis) for a, axis in zip(own.values(), prepared.axes, strict=True)
+        ]
+        asked = (prepared.program.run, values, examples, options, metadata, all_examples)
+        if prepared.looks:
+            self._run.land()
+        elif not prepared.is_alone:
+            self._run.talk.passes()
+        if not prepared.sets or self._run.workers == 1:
+            return self._run.guard(*asked)
+        self._require_fed_alike(prepared, own)
+        self._run.talk.meet()
+        if self._run.index == 0:
+            results = self._run.guard(*asked)
+            self._run.talk.wait_for_chief()
+            return results
+        self._run.talk.wait_for_chief()
+        return self._run.guard(*asked)
+
+    def _require_fed_alike(self, prepared: Prepared, arrays: Mapping[tf.Tensor, np.ndarray]) -> None:
+        """Passes if all workers feed the same in place of gradients.
+
+        Raises:
+            ReductionError: they do not; on all workers.
+        """
+        if not prepared.updates:
+            return
+        hashes = [hashlib.sha256(arrays[t].tobytes()).hexdigest()[:12] for t in prepared.updates]
+        digests = np.array([int(one, 16) for one in hashes])
+        largest, smallest = np.split(self._run.talk.reduce(np.concatenate([digests, -digests]), "max"), 2)
+        differs = largest != -smallest
+        for tensor, variable in itertools.compress(prepared.updates.items(), differs):
+            raise ReductionError(
+                f"each worker feeds another {tensor.name}, of which {variable} is updated: how gradients that workers "
+                "make of their own examples are to be joined is not known where they are fed. Let all feed the same: "
+                'ad.reduce(gradient, "mean"), where each is that of a mean over as many examples, or "sum" for sums.'
+            )
+
+
+def _value_of(
+    element: tf.Tensor | tf.Operation, given: Mapping[tf.Tensor, np.ndarray], values: Iterator[np.ndarray]
+) -> np.ndarray | None:
+    """What a run gives for one fetch: what was given for it, the next of what was run, None for an operation."""
+    if isinstance(element, tf.Operation):
+        return None
+    return given[element] if element in given else next(values)

@@ -1,0 +1,274 @@
+"""DistributedSession: what a TensorFlow 1 script uses in place of `tf.compat.v1.Session`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.client.session import SessionInterface  # by which a Saver knows that it is given a session
+from tensorflow.python.framework import stack  # the stack of default sessions, by which Tensor.eval finds its own
+
+from autodist.batch_axis import axis_within, require_axis, require_mapping
+from autodist.capture.gradients import GradientNotes
+from autodist.capture.graph_mode import CapturedGraph
+from autodist.capture.graph_training import require_training, tell_unordered
+from autodist.errors import CaptureError, EmptyBatchError
+from autodist.kernels import LOCAL_KERNELS
+from autodist.plain_shapes import plain_shapes
+from autodist.quiet import quiet_tensorflow
+from autodist.runs.run import Run
+from autodist.runtime.program import RunMetadata, RunOptions
+from autodist.runtime.variables import Kept
+from autodist.sessions.batches import SessionBatches
+from autodist.sessions.checkpoints import resume
+from autodist.sessions.feeds import SessionFeeds
+from autodist.sessions.initial_values import InitialValues
+from autodist.sessions.plan import SessionPlan
+from autodist.sessions.programs import Prepared, SessionPrograms
+from autodist.sessions.requests import ABSENT, Request, Requests, check_options, expanded, refuse_partial_runs
+from autodist.sessions.runs import SessionRuns
+
+
+class DistributedSession(SessionInterface):
+    """Runs a graph on all replicas; made by `AutoDist.create_distributed_session`.
+
+    What is fed is this worker's own data, split over its replicas along the batch axis: the first axis of a placeholder
+    that leaves it open. What is fetched is joined over this worker's replicas; where it has none, what is fed is not
+    used, and what its replicas would give is nothing: no rows, 0.
+
+    Args:
+        run: in which it runs.
+        captured: the graph.
+        notes: the calls of `gradient` in the scope; more may come, and are refused. None: they are for later sessions.
+        batch_axis: by placeholder (or its name), another axis to split along, negative ones counted from the last;
+            None: every replica gets the whole.
+        shared: names of tensors for which every worker feeds the same, of which each keeps its share.
+        earlier: a session of the same graph, as it was before, that has the same values; by default it has its own.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        captured: CapturedGraph,
+        notes: GradientNotes | None,
+        batch_axis: Mapping[Any, int | None] | None = None,
+        shared: frozenset[str] = frozenset(),
+        earlier: DistributedSession | None = None,
+    ) -> None:
+        self._run, self._captured, self._notes = run, captured, notes
+        self._version = captured.graph.version
+        self._requests = Requests(captured.graph)
+        named = dict(itertools.starmap(self._named_axis, require_mapping(batch_axis, "placeholders").items()))
+        self._feeds = SessionFeeds(run.spec, run.index, named, frozenset(v.shape for v in captured.variables), shared)
+        whole = captured.whole()
+        require_training(captured, whole)
+        tell_unordered(whole)
+        self._batches = SessionBatches(run.spec, captured, lambda item: self._plan.program(item, LOCAL_KERNELS))
+        self._batches.require_divisible(whole)
+        self._feeds.require_open_axes(whole, captured)
+        self._plan: SessionPlan = SessionPlan(run, captured, whole, None if earlier is None else earlier._plan)
+        self._initial_values: InitialValues = InitialValues(
+            run,
+            captured,
+            lambda item, kernels: self._plan.program(self._plan.placed(item), kernels),
+            set() if earlier is None else earlier._initial_values.settled,
+        )
+        self._programs = SessionPrograms(run, captured, self._feeds, self._plan, self._initial_values)
+        self._runs = SessionRuns(run, self._feeds)
+        self._prepared: dict[Any, Prepared] = {}
+        self._is_resumed = False
+        self._default: AbstractContextManager[Any] | None = None
+
+    @property
+    def graph(self) -> tf.Graph:
+        """The graph that it runs."""
+        return self._captured.graph
+
+    @property
+    def graph_def(self) -> tf.compat.v1.GraphDef:
+        """That graph as a protocol buffer, as the script has built it."""
+        return self.graph.as_graph_def()
+
+    @property
+    def sess_str(self) -> str:
+        """The server that it runs on; empty where this worker is alone."""
+        return str(self._run.hosts.beside.session.sess_str)
+
+    @plain_shapes()
+    def run(
+        self,
+        fetches: Any,
+        feed_dict: Mapping[Any, Any] | None = None,
+        options: RunOptions | None = None,
+        run_metadata: RunMetadata | None = None,
+    ) -> Any:
+        """Runs what `fetches` names, as `tf.compat.v1.Session.run` does.
+
+        Args:
+            fetches: a tensor, an operation, a variable, a name, or any nest of these.
+            feed_dict: values of placeholders or other tensors.
+            options: of TensorFlow for this worker's run: a time limit, whether to trace. A run that a time limit ends
+                is a step that this worker has missed.
+            run_metadata: a `tf.compat.v1.RunMetadata`, filled with what `options` ask for: what this worker's run did,
+                by the names of the rewritten step's nodes. What the other workers' own runs did is not in it; the
+                environment variable AUTODIST_TRACE traces each worker.
+
+        Returns:
+            The values in the structure of `fetches`; None for operations.
+
+        Raises:
+            CaptureError: variables or gradients were added after the session was made, or an input cannot be split, or
+                `options` name nodes of the script's graph.
+            UnevenBatchError: inputs disagree in their number of examples, or there are none where one is needed.
+            WorkerFailedError: another worker ended badly.
+            ClusterError: this worker failed in an earlier run.
+        """
+        self._require_same_training()
+        check_options(options, run_metadata)
+        feeds = {} if feed_dict is None else feed_dict
+        request = self._requests.of(fetches, feeds)
+        arrays = request.arrays(feeds.values())
+        known = self._prepared.get(request.key(arrays))
+        if known is not None and known.trains:
+            self._run.before_step(known)
+        with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
+            arrays |= self._batches.next_for(request.elements, arrays)
+        try:
+            with self._run.missed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=known is None):
+                prepared = self._first_of(request, arrays) if known is None else known
+                self._run.is_in_step = prepared.trains
+                found = self._runs.make(prepared, request, arrays, options, run_metadata)
+            self._run.first_batches.look()
+            if known is None and not (prepared.sets or prepared.looks):
+                self._run.start_up.ends()
+            if prepared.trains:
+                self._run.have_made(1)
+        finally:
+            self._run.is_in_step = False
+        if prepared.trains and self._run.recorder is not None:
+            self._run.recorder.after_step(self._captured.whole(), self._run.index, self._values, dict)
+        return request.filled(fetches, found)
+
+    def _require_same_training(self) -> None:
+        """Passes if no variables or gradients were added after the session was made.
+
+        Raises:
+            CaptureError: some were.
+        """
+        if self.graph.version != self._version:
+            if self._notes is not None:
+                self._captured.require_same_training(self._notes.calls)
+            self._version = self.graph.version
+
+    def _first_of(self, request: Request, arrays: Mapping[tf.Tensor, np.ndarray]) -> Prepared:
+        """What a request runs that has not been made before."""
+        prepared = self._prepared[request.key(arrays)] = self._programs.prepare(request.elements, arrays)
+        self._resume(prepared)
+        return prepared
+
+    def _resume(self, prepared: Prepared) -> None:
+        """Before the first run that trains, which comes after those that initialise."""
+        if not prepared.trains:
+            return
+        if not self._is_resumed:
+            self._is_resumed = True
+            resume(self._run, {v.name: self._plan.kept(v) for v in self._captured.variables})
+            if self._run.resumed:
+                self._batches.tell_begun_anew(self._captured.whole(), self._run.step)
+        self._run.before_step(prepared)
+
+    @plain_shapes()
+    def saved_variables(self) -> dict[str, Kept]:
+        """How the session has each variable that a Saver of the graph would save, by its name."""
+        saved = {
+            v.handle.op.name: v.op.name for v in self.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+        }
+        return {saved[v.handle]: self._plan.kept(v) for v in self._captured.variables if v.handle in saved}
+
+    @plain_shapes()
+    def give_initial_values(self) -> None:
+        """Gives variables that no run has set their initial values; all workers call it."""
+        self._initial_values.give()
+
+    def note_given(self) -> None:
+        """Notes that all variables were given values beside any run."""
+        self._initial_values.settled |= {v.handle for v in self._captured.variables}
+
+    def _values(self) -> dict[str, np.ndarray]:
+        """What the graph's variables hold, by name."""
+        listed = {v.handle.op.name: v for v in self.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
+        values: dict[str, np.ndarray] = self.run(
+            {v.name: listed[v.handle] for v in self._captured.variables if v.handle in listed}
+        )
+        return values
+
+    def make_callable(
+        self, fetches: Any, feed_list: Sequence[Any] | None = None, accept_options: bool = False
+    ) -> Callable[..., Any]:
+        """What runs `fetches`, given a value for each of `feed_list`, as `tf.compat.v1.Session.make_callable` does.
+
+        Args:
+            fetches: as for `run`.
+            feed_list: what is fed, in the order of the values.
+            accept_options: whether it takes `options` and `run_metadata` too.
+
+        Raises:
+            TypeError, CaptureError: `fetches` or `feed_list` cannot be run or fed.
+        """
+        if not isinstance(feed_list, list | tuple | None):
+            raise TypeError(f"feed_list is {feed_list!r}; it must be a list or a tuple.")
+        for fetch in tf.nest.flatten(expanded(fetches)):
+            if fetch is not ABSENT:
+                self._requests.element(fetch)
+        keys = [self._requests.tensor(key) for key in feed_list or ()]
+
+        def call(*values: Any, **told: Any) -> Any:
+            if len(values) != len(keys):
+                raise TypeError(f"{len(keys)} values are fed in each run, and {len(values)} were given.")
+            if told and not accept_options:
+                raise TypeError(f"{', '.join(told)}: make_callable(accept_options=True) makes what takes it.")
+            return self.run(fetches, dict(zip(keys, values, strict=True)), **told)
+
+        return call
+
+    partial_run_setup = partial_run = refuse_partial_runs
+
+    def _named_axis(self, key: Any, axis: Any) -> tuple[str, int | None]:
+        """The name of a tensor that `batch_axis` names, and the axis."""
+        try:
+            tensor = self._requests.tensor(key)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CaptureError(
+                f"batch_axis names {key!r}, which is no tensor of the session's graph ({error}); give a placeholder or "
+                "its name."
+            ) from error
+        found = require_axis(axis, tensor.name)
+        if found is None or tensor.shape.rank is None:
+            return tensor.name, found
+        return tensor.name, axis_within(found, tensor.shape.rank, tensor.name)
+
+    # -- as tf.compat.v1.Session -----------------------------------------------------------------------------------
+
+    def as_default(self) -> AbstractContextManager[Any]:
+        """Makes it the session that `Tensor.eval` and `Operation.run` use."""
+        return stack.default_session(self)
+
+    def close(self) -> None:
+        """Nothing needs closing before the script ends: other workers may still read what this one holds."""
+
+    def __enter__(self) -> Self:
+        self._default = self.as_default()
+        self._default.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._default is not None:
+            self._default.__exit__(kind, error, trace)
+            self._default = None

@@ -1,0 +1,101 @@
+import gc
+import weakref
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.reading.quick_reads import quick_read
+
+Pair = namedtuple("Pair", ["images", "labels"])
+X = np.arange(10, dtype=np.float32).reshape(5, 2)
+Y = np.arange(5)
+
+
+@pytest.mark.parametrize(
+    "elements",
+    [
+        X,
+        (X, Y),
+        ({"z": X, "a": (Y, X + 1)}, Y + 1),
+        Pair(X, Y),
+        (Pair(X, {"b": Y, "a": X}), Y),
+    ],
+    ids=["tensor", "tuple", "dictionaries", "namedtuple", "nested namedtuple"],
+)
+def test_reads_what_next_gives(elements: Any) -> None:
+    batches = tf.data.Dataset.from_tensor_slices(elements).batch(2)
+    iterator = iter(batches)
+    read = quick_read(iterator)
+    assert read is not None
+    for expected in batches:
+        found = read()
+        tf.nest.assert_same_structure(found, expected)
+        assert type(found) is type(expected)
+        for one, other in zip(tf.nest.flatten(found), tf.nest.flatten(expected), strict=True):
+            np.testing.assert_array_equal(one, other)
+            assert one.dtype == other.dtype
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            read()
+
+
+def test_the_iterator_goes_on_where_the_read_left_it() -> None:
+    iterator = iter(tf.data.Dataset.range(4))
+    read = quick_read(iterator)
+    assert read is not None
+    assert [int(one) for one in (read(), next(iterator), read(), next(iterator))] == [0, 1, 2, 3]
+
+
+def test_an_element_that_fails_raises_what_next_does_and_those_after_it_can_be_read() -> None:
+    def checked(x: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies(
+            [tf.debugging.assert_none_equal(x, tf.constant(1, tf.int64), message="it is one")]
+        ):
+            return tf.identity(x)
+
+    iterator = iter(tf.data.Dataset.range(3).map(checked))
+    read = quick_read(iterator)
+    assert read is not None
+    assert int(read()) == 0
+    with pytest.raises(tf.errors.InvalidArgumentError, match="it is one"):
+        read()
+    assert int(read()) == 2
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [
+        tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])),
+        tf.data.Dataset.from_tensor_slices((X, tf.sparse.from_dense(X))),
+        tf.data.Dataset.from_tensors((X, None)),
+        tf.data.Dataset.from_tensors(tf.experimental.Optional.from_value(1)),
+    ],
+    ids=["ragged", "sparse", "none", "optional"],
+)
+def test_what_is_no_tensor_is_left_to_next(dataset: tf.data.Dataset) -> None:
+    assert quick_read(iter(dataset)) is None
+
+
+def test_what_is_no_iterator_of_a_data_set_is_left_to_next() -> None:
+    assert quick_read(iter([X])) is None
+
+
+def test_asynchronous_execution_is_left_to_next() -> None:
+    iterator = iter(tf.data.Dataset.range(1))
+    tf.config.experimental.set_synchronous_execution(False)
+    try:
+        assert quick_read(iterator) is None
+    finally:
+        tf.config.experimental.set_synchronous_execution(True)
+
+
+def test_it_does_not_keep_the_iterator() -> None:
+    iterator = iter(tf.data.Dataset.range(1))
+    read, kept = quick_read(iterator), weakref.ref(iterator)
+    del iterator
+    gc.collect()
+    assert read is not None
+    assert kept() is None

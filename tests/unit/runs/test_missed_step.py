@@ -1,0 +1,67 @@
+"""A worker that failed in a step takes part in no later one."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from autodist.errors import ClusterError, WorkerFailedError
+from autodist.runs.missed_step import MissedStep
+
+
+def test_a_step_that_others_wait_for_is_the_last():
+    missed = MissedStep(lambda: True)
+    with missed.noted():
+        pass
+    assert not missed
+    with pytest.raises(ValueError, match="too long"), missed.noted():
+        raise ValueError("too long")
+    assert missed
+    reached = []
+    with pytest.raises(ClusterError, match=r"earlier step \(ValueError: too long\)"), missed.noted():
+        reached.append(True)
+    assert not reached
+
+
+def test_a_worker_that_is_alone_may_try_again():
+    missed = MissedStep(lambda: False)
+    with pytest.raises(ValueError, match="too long"), missed.noted():
+        raise ValueError("too long")
+    with missed.noted():
+        pass
+    assert not missed
+
+
+def test_an_interrupted_step_is_missed_too():
+    missed = MissedStep(lambda: True)
+    with pytest.raises(KeyboardInterrupt), missed.noted():
+        raise KeyboardInterrupt
+    assert missed
+
+
+def test_it_is_known_whether_a_step_was_made_since():
+    missed, began = MissedStep(lambda: True), time.monotonic()
+    assert not missed.has_made_one_since(began)
+    with missed.noted():
+        pass
+    assert missed.has_made_one_since(began) and not missed.has_made_one_since(time.monotonic())
+
+
+def test_every_thread_is_told_that_another_worker_failed():
+    missed = MissedStep(lambda: True)
+    failure = WorkerFailedError("b", "was ended by SIGKILL", ())
+    with pytest.raises(WorkerFailedError), missed.noted():
+        raise failure
+    with pytest.raises(WorkerFailedError) as caught, missed.noted():
+        pass
+    assert caught.value is failure and missed.error is failure
+
+
+def test_threads_take_turns_where_they_have_to():
+    turn = threading.Lock()
+    missed = MissedStep(lambda: True, turn)
+    with missed.noted():
+        assert turn.locked()
+    assert not turn.locked()

@@ -1,0 +1,45 @@
+"""Peers: who comes to another call than the chief, before all have joined, knows it, and waits for nothing."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from autodist.resources import ResourceSpec
+from autodist.runs.peers import Peers
+from autodist.runs.start_up import StartUp
+
+SPEC = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]})
+
+
+def worker(*said: tuple[str, str]) -> Peers:
+    """Another worker than the chief, which has said this and then come to its first step."""
+    left = [json.dumps(one) for one in said]
+    member = SimpleNamespace(let_chief_fail_first=lambda limit: None, hear=lambda: left.pop(0) if left else None)
+    return Peers(SPEC, member, b"", 0, StartUp(is_chief=False))
+
+
+def test_what_the_chief_says_is_heard_in_the_same_calls():
+    peers = worker(("restore", "1"), ("fit", "2"))
+    assert [peers.hear("restore"), peers.hear("fit")] == ["1", "2"]
+    peers.note_unheard()
+    assert peers.apart is None
+
+
+@pytest.mark.parametrize(
+    "said, calls, apart",
+    [
+        ([], ["restore"], ("restore", "")),
+        ([("fit", "")], ["restore"], ("restore", "fit")),
+        ([("restore", "")], ["fit"], ("fit", "restore")),
+        ([("restore", "")], [], ("", "restore")),
+        ([("fit", ""), ("restore", ""), ("fit", "")], ["fit", "fit"], ("fit", "restore")),
+    ],
+)
+def test_who_comes_to_another_call_than_the_chief_says_both(said, calls, apart):
+    peers = worker(*said)
+    assert [peers.hear(call) for call in calls][-1:] in ([], [None])
+    peers.note_unheard()
+    assert peers.apart == apart

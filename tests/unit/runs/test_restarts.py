@@ -1,0 +1,238 @@
+"""Whether a run that has lost a worker starts again, and what its next start is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from autodist.asked import Asked
+from autodist.cluster.failure import LEAVING
+from autodist.cluster.stalls import SAME_STEPS
+from autodist.errors import ClusterError, MachinesAwayError, ResourceSpecError, WorkerFailedError
+from autodist.resources import ResourceSpec
+from autodist.runs import restarts
+from autodist.runs.restarts import VARIABLE, Before, Lost, backoff, before, require_can_restart, restart, why_not
+
+KILLED = WorkerFailedError("localhost:1", "was ended by SIGKILL")
+
+
+def spec_of(workers: int, restarts: int = 3) -> ResourceSpec:
+    nodes = [{"address": "localhost", "cpus": list(range(workers)), "workers": workers}]
+    return ResourceSpec.from_dict({"nodes": nodes, "max_restarts": restarts})
+
+
+@pytest.fixture(autouse=True)
+def begun(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """What the process would begin anew with, and nothing waits."""
+    found: list[Any] = []
+    monkeypatch.setattr(restarts, "begin_anew_at_the_end", lambda told: found.append(json.loads(told[VARIABLE])))
+    monkeypatch.setattr(restarts, "_SHORTEST_WAIT", 0.0)
+    monkeypatch.setattr(restarts, "has_lost_input", lambda: False)
+    monkeypatch.setattr(restarts, "_seeds", [])
+    before.cache_clear()
+    yield found
+    before.cache_clear()
+
+
+def test_what_came_before_reaches_the_next_start_and_nothing_that_this_starts(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert restarts.seed_of_next_run(lambda: 7) == 7
+    restart(Lost(KILLED, step=5, saved=4), spec_of(2, 3))
+    assert caplog.messages == [
+        "all workers start again from the checkpoint of step 4 (restart 1 of 3, in 0 s), since in step 5 localhost:1 "
+        "was ended by SIGKILL."
+    ]
+    before.cache_clear()
+    restarts._seeds.clear()
+    monkeypatch.setenv(VARIABLE, json.dumps(begun[0]))
+    assert (before().count, before().step, before().saved) == (1, 5, 4)
+    assert VARIABLE not in restarts.os.environ
+    assert [restarts.seed_of_next_run(lambda: 8) for _ in range(2)] == [7, 8]
+
+
+def test_without_a_checkpoint_the_script_begins_from_its_beginning_and_says_so(
+    begun: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "has_lost_input", lambda: True)
+    restart(Lost(KILLED, step=None, saved=None), spec_of(2, 1))
+    assert "from the script's beginning (no checkpoint was saved)" in caplog.text
+    assert caplog.messages[0].endswith(
+        "before the first step localhost:1 was ended by SIGKILL. What was read of standard input is gone."
+    )
+    assert begun[0]["count"] == 1
+
+
+def test_ctrl_c_while_it_waits_leaves_the_process_as_it_ends(begun: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Interrupted:
+        def wait(self, seconds: float) -> None:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading, "Event", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        restart(Lost(KILLED, 5, 4), spec_of(2, 3))
+    assert begun == []
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (WorkerFailedError("b", f"has ended its script, and a waits for it. {SAME_STEPS}"), "the script would fail so"),
+        (WorkerFailedError("b", "ended, with exit status 0, without having made an AutoDist"), "would fail so"),
+        (WorkerFailedError("b", "ended with exit status 1", ("autodist.errors.CaptureError: no",)), "would fail so"),
+        (ClusterError("no machine there"), "which is no loss"),
+    ],
+    ids=["other steps", "another path", "our own error", "never started"],
+)
+def test_what_the_script_would_do_again_is_not_tried_again(
+    error: ClusterError, said: str, begun: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    restart(Lost(error, 3, None), spec_of(2, 3))
+    assert begun == []
+    assert caplog.messages[0].startswith("not started again: ") and said in caplog.messages[0]
+    assert caplog.records[0].levelno == logging.ERROR
+
+
+def test_the_same_failure_twice_at_the_same_step_ends_the_run() -> None:
+    stalled = WorkerFailedError("b", "and all others have waited for one another for 301 s, in a disk.")
+    earlier = Before(1, "b and all others have waited for one another for 333 s, in a disk", 5)
+    assert why_not(earlier, Lost(stalled, 5, 4), 3) == (
+        "it has failed so in step 5 twice in a row, and would a third time."
+    )
+    assert why_not(earlier, Lost(stalled, 6, 4), 3) is None
+    assert why_not(earlier, Lost(KILLED, 5, 4), 3) is None
+    assert "twice in a row" in str(why_not(Before(3, "localhost:1 was ended by SIGKILL", 5), Lost(KILLED, 5, 4), 3))
+    assert why_not(Before(1, "localhost:2 was ended by SIGKILL", 5), Lost(KILLED, 5, 4), 3) is None
+
+
+def test_what_a_script_raises_right_after_a_checkpoint_is_the_same_though_nobody_has_joined_then() -> None:
+    raised = WorkerFailedError("b", "ended with exit status 1", ("ValueError: no",))
+    earlier = Before(1, "b ended with exit status 1", 5)
+    assert "twice in a row" in str(why_not(earlier, Lost(raised, None, 4), 3))
+    assert why_not(earlier, Lost(raised, None, 2), 3) is None
+    killed = WorkerFailedError("b", "was ended by SIGKILL")
+    assert why_not(Before(1, "b was ended by SIGKILL", 5), Lost(killed, None, 4), 3) is None
+
+
+def test_a_machine_that_stays_away_may_come_back_later() -> None:
+    cut = WorkerFailedError("b", "was lost: it was not heard of for 25 s")
+    assert why_not(Before(1, "b was lost: it was not heard of for 25 s", None), Lost(cut, None, 4), 3) is None
+    away = MachinesAwayError("b: no route to host", ("b",))
+    assert why_not(Before(1, "b: no route to host", None), Lost(away, None, 4), 3) is None
+
+
+def test_it_ends_when_it_was_tried_as_often_as_it_may() -> None:
+    assert (
+        why_not(Before(2, "", 1), Lost(KILLED, 5, 4), 2) == "2 restarts were made, and `max_restarts` allows no more."
+    )
+    assert why_not(Before(1, "", 1), Lost(KILLED, 5, 4), 2) is None
+
+
+def test_waits_double_and_stay_below_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    assert [backoff(count) for count in (1, 2, 3, 7, 1000)] == [1, 2, 4, 60, 60]
+
+
+def test_where_nothing_could_begin_anew_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_can_restart(spec_of(2))
+    require_can_restart(spec_of(1, restarts=0))
+    with pytest.raises(ResourceSpecError, match="max_restarts is 3.*there is one worker"):
+        require_can_restart(spec_of(1))
+    with pytest.raises(ResourceSpecError, match="a scheduler has started the processes.*let the scheduler"):
+        require_can_restart(spec_of(2).as_given())
+    monkeypatch.setenv("PYTHONINSPECT", "1")
+    with pytest.raises(ResourceSpecError, match="stays at a prompt"):
+        require_can_restart(spec_of(2))
+
+
+TWO_NODES = {
+    "nodes": [{"address": "10.0.0.1", "chief": True}, {"address": "10.0.0.2"}, {"address": "10.0.0.3"}],
+    "max_restarts": 1,
+}
+
+
+def test_a_machine_that_stays_away_is_left_out_where_enough_others_are_there(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = Lost(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
+    spec = ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2, "strategy": "PS"})
+    monkeypatch.setenv(VARIABLE, json.dumps({"count": 1, "fault": "killed", "step": 5}))
+    restart(away, spec)
+    assert caplog.messages == [
+        "no answer: 10.0.0.3 is left out (`min_nodes` is 2), and the run starts from the checkpoint of step 4 on 2 "
+        "nodes, to which variables are dealt anew, and the global batch."
+    ]
+    assert (begun[0]["count"], begun[0]["left_out"]) == (1, ["10.0.0.3"])
+    left = spec.without(begun[0]["left_out"])
+    assert [node.address for node in left.nodes] == ["10.0.0.1", "10.0.0.2"]
+    assert (len(left.workers), left.max_restarts, left.strategy) == (2, 1, spec.strategy)
+    assert spec.without(()) is spec
+
+
+@pytest.mark.parametrize(("count", "least"), [(0, 2), (1, 3), (1, None)], ids=["first start", "too few", "all"])
+def test_a_machine_that_stays_away_ends_the_run_otherwise(
+    count: int, least: int | None, begun: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps({"count": count}))
+    away = Lost(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
+    restart(away, ResourceSpec.from_dict(TWO_NODES | ({"min_nodes": least} if least else {})))
+    assert begun == []
+
+
+LEAVES = WorkerFailedError("10.0.0.3", LEAVING)
+
+
+def test_a_machine_that_says_that_it_goes_away_is_left_out_at_once_where_enough_others_are_there(
+    begun: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    spec = ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2})
+    lost = Lost(LEAVES, 13, 12, leaving=("10.0.0.3",))
+    restart(lost, spec)
+    assert caplog.messages == [
+        "all workers start again from the checkpoint of step 12 (restart 1 of 1, in 0 s), since in step 13 10.0.0.3 "
+        "was sent SIGTERM, by which a machine says that it goes away. 10.0.0.3 is left out (`min_nodes` is 2)."
+    ]
+    assert (begun[0]["count"], begun[0]["left_out"]) == (1, ["10.0.0.3"])
+    for least in ({"min_nodes": 3}, {}):
+        restart(lost, ResourceSpec.from_dict(TWO_NODES | least))
+        assert begun.pop()["left_out"] == []
+
+
+def test_that_machines_go_away_twice_at_a_step_is_no_fault_of_the_script() -> None:
+    earlier = Before(1, f"10.0.0.3 {LEAVING}", 13)
+    assert why_not(earlier, Lost(LEAVES, 13, 12), 2) is None
+    assert "allows no more" in str(why_not(earlier, Lost(LEAVES, 13, 12), 1))
+
+
+def test_a_machine_that_refuses_is_not_left_out_and_the_next_start_says_why(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(VARIABLE, json.dumps({"count": 1, "fault": "killed", "step": 5}))
+    refused = Lost(ClusterError("The run cannot start:\n  10.0.0.3  its host key has changed."), None, 4)
+    restart(refused, ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2, "max_restarts": 2}))
+    assert caplog.messages[0].endswith(
+        "(restart 2 of 2, in 0 s), since before the first step the run cannot start:\n  10.0.0.3  its host key has "
+        "changed."
+    )
+    assert begun[0]["left_out"] == []
+
+
+def test_min_nodes_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ResourceSpecError, match="min_nodes: 4 is more than the 3 nodes"):
+        ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 4})
+    with pytest.raises(ResourceSpecError, match="min_nodes is 2.*say `max_restarts`"):
+        require_can_restart(ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2, "max_restarts": 0}))
+
+
+def test_the_command_s_number_stands_in_place_of_the_yaml_s() -> None:
+    assert Asked(max_restarts=1).spec(lambda: spec_of(2)).max_restarts == 1
+    assert Asked(max_restarts=0).spec(lambda: spec_of(2)).max_restarts == 0
+    assert Asked(workers=2).spec(lambda: spec_of(1)).max_restarts == 3
+    assert ResourceSpec.from_payload(spec_of(2).to_payload()).max_restarts == 3
+    with pytest.raises(ResourceSpecError, match="max_restarts.*0 to 1000"):
+        spec_of(2, restarts=-1)

@@ -1,0 +1,151 @@
+"""RunEnd: in which order a run is taken leave of, and by what it was lost."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from autodist.errors import AutoDistError, CheckpointError, ClusterError, MachinesAwayError, WorkerFailedError
+from autodist.resources import ResourceSpec
+from autodist.runs import run_end
+from autodist.runs.missed_step import MissedStep
+from autodist.runs.run_end import RunEnd
+
+SPEC = ResourceSpec.from_dict(
+    {
+        "nodes": [
+            {"address": "10.0.0.1", "cpus": [0], "chief": True},
+            {"address": "10.0.0.2", "cpus": [0], "ssh_config": "c"},
+        ],
+        "ssh": {"c": {"username": "ann"}},
+    }
+)
+
+
+class Script:
+    """How the script ends, as far as it is asked."""
+
+    def __init__(self) -> None:
+        self.raised: BaseException | None = None
+        self.interrupted_at: float | None = None
+        self.uncaught: list[BaseException] = []
+
+    @property
+    def is_bad(self) -> bool:
+        return self.raised is not None
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    made = Script()
+    monkeypatch.setattr(run_end, "watch_script_end", lambda: made)
+    return made
+
+
+@pytest.fixture
+def done() -> list[str]:
+    """What was done, in order."""
+    return []
+
+
+def end_of(done: list[str], await_updates: Callable[[], None] | None = None, **known: Any) -> RunEnd:
+    peers = SimpleNamespace(
+        **{"failure": None, "have_joined": True, "is_told": False, "fault": None, "leaving": (), **known},
+        abort=lambda reason: done.append(f"abort: {reason}"),
+        finish=lambda: done.append("finish"),
+    )
+    made = RunEnd(
+        SPEC,
+        True,
+        peers,  # type: ignore[arg-type]
+        MissedStep(lambda: True),
+        await_updates or (lambda: done.append("updates")),
+        lambda: done.append("session"),
+    )
+    made.before.append(lambda: done.append("before"))
+    return made
+
+
+def raising(error: Exception) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def test_what_needs_values_comes_before_leave_is_taken(script: Script, done: list[str]) -> None:
+    end_of(done).finish()
+    assert done == ["updates", "before", "session", "finish"]
+
+
+def test_what_fails_before_the_end_is_raised_after_all_have_ended(script: Script, done: list[str]) -> None:
+    end = end_of(done)
+    end.before.insert(0, raising(CheckpointError("no room")))
+    with pytest.raises(CheckpointError, match="no room"):
+        end.finish()
+    assert done == ["updates", "before", "session", "finish"]
+
+
+def test_a_script_that_fails_stops_the_others_first(
+    script: Script, done: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    script.raised = ValueError("its own")
+    end = end_of(done)
+    end.before.insert(0, raising(CheckpointError("no room")))
+    with caplog.at_level(logging.ERROR, "autodist"):
+        end.finish()
+    assert done == ["session", "abort: the chief's script failed", "before"]
+    assert "no room" in caplog.text
+
+
+def test_updates_that_fail_end_the_run(script: Script, done: list[str]) -> None:
+    with pytest.raises(ClusterError, match="an update"):
+        end_of(done, raising(ClusterError("an update failed"))).finish()
+    assert done == ["session", "abort: the chief's updates failed"]
+
+
+def test_ctrl_c_that_was_caught_is_told(script: Script, done: list[str]) -> None:
+    script.interrupted_at = 1.0
+    end_of(done).finish()
+    assert done[:2] == ["session", "abort: the chief was interrupted"]
+
+
+def test_the_end_of_another_worker_that_no_step_has_told_is_raised(script: Script, done: list[str]) -> None:
+    with pytest.raises(WorkerFailedError):
+        end_of(done, failure=WorkerFailedError("10.0.0.2", "exit status 1")).finish()
+
+
+AWAY = MachinesAwayError("10.0.0.2 is away", ("10.0.0.2",))
+
+
+@pytest.mark.parametrize("raised", [None, AWAY])
+def test_a_run_is_lost_by_what_came_of_others(script: Script, done: list[str], raised: BaseException | None) -> None:
+    script.raised = raised
+    lost = end_of(done, fault=AWAY, leaving=("10.0.0.1",)).lost(5, 3)
+    assert lost is not None
+    assert (lost.error, lost.step, lost.saved, lost.away, lost.leaving) == (AWAY, 5, 3, ("10.0.0.2",), ())
+
+
+@pytest.mark.parametrize("raised, interrupted_at", [(ValueError("its own"), None), (None, 1.0)])
+def test_a_run_is_not_lost_where_the_script_ended_it(
+    script: Script, done: list[str], raised: BaseException | None, interrupted_at: float | None
+) -> None:
+    script.raised, script.interrupted_at = raised, interrupted_at
+    assert end_of(done, fault=AWAY).lost(5, 3) is None
+
+
+def test_a_run_that_nothing_has_ended_is_not_lost(script: Script, done: list[str]) -> None:
+    assert end_of(done).lost(5, 3) is None
+
+
+def test_a_step_that_failed_in_a_thread_is_told(script: Script, done: list[str]) -> None:
+    script.raised = None
+    end = end_of(done)
+    script.uncaught.append(AutoDistError("in a thread"))
+    script.interrupted_at = 1.0
+    with pytest.raises(ClusterError, match="a step failed in a thread of the script: AutoDistError: in a thread"):
+        end.finish()

@@ -1,0 +1,71 @@
+"""StepPlans: what the kernels refuse of a strategy is told with its place in the file that asks for it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.errors import StrategyError
+from autodist.resources import ResourceSpec
+from autodist.runs.step_plans import StepPlans
+from autodist.strategies import arranged, builder_from_section
+from tests.unit.kernels.in_one_process import capture
+from tests.unit.kernels.whole_sum_steps import gathered
+
+STAGES = """
+nodes: [{address: localhost, cpus: [0, 1], workers: 2}]
+strategy:
+  builder: Pipeline
+  micro_batches: 2
+  schedule: 1F1B
+  stages:
+    - [a, c]
+    - [b]
+"""
+
+
+def goes_back(x, a, b, c):
+    return tf.reduce_mean(tf.tanh(x @ a) @ b @ c)
+
+
+def gathers(x, a, b, c):
+    return tf.reduce_mean(tf.math.reduce_std(gathered(tf.tanh(x @ a @ c) @ b)))
+
+
+def weighs_by_all(x, a, b, c):
+    rows = tf.tanh(x @ a @ c) @ b
+    used = tf.cast(tf.stop_gradient(rows) > 0.0, tf.float64)
+    return tf.reduce_sum(rows * used) / tf.reduce_sum(used)
+
+
+@pytest.mark.parametrize(
+    ("loss_of", "line", "told"),
+    [
+        (goes_back, 7, "c is in pipeline stage 0, and what is computed with it"),
+        (gathers, 4, "adds up or gathers over all examples"),
+        (weighs_by_all, 6, "micro-batches wait for each other"),
+    ],
+)
+def test_what_a_pipeline_cannot_do_is_told_with_the_line_of_the_option(tmp_path, loss_of, line, told):
+    variables = [tf.Variable(np.eye(3), name=name) for name in "abc"]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = loss_of(x, *variables)
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(gradient)
+        return loss
+
+    path = tmp_path / "cluster.yml"
+    path.write_text(STAGES)
+    spec = ResourceSpec.from_file(path)
+    builder = builder_from_section(spec.strategy)
+    plans = StepPlans(arranged(builder, spec), builder, 0, None)
+    item = capture(step, np.ones((2, 3)), is_global=True).item
+    names = {v.name: v.name for v in item.variables}
+    strategy = plans.build(item, names)
+    with pytest.raises(StrategyError, match=told) as caught:
+        plans.rehearse(item, strategy, names)
+    assert (caught.value.place.file, caught.value.place.line) == (str(path), line)
+    assert any("in the kernel" in note for note in caught.value.__notes__)

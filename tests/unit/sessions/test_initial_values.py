@@ -1,0 +1,51 @@
+"""Sessions whose scripts never run an initialiser."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+import tensorflow as tf
+
+from tests.unit.sessions.test_session import autodist
+
+v1 = tf.compat.v1
+
+
+def build() -> tuple[tf.Tensor, tf.Tensor, tf.Operation]:
+    x = v1.placeholder(tf.float64, [None, 2], "x")
+    w = v1.get_variable("w", initializer=np.array([1.0, 2.0]))
+    loss = tf.reduce_mean(tf.square(tf.linalg.matvec(x, w)))
+    return x, w, v1.train.MomentumOptimizer(0.1, 0.9).minimize(loss)
+
+
+def test_variables_have_their_initial_values_where_no_run_sets_them(caplog):
+    with tf.Graph().as_default(), (ad := autodist()).scope(), caplog.at_level(logging.INFO, "autodist"):
+        x, w, train = build()
+        session = ad.create_distributed_session()
+        assert list(session.run(v1.report_uninitialized_variables())) == [b"w", b"w/Momentum"]
+        np.testing.assert_array_equal(session.run(w), [1.0, 2.0])
+        session.run(train, {x: np.ones((4, 2))})
+        assert session.run(w)[0] < 1.0
+        assert list(session.run(v1.report_uninitialized_variables())) == []
+    assert "no run of the session has set w, w/Momentum" in caplog.text
+
+
+def test_what_a_run_has_set_stays(caplog):
+    with tf.Graph().as_default(), (ad := autodist()).scope(), caplog.at_level(logging.INFO, "autodist"):
+        x, w, train = build()
+        session = ad.create_distributed_session()
+        w.load([3.0, 4.0], session)
+        np.testing.assert_array_equal(session.run(w), [3.0, 4.0])
+        session.run(train, {x: np.ones((4, 2))})
+    assert "no run of the session has set w/Momentum;" in caplog.text
+
+
+def test_a_script_that_initialises_pays_nothing(caplog):
+    with tf.Graph().as_default(), (ad := autodist()).scope(), caplog.at_level(logging.INFO, "autodist"):
+        x, _, train = build()
+        session = ad.create_distributed_session()
+        session.run(v1.global_variables_initializer())
+        session.run(train, {x: np.ones((4, 2))})
+        assert not any("has_value" in op.name for op in session._run.hosts.beside.graph.get_operations())
+    assert "no run of the session has set" not in caplog.text
