@@ -420,8 +420,6 @@ class AutoDist:
         if self._run.workers > 1:
             share_files(self._run.chief.write)
 
-    # -- end -------------------------------------------------------------------------------------------------------
-
     def _noted(self) -> tuple[GradientNotes, SumNotes] | None:
         """What was noted in the scope; None outside of any."""
         return None if self._notes is None or self._sums is None else (self._notes, self._sums)
@@ -429,6 +427,8 @@ class AutoDist:
     def _is_in_scope(self, graph: object) -> bool:
         """Whether a graph's gradients were made in the scope."""
         return self._notes is not None and any(call.graph is graph for call in self._notes.calls)
+
+    # -- end -------------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
         if os.getpid() != self._process:
