@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import sys
+import os
+from contextlib import ExitStack
 from pathlib import Path
+from typing import IO
 
 import pytest
 
+from tests.cluster.runs import Chief
 from tests.cluster.trainings import Training
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -39,14 +42,6 @@ with ad.scope():
         step(np.ones((4, 3), np.float32))
 """
 
-_NOBODY_READS = """
-import os, sys
-reading, writing = os.pipe()
-os.close(reading)
-os.dup2(writing, 1)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
 
 class BrokenOutput(Training):
     """A training whose chief has no standard output worth the name.
@@ -55,20 +50,40 @@ class BrokenOutput(Training):
         directory: empty.
         script: what every worker runs.
         output: "head", as in `python train.py | head -1` when that has ended, or a device.
+        error: a device for standard error, in place of a file.
+        is_forked: as of others.
     """
 
-    def __init__(self, directory: Path, script: str, output: str) -> None:
-        super().__init__(directory, script, SPEC)
-        if output == "head":
-            self._command = [sys.executable, "-c", _NOBODY_READS, *self._command]
-        else:
-            self._command = ["/bin/sh", "-c", f'exec "$@" > {output}', "sh", *self._command]
+    def __init__(
+        self, directory: Path, script: str, output: str, error: str | None = None, is_forked: bool = True
+    ) -> None:
+        super().__init__(directory, script, SPEC, is_forked=is_forked)
+        self._devices = output, error
         self.environment.pop("PYTHONUNBUFFERED", None)
 
+    def _start(self, out: IO[bytes], err: IO[bytes]) -> Chief:
+        output, error = self._devices
+        with ExitStack() as stack:
+            out = stack.enter_context(open(_nobody_reads() if output == "head" else output, "wb"))
+            if error is not None:
+                err = stack.enter_context(open(error, "wb"))
+            return super()._start(out, err)
 
-@pytest.mark.parametrize(("output", "problem"), [("head", "Broken pipe"), ("/dev/full", "No space left on device")])
-def test_training_ends_well_and_python_tells_what_was_lost(tmp_path: Path, output: str, problem: str) -> None:
-    with BrokenOutput(tmp_path, TRAINS, output) as run:
+
+def _nobody_reads() -> int:
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+@pytest.mark.parametrize(
+    ("output", "problem", "is_forked"),
+    [("head", "Broken pipe", False), ("/dev/full", "No space left on device", True)],
+)
+def test_training_ends_well_and_python_tells_what_was_lost(
+    tmp_path: Path, output: str, problem: str, is_forked: bool
+) -> None:
+    with BrokenOutput(tmp_path, TRAINS, output, is_forked=is_forked) as run:
         assert run.wait(90) == UNFLUSHED, run.stderr
         run.assert_gone(0)
         for worker in (0, 1):
@@ -87,7 +102,7 @@ def test_print_of_the_script_that_raises_ends_the_run_with_the_cause(tmp_path: P
 
 
 def test_log_that_finds_the_disk_full_ends_nothing(tmp_path: Path) -> None:
-    with BrokenOutput(tmp_path, TRAINS, "/dev/null 2> /dev/full") as run:
+    with BrokenOutput(tmp_path, TRAINS, "/dev/null", "/dev/full") as run:
         assert run.wait(90) == UNFLUSHED
         run.assert_gone(0)
         assert run.kept(0)["variable"].tolist() == [-0.5, 0.5, 1.5]

@@ -37,14 +37,27 @@ with ad.scope():
 """
 
 
-@pytest.mark.parametrize(("victim", "number"), [("worker1", signal.SIGKILL), ("worker0", signal.SIGTERM)])
-def test_nothing_is_left_in_the_folder_of_temporary_files(tmp_path: Path, victim: str, number: signal.Signals) -> None:
+# In a forked process, for which others have imported TensorFlow.
+AS_STARTED_SO = """
+import sys, tempfile
+os.environ["TMPDIR"], tempfile.tempdir, sys.dont_write_bytecode = {temporary!r}, None, False
+"""
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "is_forked"), [("worker1", signal.SIGKILL, False), ("worker0", signal.SIGTERM, True)]
+)
+def test_nothing_is_left_in_the_folder_of_temporary_files(
+    tmp_path: Path, victim: str, number: signal.Signals, is_forked: bool
+) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     spec = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}]}
-    run = Training(tmp_path / "run", CONVERTED, spec)
-    run.environment |= {"TMPDIR": str(temporary)}
-    run.environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    before = AS_STARTED_SO.format(temporary=str(temporary)) if is_forked else ""
+    run = Training(tmp_path / "run", CONVERTED, spec, before, is_forked=is_forked)
+    if not is_forked:
+        run.environment |= {"TMPDIR": str(temporary)}
+        run.environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with run:
         process = run.wait_for_note(victim, limit=90)
         for worker in (0, 1):

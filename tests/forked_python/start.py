@@ -20,7 +20,7 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 """With what, beside the environment of the tests, TensorFlow is imported, and a script has to be started."""
 
 _NO_MARK = "0" * 16
-_READ_BY_NO_IMPORT = ("AUTODIST_", "PYTEST_CURRENT_TEST", "TPU_ML_PLATFORM")
+_READ_BY_NO_IMPORT = ("AUTODIST_", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "TPU_ML_PLATFORM")
 """With what begins what may be another one in the environment than where TensorFlow was imported."""
 
 _SET_BY_IMPORTS = {("TF2_BEHAVIOR", "1"), ("ENABLE_RUNTIME_UPTIME_TELEMETRY", "1"), ("HDF5_PLUGIN_PATH", "disable")}
