@@ -12,36 +12,12 @@ import pytest
 import tensorflow as tf
 from keras import layers
 
-from autodist.capture.demands import Demands
 from autodist.capture.function import capture_function
 from autodist.errors import CaptureError
-from autodist.graph.jit_scope import is_in_jit_scope
 from autodist.graph.names import node_of
 from autodist.graph.parts import Aggregation
+from tests.unit.capture.captured_steps import OUTSIDE, captured, names, plain_step
 from tests.unit.graph.graph_text import assert_imports
-
-X = tf.TensorSpec([None, 4], tf.float32)
-OUTSIDE = tf.Variable(np.ones((4, 2), np.float32), name="outside")
-
-
-def captured(step, *specs, needs_gradients=True):
-    specs = specs or (X,)
-    return capture_function(step, specs, [0 if s.shape.rank else None for s in specs], Demands(needs_gradients))
-
-
-def plain_step(x):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(tf.square(x @ OUTSIDE))
-    OUTSIDE.assign_sub(0.1 * tape.gradient(loss, OUTSIDE))
-    return loss
-
-
-def names(found):
-    return [g.variable for g in found.item.gradients]
-
-
-def ops(found):
-    return {n.op for n in found.item.graph_def.node}
 
 
 def test_a_step_is_captured_with_its_variables_gradients_and_outputs():
@@ -110,82 +86,6 @@ def test_each_variable_has_a_gradient_of_its_own_where_the_maths_gives_both_the_
     assert [g.variable for g in item.gradients] == ["first", "second"]
     tensors = [t for g in item.gradients for t in g.tensors]
     assert len(tensors) == len(set(tensors)) == (4 if is_sparse else 2)
-
-
-def test_nested_functions_are_taken_inline():
-    inner = tf.function(plain_step)
-    found = captured(tf.function(inner))
-    assert names(found) == ["outside"]
-    assert not any("PartitionedCall" in op for op in ops(found))
-
-
-def test_a_nested_function_keeps_its_autograph():
-    @tf.function
-    def clipped(x):
-        if tf.reduce_sum(x) > 0:
-            return x
-        return -x
-
-    def step(x):
-        return plain_step(clipped(x))
-
-    assert {"If", "StatelessIf"} & ops(captured(step))
-
-
-def test_a_nested_function_that_asks_for_xla_is_known_by_its_scope_and_so_is_its_gradient():
-    @tf.function(jit_compile=True)
-    def loss_of(hidden):
-        return tf.reduce_mean(tf.square(tf.sin(hidden)))
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = loss_of(tf.tanh(x @ OUTSIDE))
-        OUTSIDE.assign_sub(0.1 * tape.gradient(loss, OUTSIDE))
-        return loss
-
-    found = captured(step).item.graph_def.node
-    asked = {n.op for n in found if is_in_jit_scope(n.name)}
-    assert {"Sin", "Cos", "Square", "Mean"} <= asked
-    assert not {"Tanh", "TanhGrad", "MatMul", "AssignSubVariableOp"} & asked
-
-
-def test_a_function_in_a_nested_one_that_asks_for_xla_asks_too_and_its_neighbours_do_not():
-    inner = tf.function(tf.sin)
-    outer = tf.function(lambda x: inner(x) + 1.0, jit_compile=True)
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(outer(x @ OUTSIDE) * inner(x @ OUTSIDE))
-        OUTSIDE.assign_sub(0.1 * tape.gradient(loss, OUTSIDE))
-        return loss
-
-    asked = [is_in_jit_scope(n.name) for n in captured(step).item.graph_def.node if n.op == "Sin"]
-    assert sorted(asked) == [False, True]
-
-
-def test_a_variable_that_such_a_function_makes_is_named_as_without():
-    made = []
-
-    @tf.function(jit_compile=True)
-    def scaled(x):
-        if not made:
-            made.append(tf.Variable(2.0, name="scale"))
-        return x * made[0]
-
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(scaled(x))
-        made[0].assign_sub(0.1 * tape.gradient(loss, made[0]))
-        return loss
-
-    assert names(captured(step)) == ["scale"]
-
-
-def test_a_function_called_outside_is_called_as_ever():
-    function = tf.function(lambda x: x + 1.0)
-    captured(plain_step)
-    assert function(tf.constant(1.0)).numpy() == 2.0
-    assert function.experimental_get_tracing_count() == 1
 
 
 def test_gradients_outside_of_a_capture_are_plain():
@@ -320,103 +220,6 @@ def test_outputs_do_not_wait_for_the_writes():
 
 
 # -- refusals ------------------------------------------------------------------------------------------------------
-
-
-def test_a_step_without_gradients_is_refused():
-    with pytest.raises(CaptureError, match="makes no gradient.*inside the step"):
-        captured(lambda x: tf.reduce_mean(x @ OUTSIDE))
-
-
-def test_a_step_without_gradients_passes_where_none_are_needed():
-    found = captured(lambda x: tf.reduce_mean(x @ OUTSIDE), needs_gradients=False)
-    assert found.item.gradients == () and len(found.item.variables) == 1
-
-
-def may_evaluate(step):
-    return capture_function(step, (X,), [0], Demands(may_evaluate=True))
-
-
-def test_a_step_that_only_evaluates_passes_where_it_may():
-    seen = tf.Variable(0.0, trainable=False)
-
-    def step(x):
-        seen.assign_add(tf.reduce_sum(x))
-        return tf.reduce_mean(x @ OUTSIDE)
-
-    assert may_evaluate(step).item.gradients == ()
-
-
-def test_a_step_that_writes_a_trainable_variable_does_not_only_evaluate():
-    def step(x):
-        OUTSIDE.assign_add(tf.reduce_mean(x) * tf.ones([4, 2]))
-
-    with pytest.raises(CaptureError, match="makes no gradient.*writes no trainable variable"):
-        may_evaluate(step)
-
-
-def test_a_jacobian_of_each_example_is_refused_with_what_gives_the_same():
-    v = tf.Variable([[1.0], [2.0]], name="v")
-
-    def clipped(x):
-        with tf.GradientTape(persistent=True) as tape:
-            losses = tf.square(x @ v)[:, 0]
-        return tape, losses, lambda rows: tf.minimum(1.0, 1.0 / tf.norm(tf.reshape(rows, [-1, 2]), axis=1))
-
-    def step(x):
-        tape, losses, scales = clipped(x)
-        rows = tape.jacobian(losses, v)
-        v.assign_sub(tf.reduce_mean(rows * scales(rows)[:, None, None], 0))
-
-    def other_step(x):
-        with tf.GradientTape() as outer:
-            tape, losses, scales = clipped(x)
-            with outer.stop_recording():
-                weights = scales(tape.jacobian(losses, v))
-            loss = tf.reduce_mean(tf.stop_gradient(weights) * losses)
-        v.assign_sub(outer.gradient(loss, v))
-
-    x = tf.constant([[1.0, 2.0], [3.0, -1.0], [0.1, 0.2]])
-    with pytest.raises(CaptureError, match=r"tape.gradient of tf.reduce_mean\(tf.stop_gradient\(scales\) \* losses\)"):
-        capture_function(step, (x,), [0])
-    assert capture_function(other_step, (x,), [0]).item.gradients
-    found = []
-    for one in (step, other_step):
-        v.assign([[1.0], [2.0]])
-        one(x)
-        found.append(v.numpy())
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-6)
-
-
-def test_a_training_step_in_a_loop_does_not_only_evaluate():
-    def step(x):
-        for _ in tf.range(2):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(x @ OUTSIDE)
-            OUTSIDE.assign_sub(tape.gradient(loss, OUTSIDE))
-
-    with pytest.raises(CaptureError, match="inside a tf.while_loop"):
-        may_evaluate(step)
-
-
-def test_gradients_that_are_not_applied_are_refused():
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(x @ OUTSIDE)
-        return tape.gradient(loss, OUTSIDE)
-
-    with pytest.raises(CaptureError, match="writes no variable from them"):
-        captured(step)
-
-
-@pytest.mark.feature("function", "step: a training step in a loop", refused="CaptureError")
-def test_a_training_step_in_a_loop_is_refused():
-    def step(x):
-        for _ in tf.range(3):
-            plain_step(x)
-        return tf.constant(0.0)
-
-    with pytest.raises(CaptureError, match="inside a tf.while_loop or tf.cond.*Move the loop"):
-        captured(step)
 
 
 def test_a_tensor_of_another_graph_is_refused():

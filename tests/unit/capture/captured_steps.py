@@ -1,0 +1,32 @@
+"""Steps to capture, and what is found in them."""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.capture.demands import Demands
+from autodist.capture.function import capture_function
+
+X = tf.TensorSpec([None, 4], tf.float32)
+OUTSIDE = tf.Variable(np.ones((4, 2), np.float32), name="outside")
+
+
+def captured(step, *specs, needs_gradients=True):
+    specs = specs or (X,)
+    return capture_function(step, specs, [0 if s.shape.rank else None for s in specs], Demands(needs_gradients))
+
+
+def plain_step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(x @ OUTSIDE))
+    OUTSIDE.assign_sub(0.1 * tape.gradient(loss, OUTSIDE))
+    return loss
+
+
+def names(found):
+    return [g.variable for g in found.item.gradients]
+
+
+def ops(found):
+    return {n.op for n in found.item.graph_def.node}
