@@ -23,6 +23,7 @@ from autodist.graph.propagation.facts import (
     Opaque,
     Recovery,
     Rows,
+    made_of_noise,
     names_a_sum,
     rows,
 )
@@ -255,9 +256,11 @@ class Frame:
         turned = in_turn(Site(node, sources, facts, self), _is_stateless(node.op))
         if turned is not None:
             return turned
-        if node.op not in NOT_FOLDED and all(fact is SAME or fact == SAME for fact in facts):
-            if rule is not None or _is_stateless(node.op):
+        if node.op not in NOT_FOLDED and (rule is not None or _is_stateless(node.op)):
+            if all(fact is SAME or fact == SAME for fact in facts):
                 return SAME
+            if (noise := made_of_noise(facts)) is not None:
+                return noise
         site = Site(node, sources, facts, self)
         if rule is None and self._library.has(node.op):
             return self.call(site, node.op, facts, sources)

@@ -18,6 +18,7 @@ from autodist.graph.propagation.distinct import row_by_row
 from autodist.graph.propagation.factors import NONE, Factors, additive_over, describe, power, times
 from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, Opaque, Reduction, Statistic
 from autodist.graph.propagation.kinds import ReducedBy
+from autodist.graph.propagation.lengths import is_same_length, length
 from autodist.graph.propagation.numbered import with_numbers
 from autodist.graph.propagation.site import Rule, Site, op_names
 
@@ -139,10 +140,29 @@ def factors_of(operand: Operand) -> Factors:
 
 def add(site: Site) -> Fact:
     """Add, subtract, AddN."""
+    if site.node.op == "Sub" and (left := _shape_left(site)) is not None:
+        return left
     total = add_operands(site, list(range(len(site.facts))))
     if site.node.op in ("Sub",):
         return _with_values(site, total, lambda left, right: left - right)
     return _with_values(site, total, lambda left, right: left + right) if len(site.facts) == 2 else total
+
+
+def _shape_left(site: Site) -> Dims | None:
+    """A shape of which another is taken away, axis by axis, where it is the same everywhere what that leaves."""
+    left, right = site.dims(0), site.dims(1)
+    if left is None or right is None or left.is_scalar or right.is_scalar or len(left.forms) != len(right.forms):
+        return None
+    values: list[int | None] = []
+    for axis, forms in enumerate(zip(left.forms, right.forms, strict=True)):
+        one, other = left.values[axis], right.values[axis]
+        if forms == (SAME, SAME):
+            values.append(one - other if one is not None and other is not None else None)
+        elif (counted := length(site, 0, axis)) is not None and is_same_length(counted, length(site, 1, axis)):
+            values.append(0)
+        else:
+            return None
+    return Dims((SAME,) * len(values), tuple(values))
 
 
 def add_operands(site: Site, indices: Sequence[int]) -> Fact:

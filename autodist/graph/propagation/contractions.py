@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autodist.graph.propagation.combine import Operand, in_one_order, operands_of
 from autodist.graph.propagation.factors import NONE, times
-from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Rows, Statistic
+from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Rows, Statistic, is_noise
 from autodist.graph.propagation.site import Rule, Site
 
 Labels = list[object]
@@ -90,7 +90,7 @@ def _beside_noise(operands: list[Operand]) -> list[Operand]:
     """Noise beside rows is to them as what is the same everywhere: it has no examples."""
     if not any(isinstance(operand, Form) and operand.rows for operand in operands):
         return operands
-    return [SAME if isinstance(o, Opaque) and o.recovery is Recovery.ALWAYS else o for o in operands]
+    return [SAME if is_noise(operand) else operand for operand in operands]
 
 
 def _in_one_order(labelled: list[_Labelled]) -> tuple[list[_Labelled], str | None]:

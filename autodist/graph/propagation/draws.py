@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, Recovery, form_of
+from autodist.graph.propagation.combine import same_rows
+from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, Opaque, Recovery, form_of, is_noise
 from autodist.graph.propagation.shapes import counted_batch
 from autodist.graph.propagation.site import Rule, Site, op_names
 
@@ -16,6 +17,27 @@ def of_shape(site: Site) -> Fact:
     if batch is not None:
         return Form(batch)
     return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
+
+
+def of_shape_and(*parameters: int) -> Rule:
+    """The same of ops that other inputs, which are broadcast to the shape, tell how the numbers are distributed."""
+
+    def apply(site: Site) -> Fact:
+        drawn, dims = of_shape(site), site.dims(0)
+        own = drawn.rows if isinstance(drawn, Form) else None
+        for index in parameters:
+            form, rank = site.form(index), site.rank(index)
+            if is_noise(site.facts[index]) or form == SAME:
+                continue
+            if isinstance(form, Opaque):
+                return Opaque(form.reason)
+            if own is None or form.rows is None or form.factors or dims is None or rank is None:
+                return site.opaque("how its numbers are distributed depends on the batch, and not by examples")
+            if not same_rows(replace(form.rows, axis=form.rows.axis + len(dims.forms) - rank), own):
+                return site.opaque("its numbers and how they are distributed do not belong to the same examples")
+        return drawn
+
+    return apply
 
 
 def draw_classes(site: Site) -> Fact:
@@ -57,4 +79,7 @@ RULES: dict[str, Rule] = {
     ),
     **dict.fromkeys(["Multinomial", "StatelessMultinomial"], draw_classes),
     **dict.fromkeys(["RandomGamma", "RandomPoissonV2"], draw_for_each),
+    **dict.fromkeys(["StatelessRandomGammaV2", "StatelessRandomPoisson"], of_shape_and(2)),
+    "StatelessRandomBinomial": of_shape_and(2, 3),
+    "StatelessRandomGammaV3": of_shape_and(4),
 }

@@ -9,6 +9,7 @@ sums stay exact: `sum(values · mask · (total / valid)) / total` is a sum over 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
@@ -339,6 +340,18 @@ def form_of(fact: Fact) -> Form | Statistic | Opaque:
     if isinstance(fact, Form | Statistic | Opaque):
         return fact
     return Opaque(fact.reason if isinstance(fact, Reduction) else _NO_FORM[type(fact)])
+
+
+def is_noise(fact: Fact) -> bool:
+    """Whether each replica draws it for itself, all its examples alike."""
+    return isinstance(fact, Opaque) and fact.recovery is Recovery.ALWAYS
+
+
+def made_of_noise(facts: Sequence[Fact]) -> Fact | None:
+    """The noise, where there is some and nothing beside it but what is the same on all replicas."""
+    if not all(is_noise(fact) or fact == SAME for fact in facts):
+        return None
+    return next((fact for fact in facts if is_noise(fact)), None)
 
 
 def rows_of(fact: Fact) -> Fact:

@@ -16,6 +16,8 @@ from autodist.graph.propagation.site import Rule, Site, op_names, tensor_name
 def project(site: Site) -> Fact:
     """ImageProjectiveTransformV3: images, one transform for all or one for each, size, value outside."""
     images, transforms = form_of(site.facts[0]), form_of(site.facts[1])
+    if isinstance(images, Opaque):
+        return nonlinear(site, [0, 1])
     if form_of(site.facts[2]) != SAME or any(form_of(fact) != SAME for fact in site.facts[3:]):
         return site.opaque("its size is not the same on all replicas")
     if not isinstance(images, Form) or images.rows is None:

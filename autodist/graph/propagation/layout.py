@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
@@ -22,10 +22,10 @@ from autodist.graph.propagation.facts import (
     Numbered,
     Opaque,
     Positions,
-    Recovery,
     Rows,
     Statistic,
     form_of,
+    is_noise,
     reordered,
     with_axis,
 )
@@ -41,13 +41,13 @@ OVER_AND_OVER = "over and over"
 """An order: the one part after it, as often as is not known."""
 
 
-def moving(rule: RowsRule, adds_elements: bool = False, drawn: int | None = None) -> Callable[[Site], Fact]:
+def moving(rule: RowsRule, adds_elements: bool = False, drawn: Sequence[int] = ()) -> Callable[[Site], Fact]:
     """A rule for ops that move the elements of their first input: what has no rows stays what it is.
 
     Args:
         rule: what becomes of rows.
         adds_elements: whether the op also makes elements of its own, which only what is the same survives.
-        drawn: an input that may be noise, since the shape that the op makes does not depend on it.
+        drawn: inputs that may be noise, since how many rows the op makes does not depend on them.
     """
 
     def apply(site: Site) -> Fact:
@@ -59,10 +59,9 @@ def moving(rule: RowsRule, adds_elements: bool = False, drawn: int | None = None
         if isinstance(form, (Opaque, Statistic)):
             return form
         if form.rows is not None:
-            noise = site.facts[drawn] if drawn is not None else None
-            noise = noise if isinstance(noise, Opaque) and noise.recovery is Recovery.ALWAYS else None
-            arguments = [fact for fact in site.facts[1:] if isinstance(fact, Opaque) and fact is not noise]
-            return Opaque(arguments[0].reason) if arguments else rule(site, form, form.rows)
+            arguments = [(index, fact) for index, fact in enumerate(site.facts[1:], 1) if isinstance(fact, Opaque)]
+            unknown = [f for index, f in arguments if index not in drawn or not is_noise(f)]
+            return Opaque(unknown[0].reason) if unknown else rule(site, form, form.rows)
         if adds_elements and not form.is_same:
             return site.opaque("it adds elements to a sum or mean over the batch")
         return form
@@ -239,8 +238,7 @@ def _product(lengths: list[int | None]) -> int | None:
 
 
 def pad(site: Site, form: Form, batch: Rows) -> Fact:
-    widths = site.elements(1)
-    if widths is None or widths[2 * batch.axis : 2 * batch.axis + 2] != [0, 0]:
+    if any(length(site, 1, 2 * batch.axis + side) != 0 for side in (0, 1)):
         return site.opaque("it pads the batch axis, or it is not known which axes it pads")
     if form.factors and not (len(site.inputs) < 3 or site.is_zero(2)):
         return site.opaque("it pads scaled rows with a constant")

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import tensorflow as tf
 
 from autodist.graph.ops import Trait, having
@@ -18,14 +21,22 @@ _DEEPEST = 24
 
 
 def length(site: Site, index: int, element: int = 0) -> Length:
-    """What one element of an integer input of a node counts."""
+    """What one element of an integer input of a node counts, in whichever order."""
+    return _unordered(length_in_order(site, index, element))
+
+
+def length_in_order(site: Site, index: int, element: int = 0) -> Length:
+    """The same, with the order of the rows whose shape was asked."""
     return _length(site.scope, site.inputs[index], element, _DEEPEST)
+
+
+def _unordered(found: Length) -> Length:
+    return replace(found, order=()) if isinstance(found, Rows) else found
 
 
 def is_length_of(site: Site, index: int, rows: Rows, element: int = 0) -> bool:
     """Whether one element of an integer input is the number of these rows."""
-    found = length(site, index, element)
-    return isinstance(found, Rows) and rows.per is not None and (found.count, found.per) == (rows.count, rows.per)
+    return is_same_length(rows, length(site, index, element))
 
 
 def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
@@ -47,12 +58,23 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
         return _length(scope, sources[0], output, depth - 1)
     if node.op in having(Trait.EXTREME):
         number = scope.shape(sources[0]).num_elements() or 0
-        counted = {_length(scope, sources[0], k, depth - 1) for k in range(number)}
+        counted = {_unordered(_length(scope, sources[0], k, depth - 1)) for k in range(number)}
         return counted.pop() if len(counted) == 1 else None
     if node.op == "Mul":
-        return _times(*(_length(scope, name, element if scope.shape(name).rank else 0, depth - 1) for name in sources))
+        return _times(*_both(scope, sources, element, depth))
+    if node.op == "Sub":
+        return _less(*_both(scope, sources, element, depth))
+    if node.op == "ConcatOffset":
+        axis = scope.constant(sources[0])
+        return 0 if axis is not None and 0 <= int(axis) != element else None
     found = _source(scope, node, sources, element)
     return None if found is None else _length(scope, *found, depth - 1)
+
+
+def _both(scope: Scope, sources: list[str], element: int, depth: int) -> tuple[Length, Length]:
+    """Of two operands, of which one may be a scalar beside a vector."""
+    left, right = (_length(scope, name, element if scope.shape(name).rank else 0, depth - 1) for name in sources)
+    return left, right
 
 
 def _times(left: Length, right: Length) -> Length:
@@ -65,13 +87,29 @@ def _times(left: Length, right: Length) -> Length:
     return None
 
 
+def is_same_length(left: Length, right: Length) -> bool:
+    """Whether two lengths are known to be equal on every replica."""
+    if isinstance(left, Rows) and isinstance(right, Rows):
+        return left.per is not None and (left.count, left.per) == (right.count, right.per)
+    return isinstance(left, int) and left == right
+
+
+def _less(left: Length, right: Length) -> Length:
+    """What is left of one length where another is taken away."""
+    if isinstance(left, int) and isinstance(right, int):
+        return left - right
+    if is_same_length(left, right):
+        return 0
+    return left if right == 0 else None
+
+
 def _axis(scope: Scope, tensor: str, axis: int, op: str) -> Length:
     shape, form = scope.shape(tensor), form_of(rows_of(scope.fact(tensor)))
     if shape.rank is None or axis >= shape.rank or (op == "Size" and shape.rank != 1):
         return None
     rows = form.rows if isinstance(form, Form) else None
     if rows is not None and rows.axis == axis:
-        return Rows(0, rows.count, rows.per)
+        return Rows(0, rows.count, rows.per, rows.order)
     is_same = rows is not None or (isinstance(form, Form) and form.is_same)
     return shape[axis] if is_same else None
 
@@ -83,7 +121,7 @@ def _source(scope: Scope, node: tf.compat.v1.NodeDef, sources: list[str], elemen
     if node.op == "Pack":
         return (sources[element], 0) if all(scope.shape(name).rank == 0 for name in sources) else None
     if node.op == "ConcatV2":
-        return _part(scope, sources[:-1], element)
+        return _part(scope, sources[:-1], element, scope.constant(sources[-1]))
     if node.op == "Prod":
         return (sources[0], 0) if scope.shape(sources[0]).num_elements() == 1 else None
     if node.op == "ReverseV2":
@@ -95,13 +133,30 @@ def _source(scope: Scope, node: tf.compat.v1.NodeDef, sources: list[str], elemen
     return None if chosen is None else (sources[0], int(chosen.reshape(-1)[element]))
 
 
-def _part(scope: Scope, parts: list[str], element: int) -> tuple[str, int] | None:
-    lengths = [scope.shape(name).num_elements() for name in parts]
-    for name, size, start in zip(parts, lengths, itertools.accumulate((n or 0 for n in lengths), initial=0)):
-        if size is None:
+def _part(scope: Scope, parts: list[str], element: int, axis: np.ndarray | None) -> tuple[str, int] | None:
+    """The part of a concatenation in which an element stands, and where: parts stand behind or beside one another."""
+    shapes = [scope.shape(name) for name in parts]
+    if axis is None or any(shape.rank is None for shape in shapes):
+        return None
+    if int(axis) % (shapes[0].rank or 1) == 0:
+        found = _within([shape.num_elements() for shape in shapes], element)
+        return None if found is None else (parts[found[0]], found[1])
+    widths = [shape[1] for shape in shapes if shape.rank == 2 and shape[1] is not None]
+    if len(widths) < len(parts) or not sum(widths):
+        return None
+    row, place = divmod(element, sum(widths))
+    found = _within(widths, place)
+    return None if found is None else (parts[found[0]], row * widths[found[0]] + found[1])
+
+
+def _within(lengths: Sequence[int | None], element: int) -> tuple[int, int] | None:
+    """The number of the part in which an element stands, and its place there."""
+    starts = itertools.accumulate((length or 0 for length in lengths), initial=0)
+    for part, (length, start) in enumerate(zip(lengths, starts)):
+        if length is None:
             return None
-        if element < start + size:
-            return name, element - start
+        if element < start + length:
+            return part, element - start
     return None
 
 

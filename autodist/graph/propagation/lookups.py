@@ -17,11 +17,11 @@ from autodist.graph.propagation.facts import (
     Form,
     Opaque,
     Positions,
-    Recovery,
     Rows,
     Shuffled,
     elements_of,
     form_of,
+    is_noise,
     with_axis,
 )
 from autodist.graph.propagation.positions import element_of_each
@@ -108,10 +108,6 @@ def _gather_special(site: Site) -> Fact | None:
 def _fit(left: Rows, right: Rows) -> bool:
     """Whether rows are the same as far as it is known; two tensors that fit have as many for each example."""
     return same_rows(left, right) and (None in (left.per, right.per) or left.per == right.per)
-
-
-def is_noise(fact: Fact) -> bool:
-    return isinstance(fact, Opaque) and fact.recovery is Recovery.ALWAYS
 
 
 def _at_drawn_places(site: Site, axis: int) -> Fact:

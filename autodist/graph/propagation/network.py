@@ -8,15 +8,14 @@ from autodist.graph.ops import linear_operands
 from autodist.graph.propagation.arithmetic import nonlinear
 from autodist.graph.propagation.combine import weakest
 from autodist.graph.propagation.factors import power, times
-from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Statistic, form_of
+from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Statistic, form_of, is_noise
 from autodist.graph.propagation.shuffles import sorted_places
 from autodist.graph.propagation.site import Rule, Site, op_names
 
 
 def is_same_for_all(fact: Fact) -> bool:
     """Whether all examples of a part meet the same parameter: one of all replicas, or noise that each draws once."""
-    form = form_of(fact)
-    return form == SAME or (isinstance(form, Opaque) and form.recovery is Recovery.ALWAYS)
+    return form_of(fact) == SAME or is_noise(fact)
 
 
 def first_axis_by_itself(site: Site) -> Fact:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.propagation.combine import change_of_places
 from autodist.graph.propagation.factors import NONE, Count, additive_over, power
 from autodist.graph.propagation.facts import (
     SAME,
@@ -18,7 +19,7 @@ from autodist.graph.propagation.facts import (
     form_of,
     rows_of,
 )
-from autodist.graph.propagation.lengths import length
+from autodist.graph.propagation.lengths import length_in_order
 from autodist.graph.propagation.positions import all_rows, put_back
 from autodist.graph.propagation.site import Rule, Site
 
@@ -128,10 +129,17 @@ def batch_of(dims: Dims) -> Rows | None:
 
 
 def counted_batch(site: Site, index: int, dims: Dims) -> Rows | None:
-    """The one axis of an input's shape that counts rows, with how many there are for each example, if that is known."""
+    """The one axis of an input's shape that counts rows, with how many there are for each example, if that is known.
+
+    They stand as the rows whose shape it is, or as these stood before their examples changed places: what is made of
+    a shape is drawn or all alike, and fits any order.
+    """
     batch = batch_of(dims)
-    counted = None if batch is None else length(site, index, batch.axis)
-    return replace(batch, per=counted.per) if batch is not None and isinstance(counted, Rows) else batch
+    counted = None if batch is None else length_in_order(site, index, batch.axis)
+    if batch is None or not isinstance(counted, Rows):
+        return batch
+    change = change_of_places(counted)
+    return replace(batch, per=counted.per, order=counted.order if change is None else change.before)
 
 
 def ones_like(site: Site) -> Fact:

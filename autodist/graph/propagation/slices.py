@@ -33,7 +33,7 @@ def strided_slice(site: Site) -> Fact:
         return fact
     if isinstance(fact, Coordinates):
         return column(site, fact)
-    found = moving(lambda site, form, batch: strided_rows(site, form, batch, site.rank(0)))(site)
+    found = moving(lambda site, form, batch: strided_rows(site, form, batch, site.rank(0)), drawn=(1, 2))(site)
     drops_axes = bool(site.number("shrink_axis_mask"))
     return Opaque(found.reason) if isinstance(found, Opaque) and drops_axes else found
 
@@ -115,7 +115,7 @@ def slice_(site: Site) -> Fact:
         return Dims(fact.forms[part], fact.values[part])
     if isinstance(fact, Followed):
         return one_part(site)
-    return moving(_slice_rows, drawn=1)(site)
+    return moving(_slice_rows, drawn=(1,))(site)
 
 
 def _slice_rows(site: Site, form: Form, batch: Rows) -> Fact:

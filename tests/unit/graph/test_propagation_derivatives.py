@@ -85,6 +85,17 @@ def test_a_penalty_on_gradients_is_a_mean(case, feeds, name):
     assert kinds == [PerExample(0), Mean(Examples())]
 
 
+@pytest.mark.parametrize("name", ["dense", "columns", "concatenated", "padded"])
+def test_second_derivatives_by_inputs_are_each_examples_own(case, feeds, name):
+    """As in what a differential equation leaves of a network."""
+    v = case.graph.get_tensor_by_name("v:0")
+    joined = tf.concat([v[:, :4], v[:, 3:]], 1)
+    [slope] = tf.gradients(tf.reduce_sum(tf.tanh(PENALISED[name](joined[:, 1:]))), v)
+    [curvature] = tf.gradients(slope[:, :1], v)
+    rest = curvature[:, 1:2] + slope
+    assert case.assert_joins([rest, tf.reduce_mean(rest**2)], feeds, SIZES, 1e-9) == [PerExample(0), Mean(Examples())]
+
+
 def test_gradients_of_filters_and_biases_are_sums(case, feeds):
     images = case.graph.get_tensor_by_name("image:0")
     filters, bias = tf.ones([3, 3, 3, 2]), tf.constant([0.1, 1.0])

@@ -18,6 +18,29 @@ def test_random_numbers_of_a_fixed_shape_are_noise_beside_rows_only(case):
     assert isinstance(case.kind(tf.reduce_sum(x) * noise), Unknown)
 
 
+def test_what_is_made_of_noise_and_of_what_all_replicas_share_is_noise(case):
+    """As a filter of a width that is drawn for the batch, or a choice between two layers."""
+    x = tensor(case, "x")
+    noise = tf.random.uniform([3], dtype=tf.float64)
+    shares = tf.exp(-noise) / tf.reduce_sum(tf.exp(-noise))
+    is_first = tf.equal(tf.random.uniform([], maxval=2, dtype=tf.int32), 0)
+    made = [x * shares, tf.where(is_first, x, 2 * x), x[:, tf.cast(noise[0], tf.int32) :][:, :1]]
+    assert [case.kind(t) for t in made] == [PerExample(0)] * 3
+    assert [case.kind(tf.reduce_mean(t)) for t in made] == [MEAN] * 3
+    assert all(isinstance(case.kind(t), Unknown) for t in (shares, tf.reduce_sum(x) * tf.reduce_sum(shares)))
+
+
+def test_draws_fit_the_order_of_the_rows_whose_shape_they_have(case):
+    """As labels of drawn and of real examples behind one another, which are blurred by noise."""
+    x = tensor(case, "x")
+    label = tf.concat([tf.ones_like(x), tf.zeros_like(x)], 0)
+    noise = tf.random.uniform(tf.shape(label), dtype=tf.float64)
+    loss = tf.square(label + 0.1 * noise - tf.concat([x * x, x], 0)) * tf.fill(
+        [tf.shape(label)[0], 1], tf.constant(2.0, x.dtype)
+    )
+    assert case.kind(tf.reduce_mean(loss)) == MEAN
+
+
 def test_statistics_of_the_batch_leave_rows_but_say_so(case):
     x = tensor(case, "x")
     mean, variance = tf.nn.moments(x, [0])

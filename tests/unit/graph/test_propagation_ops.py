@@ -222,6 +222,10 @@ DRAWS: dict[str, Made] = {
     "classes, stateless": lambda v: tf.cast(tf.random.stateless_categorical(v, 3, [1, 2]), tf.float64),
     "gamma": lambda v: tf.random.gamma([], v, dtype=tf.float64),
     "poisson": lambda v: tf.random.poisson([2], v)[0],
+    "gamma, stateless": lambda v: tf.random.stateless_gamma(tf.shape(v), [1, 2], 2.0, dtype=v.dtype),
+    "gamma of each example, stateless": lambda v: tf.random.stateless_gamma(tf.shape(v), [1, 2], v, dtype=v.dtype),
+    "binomial, stateless": lambda v: tf.random.stateless_binomial(tf.shape(v), [1, 2], 5.0, v, v.dtype),
+    "poisson for all, stateless": lambda v: v * tf.random.stateless_poisson([], [1, 2], 2.0, v.dtype),
     "contrast": lambda image: tf.image.random_contrast(image, 0.8, 1.2),
     "hue": lambda image: tf.image.random_hue(image, 0.1),
     "cut": lambda image: tf.slice(image, tf.stack([0, tf.random.uniform([], 0, 4, tf.int32), 0, 0]), [-1, 4, 8, 3]),
@@ -237,6 +241,14 @@ def test_draws_for_each_example_and_noise_that_all_share(case, name):
 @pytest.mark.parametrize("draw", [lambda: tf.random.gamma([3], 2.0), lambda: tf.random.categorical([[0.1, 0.9]], 3)])
 def test_draws_of_a_fixed_shape_are_unknown(case, draw):
     assert isinstance(case.kind(draw()), Unknown)
+
+
+def test_draws_that_other_examples_parameters_tell_are_unknown(case):
+    v = case.graph.get_tensor_by_name("v:0")
+    drawn = tf.random.stateless_gamma(tf.shape(v), [1, 2], tf.reverse(v, [0]), dtype=v.dtype)
+    assert "do not belong to the same examples" in case.kind(drawn).reason
+    of_none = tf.random.stateless_gamma([5, 6], [1, 2], v[:1], dtype=v.dtype)
+    assert isinstance(case.kind(of_none), Unknown)
 
 
 def test_what_is_stitched_of_constants_is_the_same_everywhere(case):
