@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import secrets
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -50,8 +49,6 @@ from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Kept, Tracked, VariableTracker
 from autodist.strategies import BuildsStrategy
-
-log = logging.getLogger("autodist")
 
 
 @dataclass
