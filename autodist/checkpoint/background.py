@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import ClassVar
 
+from autodist.error_words import words_of
 from autodist.errors import CheckpointError
 
 _NICENESS = 15
@@ -58,7 +59,7 @@ class Background:
         if error is not None:
             raise CheckpointError(
                 f"a checkpoint could not be written in the background, and those before it are as they were: "
-                f"{type(error).__name__}: {error}. Save in the foreground to see where."
+                f"{type(error).__name__}: {words_of(error)}. Save in the foreground to see where."
             ) from error
 
     def _do(self, act: Callable[[], None]) -> None:

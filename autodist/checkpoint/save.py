@@ -17,6 +17,7 @@ from autodist.checkpoint.content import SIDE_FILE, Content, Value
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.trail import Follow, Trail, nobody
 from autodist.checkpoint.write import PartWriter, merge, write_here
+from autodist.error_words import words_of
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
 from autodist.runs.run import Run
@@ -118,7 +119,7 @@ class Saves:
         except (OSError, tf.errors.OpError) as error:
             raise CheckpointError(
                 f"the checkpoint could not be written in {self._folder.path}, where earlier ones are as they were: "
-                f"{error}. Make room there, or name another folder."
+                f"{words_of(error)}. Make room there, or name another folder."
             ) from error
 
     def _write_parts(self, values: Iterable[Value], folder: str, follow: Follow = nobody) -> list[str]:

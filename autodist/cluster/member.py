@@ -123,7 +123,9 @@ class Member:
         sys.excepthook = tell
 
     def hold(self) -> None:
-        """Waits as `let_chief_fail_first` says; this worker may be stopped meanwhile."""
+        """Waits as `let_chief_fail_first` says; this worker may be stopped meanwhile, or was before."""
+        if self._script_end.is_terminated:
+            return
         stopwatch = Stopwatch()
         while os.getpid() == self._process and not self._ended.is_set() and stopwatch.read() < self._holds_for:
             if self._chief_waits.wait(min(LOOK_INTERVAL, self._holds_for)):

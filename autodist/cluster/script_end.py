@@ -26,16 +26,17 @@ class ScriptEnd:
         uncaught: what ended threads other than the main one; Python prints it and goes on.
         interrupted_at: when Ctrl-C last interrupted the script (by `time.monotonic`), which may have caught that; None
             if it never did, or if the script has a handler of its own. After the script it ends the process, too.
+        is_terminated: whether SIGTERM, or what it stands for, has ended the script.
         heeds_termination: asked when SIGTERM has come that would end the script; True: it does not.
     """
 
     def __init__(self) -> None:
         self.uncaught: list[BaseException] = []
         self.interrupted_at: float | None = None
+        self.is_terminated = False
         self.heeds_termination: Callable[[], bool] = lambda: False
         self._exit_argument: Any = None
         self._exits = 0
-        self._is_terminated = False
         self._ends_by: signal.Signals | None = None
         self._exit = sys.exit
         sys.exit = self._note_exit
@@ -47,7 +48,7 @@ class ScriptEnd:
     @property
     def is_bad(self) -> bool:
         """Whether the script ends by an exception or by `sys.exit` with a status other than 0."""
-        return self.raised is not None or self._is_terminated or self._exit_argument not in (None, 0)
+        return self.raised is not None or self.is_terminated or self._exit_argument not in (None, 0)
 
     @property
     def raised(self) -> BaseException | None:
@@ -73,7 +74,7 @@ class ScriptEnd:
         Raises:
             SystemExit: always; that nobody catches it is not needed for the script to end badly.
         """
-        self._is_terminated = True
+        self.is_terminated = True
         self.end_by(number)
         sys.exit(128 + number)
 

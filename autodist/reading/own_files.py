@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute  # by which tf.distribute deals out files
 
+from autodist.error_words import words_of
 from autodist.errors import AutoDistError, ClusterError
 from autodist.reading.data_sets import all_of, kind_of
 from autodist.reading.own_batches import PartsIterator
@@ -173,7 +174,7 @@ class FilesIterator(PartsIterator):
             "has_ended": self._has_ended and len(self._ahead) <= self._round,
             "bytes": max(map(_bytes_of, self._ahead), default=0),
             "shapes": _shapes_of(self._ahead[0]) if self._ahead else None,
-            "failure": None if error is None else f"{type(error).__name__}: {error}",
+            "failure": None if error is None else f"{type(error).__name__}: {words_of(error)}",
         }
         said = json.loads(self._files.agree(json.dumps(told), _decide))
         if said["failures"]:

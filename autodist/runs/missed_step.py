@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
+from autodist.error_words import words_of
 from autodist.errors import ClusterError, WorkerFailedError
 
 
@@ -70,7 +71,8 @@ class MissedStep:
         if isinstance(self._error, WorkerFailedError):
             raise self._error
         if self._error is not None:
+            told = f"{type(self._error).__name__}: {words_of(self._error)}"
             raise ClusterError(
-                f"this worker failed in an earlier step ({type(self._error).__name__}: {self._error}) and its script "
-                "went on, while the other workers wait for that step. Let what a step raises end the script."
+                f"this worker failed in an earlier step ({told}) and its script went on, while the other workers wait "
+                "for that step. Let what a step raises end the script."
             ) from self._error

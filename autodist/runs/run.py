@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.cluster.member import Member
+from autodist.error_words import words_of
 from autodist.errors import ClusterError
 from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
@@ -363,7 +364,7 @@ class Run:
     def _on_failed_update(self, error: BaseException) -> BaseException:
         """Steps, which would wait for ever for an update that failed beside them, raise the cause instead."""
         told = self._peers.cause_of(error) or ClusterError(
-            f"an update of what this worker owns failed: {type(error).__name__}: {error}"
+            f"an update of what this worker owns failed: {type(error).__name__}: {words_of(error)}"
         )
         self._peers.fail(told)
         return told

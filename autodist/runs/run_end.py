@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator
 from typing import NoReturn
 
 from autodist.cluster.script_end import watch_script_end
+from autodist.error_words import words_of
 from autodist.errors import AutoDistError, ClusterError, MachinesAwayError
 from autodist.resources import ResourceSpec
 from autodist.runs.missed_step import MissedStep
@@ -147,7 +148,7 @@ class RunEnd:
         for error in self._script_end.uncaught:
             if error is self._missed_step.error or isinstance(error, AutoDistError):
                 raise ClusterError(
-                    f"a step failed in a thread of the script: {type(error).__name__}: {error}"
+                    f"a step failed in a thread of the script: {type(error).__name__}: {words_of(error)}"
                 ) from error
 
 

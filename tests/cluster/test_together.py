@@ -57,7 +57,9 @@ def test_an_error_that_all_come_to_is_told_by_the_chief_alone(tmp_path: Path) ->
 
 def test_workers_of_a_script_that_makes_no_step_end_with_it(tmp_path: Path) -> None:
     script = "note(f'at{me}')\nif me == 0:\n    wait_for('at1')\nelse:\n    wait_for('never', 600)\n"
-    with Training(tmp_path, script, TWO) as run:
+    before = "atexit.register(lambda: note(f'left{me}'))"  # runs last
+    with Training(tmp_path, script, TWO, before) as run:
         assert run.wait(120) == 0, run.stderr
         run.assert_gone()
+        assert run.has_note("left1")
     assert "stopping" not in run.stderr and "Traceback" not in run.stderr
