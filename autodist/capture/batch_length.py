@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from autodist.errors import CaptureError
-from autodist.graph.find_stages import written_handles
+from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
@@ -98,9 +98,10 @@ def _fixed_tensor(item: GraphItem, flows: Propagation) -> str | None:
 
 
 def _kept_rows(item: GraphItem, examples: int) -> list[Variable]:
-    """Variables that the step writes, without a gradient, and that may have a row for each example."""
+    """Variables that the compute part writes, and that may have a row for each example."""
     trained = {g.variable for g in item.gradients}
-    written = [item.by_handle[handle] for handle in sorted(written_handles(item))]
+    stages = find_stages(item)
+    written = [item.by_handle[h] for h in sorted({h for w in stages.state_writes for h in stages.effects[w].writes})]
     return [v for v in written if v.shape[:1] == (examples,) and v.name not in trained and not v.trainable]
 
 

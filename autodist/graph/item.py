@@ -101,6 +101,8 @@ class GraphItem:
             many examples there are in all.
         is_whole: whether each worker is to have the whole of what the step returns, rows of all workers in order, and
             nothing may be guessed: a step of which it is not known how it is that of one device is refused.
+        rows: how many examples each replica gets where the graph was made for that number alone; None: as many as there
+            are.
         replication: what came of replicating the step; None until it is, and where there is one replica alone.
         pipeline_parts: of a pipeline, where the captured nodes of the compute part belong, as far as it is known, and
             those that a kernel has made of them to compute them anew.
@@ -129,6 +131,7 @@ class GraphItem:
     jit_compile: bool = False
     is_global: bool = False
     is_whole: bool = False
+    rows: int | None = None
     replication: Replication | None = None
     pipeline_parts: Mapping[str, PipelinePart] = field(default_factory=dict)
     wiring: Wiring = field(default=_UNREAD, compare=False, repr=False)

@@ -26,6 +26,21 @@ from autodist.graph.propagation import (
 from autodist.graph.walks import reach
 
 
+def loss_kind(item: GraphItem, flows: Propagation, name: str) -> Kind:
+    """How what is differentiated joins.
+
+    A graph that was made for one number of examples may divide a sum by it, as by any constant: whether it is a sum or
+    a mean is not known.
+    """
+    kind = flows.kind(name)
+    if item.rows is None or not isinstance(kind, Sum | PerExample):
+        return kind
+    return Unknown(
+        f"what it is fed has fixed shapes, for {item.rows} examples a worker, and it adds up over them: a constant may "
+        "divide it by their number"
+    )
+
+
 def one_weight(kinds: Sequence[Kind]) -> bool:
     """Whether one weight of a replica suits values of all these kinds: that of a mean, or 1 for sums."""
     if all(isinstance(kind, Sum | PerExample) for kind in kinds):
@@ -78,7 +93,7 @@ class _Search:
         return reach(self.call.terms[k].parts, lambda part: self.call.terms[part].parts)
 
     def _kind(self, k: int) -> Kind:
-        return self.flows.kind(self.call.terms[k].tensor)
+        return loss_kind(self.item, self.flows, self.call.terms[k].tensor)
 
     def _is_whole(self, k: int) -> bool:
         """Whether the gradients through a value, weighed as it is, add up to those through the whole batch's."""

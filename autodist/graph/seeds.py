@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from autodist.graph.item import GraphItem
 from autodist.graph.linearity import Grade, find_linearity
-from autodist.graph.loss_terms import find_terms
+from autodist.graph.loss_terms import find_terms, loss_kind
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import GradientCall, Term
 from autodist.graph.propagation import Examples, Mean, PerExample, Propagation, Replicated, Sum, Unknown, Weight
@@ -31,15 +31,16 @@ class Undecided:
     reason: str
 
 
-def seed_weight(flows: Propagation, call: GradientCall, is_joined: bool) -> Weight | Undecided | None:
+def seed_weight(item: GraphItem, flows: Propagation, call: GradientCall, is_joined: bool) -> Weight | Undecided | None:
     """The weight of which a seed is each replica's share; None where it is 1 on all.
 
     Args:
+        item: the step.
         flows: how tensors depend on the batch; the seeds of earlier calls are declared.
         call: of `gradient`, all of which has one weight.
         is_joined: whether its gradients are added up over the replicas.
     """
-    kinds = [flows.kind(target) for target in call.targets]
+    kinds = [loss_kind(item, flows, target) if is_joined else flows.kind(target) for target in call.targets]
     weights = {kind.weight for kind in kinds if isinstance(kind, Mean)}
     if all(isinstance(kind, Sum | PerExample) for kind in kinds):
         return None
@@ -64,7 +65,7 @@ def varying_seeds(item: GraphItem, flows: Propagation) -> list[str]:
     found = []
     for k in live_calls(item):
         call = item.gradient_calls[k]
-        weight = None if call.terms else seed_weight(flows, call, k in joined)
+        weight = None if call.terms else seed_weight(item, flows, call, k in joined)
         if k in joined or call.terms or not (weight is None or isinstance(weight, Undecided)):
             found += _seeds_of(call, call.terms)
     return found
@@ -76,18 +77,18 @@ def declare_seeds(item: GraphItem, flows: Propagation) -> None:
     for position, call in enumerate(item.gradient_calls):
         terms = call.terms if call.is_settled else find_terms(item, flows, call)
         for term in terms:
-            _declare_term(flows, term)
+            _declare_term(item, flows, term)
         if terms:
             continue
-        weight = seed_weight(flows, call, position in joined)
+        weight = seed_weight(item, flows, call, position in joined)
         if isinstance(weight, Undecided):
             weight = Examples() if position in joined else None  # for which it is taken
         if weight is not None:
             flows.declare_share(call.seed, weight)
 
 
-def _declare_term(flows: Propagation, term: Term) -> None:
-    kind = flows.kind(term.tensor)
+def _declare_term(item: GraphItem, flows: Propagation, term: Term) -> None:
+    kind = loss_kind(item, flows, term.tensor)
     if isinstance(kind, Mean | Unknown):
         flows.declare_share(term.seed, kind.weight if isinstance(kind, Mean) else Examples())
     elif isinstance(kind, Replicated):

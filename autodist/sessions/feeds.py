@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import tensorflow as tf
@@ -38,6 +38,7 @@ class SessionFeeds:
         batch_axis: by name of a tensor, the axis that the script has named; None: every replica gets the whole.
         shapes: of the graph's variables.
         shared: names of tensors for which every worker feeds the same.
+        rows: of a tensor with a fixed shape, as many as make its first axis that of the examples; None: no number.
     """
 
     spec: ResourceSpec
@@ -45,6 +46,27 @@ class SessionFeeds:
     batch_axis: Mapping[str, int | None]
     shapes: frozenset[tuple[int, ...]]
     shared: frozenset[str] = frozenset()
+    rows: int | None = None
+
+    def with_rows(self, whole: GraphItem, captured: CapturedGraph) -> SessionFeeds:
+        """The same, knowing how many examples a worker feeds at a time where no placeholder's first axis is open.
+
+        Then all that the training reads has as many rows, or it is not known which of it has one an example. A replica
+        has all that its worker feeds; of several the axis would have to be open.
+
+        Args:
+            whole: all of the graph, with its gradients.
+            captured: the graph.
+        """
+        replicas = [self.spec.replicas_of(worker) for worker in range(len(self.spec.workers))]
+        if max(replicas) > 1 or sum(replicas) == 1 or self.spec.batch == "global":
+            return self
+        read = [t for t in _read_by_training(whole, captured) if t.name not in self.batch_axis]
+        if any(t.op.type in GETS or t.shape[0] is None for t in read):
+            return self
+        lengths = {t.shape[0] for t in read}
+        lengths -= {1} if len(lengths) > 1 else set()
+        return replace(self, rows=lengths.pop()) if len(lengths) == 1 else self
 
     def require_open_axes(self, whole: GraphItem, captured: CapturedGraph) -> None:
         """Passes if all that the training reads of batches can be split, on whichever worker has several replicas.
@@ -57,14 +79,12 @@ class SessionFeeds:
             CaptureError: a placeholder has a fixed shape, or the graph takes one number of examples alone.
         """
         most = max(map(self.spec.replicas_of, range(len(self.spec.workers))))
-        gradients = [t for g in whole.gradients for t in g.tensors]
-        needed = reach(map(node_of, gradients), whole.wiring.data.__getitem__)
-        nodes = [n.name for n in whole.wiring.of_op("Placeholder", *GETS) if n.name in needed]
-        read = [t for name in nodes for t in captured.graph.get_operation_by_name(name).outputs if t.shape.rank]
+        read = _read_by_training(whole, captured)
         split = {t: axis for t in read if (axis := self._axis_of(t, most)) is not None}
         lengths = {t.shape[axis] for t, axis in split.items()} - {None}
         shares = self._shares(split, most)
         if shares > 1 and len(lengths) == 1:
+            gradients = [t for g in whole.gradients for t in g.tensors]
             item = captured.step(gradients, [], {t.name: axis for t, axis in split.items()})
             require_any_length(item, Dealt(lengths.pop(), shares, len(self.spec.replicas)))
 
@@ -88,6 +108,12 @@ class SessionFeeds:
         """Whether all that is split is the same on every worker, so that each knows how many examples there are."""
         split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
         return bool(split) and all(map(self.is_shared_out, split))
+
+    def fixed_rows(self, arrays: Arrays, axes: Sequence[int | None]) -> int | None:
+        """How many examples a worker feeds where the graph was made for that number."""
+        split = [(t, axis) for t, axis in zip(arrays, axes, strict=True) if axis is not None and t.shape.rank]
+        lengths = [t.shape[axis] for t, axis in split if t.shape[axis] is not None and not self.is_shared_out(t)]
+        return lengths[0] if lengths else None
 
     def dealt(self, arrays: Arrays, axes: Sequence[int | None]) -> Dealt:
         """How the examples of a run are dealt out."""
@@ -120,6 +146,13 @@ class SessionFeeds:
         """What each array is to the workers."""
         split = [Meant.GLOBAL if self.is_shared_out(t) else Meant.OWN for t in arrays]
         return [Meant.WHOLE if axis is None else meant for meant, axis in zip(split, axes, strict=True)]
+
+    def unsaid(self, arrays: Arrays, axes: Sequence[int | None]) -> list[tf.Tensor]:
+        """What every replica gets whole since its shape is fixed, and the script says nothing of it."""
+        return [
+            t for (t, array), axis in zip(arrays.items(), axes, strict=True)
+            if axis is None and array.ndim and t.name not in self.batch_axis
+        ]  # fmt: skip
 
     def _shares(self, split: Iterable[tf.Tensor], replicas: int) -> int:
         """Into how many parts a batch goes, on a worker that has so many replicas."""
@@ -154,7 +187,7 @@ class SessionFeeds:
         """The axis along which a tensor that has axes is split over a worker's replicas."""
         if tensor.name in self.batch_axis:
             return self.batch_axis[tensor.name]
-        if _is_open(tensor) or tensor.op.type in GETS:
+        if _is_open(tensor) or tensor.op.type in GETS or (tensor.shape.rank and tensor.shape[0] == self.rows):
             return 0
         if replicas > 1:
             raise CaptureError(
@@ -163,6 +196,14 @@ class SessionFeeds:
                 f"create_distributed_session(batch_axis={{{tensor.op.name!r}: None}}) for the other."
             )
         return None
+
+
+def _read_by_training(whole: GraphItem, captured: CapturedGraph) -> list[tf.Tensor]:
+    """What a graph's gradients read of placeholders and iterators, but for numbers and what may have any shape."""
+    gradients = [t for g in whole.gradients for t in g.tensors]
+    needed = reach(map(node_of, gradients), whole.wiring.data.__getitem__)
+    nodes = [n.name for n in whole.wiring.of_op("Placeholder", *GETS) if n.name in needed]
+    return [t for name in nodes for t in captured.graph.get_operation_by_name(name).outputs if t.shape.rank]
 
 
 def _is_open(tensor: tf.Tensor) -> bool:

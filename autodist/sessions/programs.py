@@ -99,7 +99,7 @@ class SessionPrograms:
         axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
         item = self._plan.placed(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}))
         self._require_fed_data(item)
-        item = replace(item, is_global=self._feeds.are_global(arrays, axes))
+        item = replace(item, is_global=self._feeds.are_global(arrays, axes), rows=self._feeds.fixed_rows(arrays, axes))
         dealt = self._feeds.dealt(arrays, axes)
         require_any_length(item, dealt)
         if item.gradients:

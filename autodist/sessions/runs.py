@@ -9,9 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
-from autodist.errors import FetchedElsewhereError, ReductionError
+from autodist.errors import CaptureError, FetchedElsewhereError, ReductionError
 from autodist.runs.run import Run
 from autodist.runtime.batches import require_examples, with_a_row
+from autodist.runtime.first_batches import digest_of
 from autodist.runtime.program import RunMetadata, RunOptions
 from autodist.sessions.feeds import SessionFeeds, examples_of
 from autodist.sessions.programs import Prepared
@@ -29,6 +30,7 @@ class SessionRuns:
     def __init__(self, run: Run, feeds: SessionFeeds) -> None:
         self._run, self._feeds = run, feeds
         self._has_told = False
+        self._found_alike: set[str] = set()
 
     def make(
         self,
@@ -51,9 +53,11 @@ class SessionRuns:
             UnevenBatchError: inputs disagree in their number of examples, or there are none where one is needed.
             FetchedElsewhereError: others fetch something else, and owners would have to send what is fetched.
             ReductionError: workers feed different gradients.
+            CaptureError: they feed different values for what is taken to be the same on all.
         """
         if prepared.trains:
             self._tell_first_batch(arrays, prepared.axes)
+            self._require_whole_alike(arrays, prepared.axes)
         self._require_common(prepared, request)
         if self._run.recorder is not None and prepared.trains:
             given = self._run.recorder.in_order(list(arrays.values()), prepared.axes)
@@ -124,16 +128,46 @@ class SessionRuns:
         """
         if not prepared.updates:
             return
-        hashes = [hashlib.sha256(arrays[t].tobytes()).hexdigest()[:12] for t in prepared.updates]
-        digests = np.array([int(one, 16) for one in hashes])
-        largest, smallest = np.split(self._run.talk.reduce(np.concatenate([digests, -digests]), "max"), 2)
-        differs = largest != -smallest
-        for tensor, variable in itertools.compress(prepared.updates.items(), differs):
+        for tensor in self._differing({t: arrays[t] for t in prepared.updates}):
             raise ReductionError(
-                f"each worker feeds another {tensor.name}, of which {variable} is updated: how gradients that workers "
-                "make of their own examples are to be joined is not known where they are fed. Let all feed the same: "
-                'ad.reduce(gradient, "mean"), where each is that of a mean over as many examples, or "sum" for sums.'
+                f"each worker feeds another {tensor.name}, of which {prepared.updates[tensor]} is updated: how "
+                "gradients that workers make of their own examples are to be joined is not known where they are fed. "
+                'Let all feed the same: ad.reduce(gradient, "mean"), where each is that of a mean over as many '
+                'examples, or "sum" for sums.'
             )
+
+    def _require_whole_alike(self, arrays: Mapping[tf.Tensor, np.ndarray], axes: Sequence[int | None]) -> None:
+        """Passes if all workers feed the same for what is taken to be so: what has a fixed shape, when it is first fed.
+
+        Raises:
+            CaptureError: they do not; on all workers.
+        """
+        if self._run.workers == 1:
+            return
+        unsaid = [t for t in self._feeds.unsaid(arrays, axes) if t.name not in self._found_alike]
+        self._found_alike |= {t.name for t in unsaid}
+        counts = self._run.spec.replicas_of(self._run.index) > 0
+        differing = self._differing({t: arrays[t] for t in unsaid}, counts)
+        if differing:
+            names = ", ".join(f"{t.name} {t.shape}" for t in differing)
+            raise CaptureError(
+                f"each worker feeds other values for what has a fixed shape: {names}. Is it one row an example, or the "
+                "same for all? Leave its first axis open (None) for the one, or say along which axis the examples "
+                f"stand, create_distributed_session(batch_axis={{{differing[0].op.name!r}: 0}}); for the other feed "
+                f"the same on every worker, or say batch_axis={{{differing[0].op.name!r}: None}}, and each computes "
+                "with its own."
+            )
+
+    def _differing(self, arrays: Mapping[tf.Tensor, np.ndarray], counts: bool = True) -> list[tf.Tensor]:
+        """What the workers feed different values for; all ask for it, also one whose values do not count."""
+        if not arrays:
+            return []
+        digests = np.array([int(digest_of(a)[:12] or "0", 16) for a in arrays.values()])
+        told = np.concatenate([digests, -digests])
+        if not counts:
+            told = np.full_like(told, np.iinfo(told.dtype).min)
+        largest, smallest = np.split(self._run.talk.reduce(told, "max"), 2)
+        return list(itertools.compress(arrays, largest != -smallest))
 
 
 def _value_of(

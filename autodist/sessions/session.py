@@ -64,8 +64,9 @@ class DistributedSession(SessionInterface):
         self._version = captured.graph.version
         self._requests = Requests(captured.graph)
         named = dict(itertools.starmap(self._named_axis, require_mapping(batch_axis, "placeholders").items()))
-        self._feeds = SessionFeeds(run.spec, run.index, named, frozenset(v.shape for v in captured.variables), shared)
         whole = captured.whole()
+        feeds = SessionFeeds(run.spec, run.index, named, frozenset(v.shape for v in captured.variables), shared)
+        self._feeds = feeds.with_rows(whole, captured)
         require_training(captured, whole)
         tell_unordered(whole)
         self._batches = SessionBatches(run.spec, captured, lambda item: self._plan.program(item, LOCAL_KERNELS))

@@ -99,6 +99,9 @@ FEATURES: dict[str, tuple[pytest.MarkDecorator, ...]] = {
     "function-embedding-adam-clipped": (pytest.mark.feature("function", "optimizer: gradients clipped by their norm"),),
     "graph_alternating_optimizers": (pytest.mark.feature("session", "optimizer: several optimizers"),),
     "graph_decay_and_averages": (pytest.mark.feature("session", "optimizer: averages of weights"),),
+    "graph_fixed_lengths": (
+        pytest.mark.feature("session", "data: placeholders of a fixed length, a replica a worker"),
+    ),
     "graph_few_examples": (pytest.mark.feature("session", "data: uneven batches"),),
     "graph_loop": (pytest.mark.feature("session", "model: recurrent layers, `tf.while_loop`"),),
     "graph_saved_and_loaded": (
@@ -143,7 +146,10 @@ CASES = [
     for strategy, programs in BY_STRATEGY.items()
     for program in programs
 ]
-CASES += [_case("global", GLOBAL, "graph_global_batches")]
+CASES += [
+    _case("global", GLOBAL, "graph_global_batches"),
+    _case("parallax", Cluster("parallax", workers=2, replicas=1), "graph_fixed_lengths"),
+]
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
 

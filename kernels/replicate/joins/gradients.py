@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.fragment import Template, fragment
+from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Gradient, Join, JoinKind
 from autodist.graph.propagation import Examples, Mean, PerExample, Sum, Unknown, Weight
@@ -65,7 +66,7 @@ class GradientJoins:
     def _loss_kind(self, call: int, is_joined: bool) -> Weight | None:
         """The weight of a mean, or None for a sum."""
         noted, flows = self._joiner.item.gradient_calls[call], self._joiner.flows
-        weight = seed_weight(flows, noted, is_joined)
+        weight = seed_weight(self._joiner.item, flows, noted, is_joined)
         if not isinstance(weight, Undecided):
             return weight
         if not is_joined:
@@ -76,7 +77,7 @@ class GradientJoins:
             )  # fmt: skip
             return None
         for target in noted.targets:
-            kind = flows.kind(target)
+            kind = loss_kind(self._joiner.item, flows, target)
             reason = kind.reason if isinstance(kind, Unknown) else weight.reason
             log.warning(
                 "%s: it is not known how the loss depends on the batch (%s); it is taken for a mean over examples, and "

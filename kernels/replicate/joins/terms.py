@@ -9,6 +9,7 @@ import tensorflow as tf
 from autodist.errors import StrategyError
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.keeper import Pace
+from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import JoinKind, Term
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
@@ -76,7 +77,7 @@ class TermSeeds:
         return self._joiner.count if alone else len(self._joiner.context.replicas)
 
     def _kind(self, term: Term) -> Kind:
-        kind = self._joiner.flows.kind(term.tensor)
+        kind = loss_kind(self._joiner.item, self._joiner.flows, term.tensor)
         if isinstance(kind, PerExample):
             return Sum(kind.mixed_at)
         if isinstance(kind, Replicated) and self._joiner.item.whole_sums:

@@ -39,15 +39,16 @@ def _examples() -> tuple[np.ndarray, np.ndarray]:
 
 @program
 def graph_global_batches(ad: Trainer) -> Results:
-    """What is fed is the global batch, of 97 examples and then of one."""
+    """What is fed is the global batch, of 97 examples and then of one, and what is the same on all workers."""
     x, y = _examples()
     with tf.Graph().as_default(), ad.scope():
         fed = v1.placeholder(x.dtype, [None, *x.shape[1:]]), v1.placeholder(y.dtype, [None])
-        train = _train_operation(*fed)
+        scale = v1.placeholder(x.dtype, [8])
+        train = _train_operation(fed[0] * scale, fed[1])
         with ad.create_distributed_session() as session:
             session.run(v1.global_variables_initializer())
             for size in (97, 1, 30, 3):
-                session.run(train, {fed[0]: x[:size], fed[1]: y[:size]})
+                session.run(train, {fed[0]: x[:size], fed[1]: y[:size], scale: np.linspace(0.5, 1, 8)})
             return dict(session.run({v.op.name: v for v in v1.global_variables()}))
 
 

@@ -69,6 +69,31 @@ def graph_decay_and_averages(ad: Trainer) -> Results:
 
 
 @program
+def graph_fixed_lengths(ad: Trainer) -> Results:
+    """As char-rnn was written: for one number of examples, by which sums are divided, and whose state is fed again."""
+    size, draws = 12 // ad.num_workers, np.random.default_rng(8)
+    with tf.Graph().as_default(), ad.scope():
+        words, classes = (v1.placeholder(tf.int32, [size, 3], name) for name in ("words", "classes"))
+        before = tf.zeros([size, 3], tf.float64)
+        table, kernel = Weights().draw("table", 7, 3), Weights().draw("kernel", 3, 3)
+        state, losses = before, []
+        for k in range(3):
+            state = tf.tanh(state @ kernel + tf.nn.embedding_lookup(table, words[:, k]))
+            losses.append(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=classes[:, k], logits=state))
+        cost = tf.reduce_sum(tf.add_n(losses)) / size / 3
+        optimizer = v1.train.AdamOptimizer(0.01)
+        found, variables = zip(*optimizer.compute_gradients(cost), strict=True)
+        train = optimizer.apply_gradients(zip(tf.clip_by_global_norm(found, 0.2)[0], variables, strict=True))
+        kept = np.zeros((size, 3))
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            for _ in range(10):
+                given = own(ad, draws.integers(0, 7, (12, 3))), own(ad, draws.integers(0, 3, (12, 3)))
+                kept, loss, _ = session.run([state, cost, train], {words: given[0], classes: given[1], before: kept})
+            return _variables(session) | {"worker:loss": np.array(loss), "worker:examples": np.array(size)}
+
+
+@program
 def graph_alternating_optimizers(ad: Trainer) -> Results:
     """Each of two train operations has variables of its own, and a run of its own."""
     with tf.Graph().as_default(), ad.scope():

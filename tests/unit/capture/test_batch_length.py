@@ -115,3 +115,16 @@ def test_a_variable_that_happens_to_have_as_many_rows_goes_on():
         return y
 
     require_any_length(item_of(after=counted), Dealt(8, 1, 2))
+
+
+def test_slots_of_as_many_rows_as_there_are_examples_are_no_rows_of_examples():
+    weight, slot = tf.Variable(np.ones((8, 3))), tf.Variable(np.zeros((8, 3)), trainable=False)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.reshape(x, [8, 8]) @ weight))
+        slot.assign(0.9 * slot + tape.gradient(loss, weight))
+        weight.assign_sub(slot)
+
+    item = capture_function(step, (tf.TensorSpec([None, 8], tf.float64),), (0,)).item
+    require_any_length(item, Dealt(8, 1, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import lru_cache
 
 import keras
@@ -209,3 +210,21 @@ def test_drawn_pairs_are_told_of(pair, caplog):
         train(captured, plan(captured.item, 1, 2), batches(5))
     assert "examples see one another" in caplog.text
     assert not [r for r in caplog.records if r.name == "autodist" and r.levelno > logging.INFO]
+
+
+def test_a_sum_over_as_many_examples_as_the_graph_was_made_for_is_taken_for_a_mean_as_a_constant_may_divide_it(caplog):
+    matrix = tf.Variable(np.random.default_rng(1).normal(size=(WIDTH, CLASSES)), name="matrix")
+
+    def step(x, replicas):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(x @ matrix)) / 3 / replicas + tf.nn.l2_loss(matrix)
+        matrix.assign_sub(0.1 * tape.gradient(loss, matrix))
+
+    whole = np.random.default_rng(0).normal(size=(6, WIDTH))
+    captured = capture(step, whole, np.float64(1))
+    captured = replace(captured, item=replace(captured.item, rows=3))
+    with caplog.at_level(logging.WARNING, "autodist"):
+        trained = train(captured, plan(captured.item, 2), [(whole, np.float64(1))] * 3)
+    alone = one_device(captured, step, [(whole, np.float64(2))] * 3)
+    np.testing.assert_allclose(trained.variable("matrix"), alone.variable("matrix"), rtol=1e-13)
+    assert "it is not known how the loss depends on the batch" in caplog.text

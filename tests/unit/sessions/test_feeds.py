@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.errors import EmptyBatchError, UnevenBatchError
+from autodist.capture.gradients import noting_gradients
+from autodist.capture.graph_mode import CapturedGraph
+from autodist.errors import CaptureError, EmptyBatchError, UnevenBatchError
 from autodist.resources import ResourceSpec
 from autodist.sessions.feeds import SessionFeeds
+from autodist.sessions.runs import SessionRuns
 
 v1 = tf.compat.v1
 ROWS = np.arange(10.0)
@@ -67,6 +74,62 @@ def test_a_global_batch_is_dealt_out_among_all_replicas(tensors):
 def test_a_run_that_no_other_worker_has_a_part_in_takes_the_whole_of_a_global_batch(tensors):
     (rows,) = feeds(1, "global").own_part({tensors[0]: ROWS}, [0], is_alone=True)
     np.testing.assert_array_equal(rows, ROWS)
+
+
+ONE_EACH = ((0,), (0,))
+
+
+@pytest.mark.parametrize(
+    "shapes, named, options, axes",
+    [
+        ([[6], [6, 4]], {}, {}, [0, 0]),
+        ([[6], [6, 4], [1]], {}, {}, [0, 0, None]),
+        ([[6], [6, 4]], {"b:0": None}, {}, [0, None]),
+        ([[6], [2, 6]], {"b:0": 1}, {}, [0, 1]),
+        ([[6], [3, 4]], {}, {}, [None, None]),  # one of them may be the same for all
+        ([[None], [6, 4]], {}, {}, [0, None]),
+        ([None, [6, 4]], {}, {}, [0, 0]),  # of any shape, as rates are
+        ([[6], [6, 4]], {}, {"batch": "global"}, [None, None]),
+        ([[6], [6, 4]], {}, {"cpus": ((0,),)}, [None, None]),
+    ],
+)
+def test_fixed_shapes_of_one_length_hold_a_row_for_each_example_of_a_worker(shapes, named, options, axes):
+    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+        read = [v1.placeholder(tf.float64, shape, name) for shape, name in zip(shapes, "abc", strict=False)]
+        v1.placeholder(tf.float64, [7], "unread")
+        weight = v1.get_variable("weight", [], tf.float64)
+        loss = tf.add_n([tf.reduce_mean(tf.square(weight * x)) for x in read])
+        v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        captured = CapturedGraph.of(graph, notes.calls)
+    mine = replace(feeds(0, **({"cpus": ONE_EACH} | options)), batch_axis=named).with_rows(captured.whole(), captured)
+    arrays = {t: np.zeros([n or 6 for n in shape or [6]]) for t, shape in zip(read, shapes, strict=True)}
+    assert mine.axes_of(arrays, lambda: captured.step([], [], dict.fromkeys((t.name for t in read), None))) == axes
+    split = [(t, axis) for t, axis in zip(read, axes, strict=True) if axis is not None]
+    is_fixed = any(t.shape.rank and t.shape[axis] for t, axis in split)
+    assert mine.fixed_rows(arrays, axes) == (6 if is_fixed else None)
+
+
+@pytest.mark.parametrize("named", [{}, {"table:0": None}])
+@pytest.mark.parametrize("own", [0, 1])
+def test_fixed_shapes_beside_open_ones_are_the_same_on_all_workers_or_refused(named, own):
+    mine = replace(feeds(own, cpus=((0,), (0,), ())), batch_axis=named)
+    told = []
+
+    def reduce(digests, how):
+        assert how == "max"
+        told.append(digests)
+        return np.maximum(digests, np.array([1, -1]))
+
+    run = SimpleNamespace(workers=3, index=own, spec=mine.spec, talk=SimpleNamespace(reduce=reduce))
+    runs = SessionRuns(run, mine)
+    with tf.Graph().as_default():
+        table, rate = v1.placeholder(tf.float64, [3], "table"), v1.placeholder(tf.float64, [], "rate")
+        arrays = {table: np.zeros(3), rate: np.array(0.1)}
+    refused = pytest.raises(CaptureError, match=r"table:0 \(3,\)\. .*batch_axis={'table': 0}")
+    with nullcontext() if named else refused:
+        runs._require_whole_alike(arrays, [None, None])
+    runs._require_whole_alike(arrays, [None, None])  # it is asked once
+    assert len(told) == (not named)
 
 
 def test_a_global_batch_without_examples_is_refused(tensors):
