@@ -28,6 +28,8 @@ def all_packages() -> list[str]:
 def compile_protos(target: pathlib.Path) -> None:
     """Writes `X_pb2.py` and its types `X_pb2.pyi` for each `proto/X.proto` into the folder `target`.
 
+    A file that is there with what is to stand in it is left alone: somebody may read it just now.
+
     The compiler is that of the lowest protobuf which TensorFlow allows (pyproject.toml pins it), because generated code
     is refused by every runtime that is older than its compiler.
     """
@@ -37,10 +39,13 @@ def compile_protos(target: pathlib.Path) -> None:
         outputs = [f"--python_out={made}", f"--pyi_out={made}"]
         command = [sys.executable, "-m", "grpc_tools.protoc", "-Iautodist/proto=proto", *outputs]
         subprocess.run([*command, *(f"proto/{name}" for name in protos)], cwd=HERE, check=True)
-        for old in target.glob("*_pb2.py*"):
-            old.unlink()
-        for path in sorted((pathlib.Path(made) / "autodist" / "proto").iterdir()):
-            (target / path.name).write_bytes(path.read_bytes())
+        new = {path.name: path.read_bytes() for path in sorted((pathlib.Path(made) / "autodist" / "proto").iterdir())}
+        old = {path.name: path.read_bytes() for path in target.glob("*_pb2.py*")}
+        for name in old.keys() - new.keys():
+            (target / name).unlink()
+        for name, text in new.items():
+            if old.get(name) != text:
+                (target / name).write_bytes(text)
 
 
 class BuildProtos(Command):
