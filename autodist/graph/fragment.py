@@ -208,9 +208,11 @@ def fragment(editor: GraphEditor, prefix: str, spec_of: SpecOf = nothing_known) 
         prefix: of what is made.
         spec_of: what is known of the graph's tensors.
 
-    >>> with fragment(editor, "scale") as f:                              # doctest: +SKIP
-    ...     half = tf.raw_ops.Mul(x=f.input("g:0", tf.float32), y=0.5)
-    >>> editor.rewire("g:0", f.name(half), consumers)                     # doctest: +SKIP
+    ```python
+    with fragment(editor, "scale") as f:
+        half = tf.raw_ops.Mul(x=f.input("g:0", tf.float32), y=0.5)
+    editor.rewire("g:0", f.name(half), consumers)
+    ```
     """
     graph = tf.Graph()
     made = Fragment(f"autodist/{prefix}/", graph, spec_of)

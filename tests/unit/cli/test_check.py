@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from autodist.cli.app import app
-from autodist.cli.checking import links, looking, tables
+from autodist.cli.checking import links, looking
 from autodist.cli.checking.links import Link, Measured
 from autodist.cli.checking.looking import Found
 from tests.unit.cli.checking.fakes import THREE, found, lost
@@ -97,7 +96,3 @@ def test_what_cannot_be_used_is_told_with_status_2(
     assert done.exit_code == 2, done.output
     assert all(word in done.stderr.replace("\n", "") for word in told)
     assert "Traceback" not in done.stderr
-
-
-def test_examples_hold() -> None:
-    assert doctest.testmod(tables).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import os
 from pathlib import Path
 
@@ -50,7 +49,3 @@ def test_a_folder_that_is_not_there_or_holds_more_than_code_is_refused(
     monkeypatch.setattr(folder, "MOST_FILES", 3)
     with pytest.raises(ClusterError, match="holds more than 3 files; name what no run needs .* under `exclude`"):
         find_files(str(tmp_path), ())
-
-
-def test_examples_hold() -> None:
-    assert doctest.testmod(folder).failed == 0

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autodist.graph import names, walks
+from autodist.graph import names
 
 NODES = st.from_regex(r"[A-Za-z0-9.][A-Za-z0-9_.\\/>-]{0,8}", fullmatch=True)
-
-
-@pytest.mark.parametrize("module", [names, walks])
-def test_examples_in_the_docstrings_hold(module):
-    found = doctest.testmod(module)
-    assert found.attempted and not found.failed
 
 
 @given(NODES, st.integers(0, 12))

@@ -1,15 +1,8 @@
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
-from autodist.resources import _venv
 from autodist.resources._venv import VENV, venv_fault
-
-
-def test_example_holds() -> None:
-    assert doctest.testmod(_venv) == (0, 1)
 
 
 @pytest.mark.parametrize("path", ["~/venv", "/opt/my venv", "/opt/python3.11", "~", "/R&D/bin", "/home/source x/venv"])

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import doctest
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from autodist.errors import UnevenBatchError
-from autodist.runtime import batches
 from autodist.runtime.batches import (
     Share,
     count_examples,
@@ -24,11 +21,6 @@ from autodist.runtime.batches import (
 REPLICAS = st.lists(st.integers(1, 3), min_size=1, max_size=4).map(
     lambda counts: [worker for worker, count in enumerate(counts) for _ in range(count)]
 )
-
-
-def test_examples_in_the_docstrings_hold():
-    found = doctest.testmod(batches)
-    assert found.attempted and not found.failed
 
 
 @given(st.integers(0, 40), REPLICAS)

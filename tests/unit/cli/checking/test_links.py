@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 
 from autodist.cli.checking import links
@@ -72,7 +70,3 @@ def test_the_chiefs_pairs_come_first_however_many_there_are() -> None:
     pairs = pairs_of([str(number) for number in range(10)])
     assert len(pairs) == len(set(pairs)) == 45
     assert {one for one, _ in pairs[:9]} == {"0"}
-
-
-def test_examples_hold() -> None:
-    assert doctest.testmod(links).failed == 0

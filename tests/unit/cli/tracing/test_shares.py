@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
 from pathlib import Path
 
 import pytest
 
-from autodist.cli.tracing import intervals
 from autodist.cli.tracing.files import read_traces
 from autodist.cli.tracing.shares import ANYBODY, Meanwhile, Share, shares_of
 from autodist.cli.tracing.words import words_of
@@ -106,7 +104,3 @@ def test_bytes_are_told_by_worker(tmp_path: Path) -> None:
     write(tmp_path, 1, ran("MatMul", 0, 1, task=1), moved("c", 1, 0, 1, 1, "1.0KB"))
     first, second = shares(tmp_path)
     assert (first.sent, second.sent) == ({1: 3 << 20}, {0: 1 << 10})
-
-
-def test_examples_hold() -> None:
-    assert doctest.testmod(intervals).failed == 0
