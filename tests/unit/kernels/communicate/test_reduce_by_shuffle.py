@@ -62,7 +62,7 @@ def check_queues(items):
     return ends
 
 
-@settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=8, suppress_health_check=[HealthCheck.too_slow])
 @given(
     choices=CHOICES,
     workers=st.integers(2, 3),
