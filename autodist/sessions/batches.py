@@ -11,12 +11,17 @@ import tensorflow as tf
 
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import elements_read, fed_to_iterators, require_alike, tell_begun_anew
+from autodist.errors import CaptureError
 from autodist.graph.item import GraphItem
+from autodist.graph.ops import Trait, having
 from autodist.resources import ResourceSpec
 from autodist.runtime.program import Program
 
 Fetches: TypeAlias = Sequence[tf.Tensor | tf.Operation]
 Arrays: TypeAlias = Mapping[tf.Tensor, np.ndarray]
+
+_QUEUES = having(Trait.QUEUE_GET) - {"IteratorGetNextAsOptional"}
+_PULLS = having(Trait.QUEUE_GET | Trait.ITERATOR_GET)
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,11 @@ class SessionBatches:
             whole: all of the graph, with its gradients.
 
         Raises:
-            CaptureError: it cannot, or it would differ between workers.
+            CaptureError: it cannot, or it would differ between workers, or it reads a queue that threads are to fill.
         """
+        if self._captured.graph.get_collection(tf.compat.v1.GraphKeys.QUEUE_RUNNERS):
+            trained = self._captured.step([t.name for t in self._trained(whole)], [], {})
+            require_no_queue(trained, replicas=1)  # what iterators give is fed
         if len(self._spec.replicas) == 1:
             return
         read = elements_read(self._trained(whole), ())
@@ -104,3 +112,23 @@ class SessionBatches:
         needed = sorted(fed_to_iterators(elements, fed.keys()))
         item = self._captured.step([t.name for t in elements], [], dict.fromkeys(needed))
         return _Getting(elements, [fed[name] for name in needed], self._make_program(item))
+
+
+def require_no_queue(item: GraphItem, replicas: int) -> None:
+    """Passes unless a run takes what another one has put into a queue, or replicas what an iterator gives each anew.
+
+    Args:
+        item: what runs.
+        replicas: of all workers.
+
+    Raises:
+        CaptureError: it does. Each run has queues of its own, so that it would wait for ever.
+    """
+    pulling = item.wiring.of_op(*sorted(_PULLS if replicas > 1 else _QUEUES))
+    if pulling:
+        raise CaptureError(
+            f"the graph takes its data from a queue or from an iterator's optional elements ({pulling[0].name}), whose "
+            "batches are not split over the replicas, and no run takes what another has put into a queue. Take them "
+            "from an iterator's get_next(), or read each batch in Python and feed this worker's part "
+            "(ad.distribute_dataset gives it)."
+        )

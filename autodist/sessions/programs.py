@@ -14,25 +14,23 @@ from autodist.capture.batch_length import require_any_length
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, concerns_iterators_alone
 from autodist.capture.tables import fills_tables_alone, require_unchanged
-from autodist.errors import CaptureError, FetchedElsewhereError
+from autodist.errors import FetchedElsewhereError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
-from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import PerExample, Replicated
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel, only_sets
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.runs.run import Run
 from autodist.runtime.batches import tell_of_empty_micro_batches
 from autodist.runtime.program import Program
+from autodist.sessions.batches import require_no_queue
 from autodist.sessions.feeds import SessionFeeds
 from autodist.sessions.initial_values import InitialValues
 from autodist.sessions.plan import SessionPlan
 
 log = logging.getLogger("autodist")
-
-_PULLS = having(Trait.ITERATOR_GET | Trait.QUEUE_GET)
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,7 @@ class SessionPrograms:
         capture = functools.partial(self._captured.step, outputs, targets, ranks=ranks)
         axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
         item = self._plan.placed(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}))
-        self._require_fed_data(item)
+        require_no_queue(item, len(self._run.spec.replicas))
         item = replace(item, is_global=self._feeds.are_global(arrays, axes), rows=self._feeds.fixed_rows(arrays, axes))
         dealt = self._feeds.dealt(arrays, axes)
         require_any_length(item, dealt)
@@ -135,15 +133,6 @@ class SessionPrograms:
             return self._plan.program(item, kernels), ""
         except FetchedElsewhereError as error:
             return self._plan.program(item, kernels, fetches_alike=True), str(error)
-
-    def _require_fed_data(self, item: GraphItem) -> None:
-        pulling = [node.name for node in item.graph_def.node if node.op in _PULLS]
-        if pulling and len(self._run.spec.replicas) > 1:
-            raise CaptureError(
-                f"the graph takes its data from a queue or from an iterator's optional elements ({pulling[0]}), whose "
-                "batches are not split over the replicas. Take them from an iterator's get_next(), or read each batch "
-                "in Python and feed this worker's part (ad.distribute_dataset gives it)."
-            )
 
     def _tell_of_own_share(self, item: GraphItem, axes: Mapping[tf.Tensor, int | None]) -> None:
         """Names what a run that keeps state, but trains nothing, fetches of this worker's share of a global batch."""

@@ -154,10 +154,21 @@ def test_a_dataset_that_every_worker_would_shuffle_otherwise_is_refused_before_a
 
 
 @pytest.mark.feature("session", "data: queues", refused="CaptureError")
-def test_a_queue_is_refused():
-    with session_of(autodist()) as make_session:
+@pytest.mark.parametrize("shape", [(2, 1), (1, 1)])
+def test_a_queue_is_refused(shape):
+    with session_of(autodist(*shape)) as make_session:
         queue = tf.queue.FIFOQueue(10, [tf.float64, tf.float64], [[2], []])
         _, _, train = model(*queue.dequeue_many(2))
         session = make_session()
         with pytest.raises(CaptureError, match=r"from a queue .*DequeueMany.*get_next\(\)"):
             session.run(train)
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+@pytest.mark.parametrize("shape", [(2, 1), (1, 2), (1, 1)])
+def test_a_queue_that_threads_are_to_fill_is_refused_before_they_start(no_start, shape):
+    """A thread would wait for room in the queue of its run, and the training for what is in the queue of its own."""
+    with session_of(autodist(*shape)) as make_session:
+        model(*v1.train.batch([tf.constant([1.0, 2.0], tf.float64), tf.constant(1.0, tf.float64)], 2))
+        with pytest.raises(CaptureError, match="no run takes what another has put into a queue"):
+            make_session()
