@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import _thread
+import contextlib
 import ctypes
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -42,6 +44,8 @@ class ScriptEnd:
         sys.exit = self._note_exit
         self._thread_hook = threading.excepthook
         threading.excepthook = self._note_thread
+        self._ignored_hook = sys.unraisablehook
+        sys.unraisablehook = self._note_ignored
         if _is_main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._note_interrupt)
 
@@ -91,7 +95,8 @@ class ScriptEnd:
     def _note_termination(self, number: int, frame: FrameType | None) -> None:
         if self.heeds_termination():
             return
-        self.end_script_by(signal.SIGTERM)
+        with _coming_again(signal.SIGTERM, frame):
+            self.end_script_by(signal.SIGTERM)
 
     def _forget_termination(self) -> None:
         if signal.getsignal(signal.SIGTERM) == self._note_termination:
@@ -101,12 +106,20 @@ class ScriptEnd:
         self.interrupted_at = time.monotonic()
         if _is_after_the_script(frame):  # where Python may ignore the exception: it may come in any exit handler
             self.end_by(signal.SIGINT)
-        signal.default_int_handler(number, frame)
+        with _coming_again(signal.SIGINT, frame):
+            signal.default_int_handler(number, frame)
 
     def _note_thread(self, about: threading.ExceptHookArgs, /) -> None:
         if about.exc_value is not None:
             self.uncaught.append(about.exc_value)
         self._thread_hook(about)
+
+    def _note_ignored(self, about: sys.UnraisableHookArgs, /) -> None:
+        number = getattr(about.exc_value, _COMES_AGAIN, None)
+        if number is None:
+            self._ignored_hook(about)
+        else:  # no `threading`, of which what was interrupted may hold a lock
+            _thread.start_new_thread(_send_again, (number,))
 
     def _note_exit(self, status: Any = None, /) -> NoReturn:
         # Of another thread it ends that alone, and in an exit handler Python ignores it.
@@ -146,6 +159,28 @@ class _Goes:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return object, ()  # a process to which the exception goes has another end
+
+
+# Of an exception that a signal raises: the signal, which is sent again where Python ignores the exception, as it does
+# in a finalizer. In exit handlers the signal is heeded otherwise.
+_COMES_AGAIN = "_autodist_comes_again"
+
+_SENT_AGAIN_AFTER = 0.05
+
+
+@contextlib.contextmanager
+def _coming_again(number: signal.Signals, frame: FrameType | None) -> Iterator[None]:
+    try:
+        yield
+    except BaseException as error:
+        if not _is_after_the_script(frame):
+            error.__dict__[_COMES_AGAIN] = number
+        raise
+
+
+def _send_again(number: signal.Signals) -> None:
+    time.sleep(_SENT_AGAIN_AFTER)  # it has to come after the finalizer
+    os.kill(os.getpid(), number)
 
 
 def _is_main_thread() -> bool:

@@ -118,6 +118,29 @@ def test_an_interrupt_after_the_script_ends_the_process_though_python_ignores_it
     assert "KeyboardInterrupt" in done.stderr
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_finalizer_whose_exceptions_python_ignores_ends_the_script(number: signal.Signals) -> None:
+    script = f"""
+import os, signal, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+{START}
+end.run_handlers_on_termination()
+class Last:
+    def __del__(self):
+        os.kill(os.getpid(), {number})
+        time.sleep(0.01)
+        print("not reached")
+try:
+    Last()
+    time.sleep(20)
+finally:
+    print("finally")
+"""
+    done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=20)
+    assert (done.stdout.split("\n"), done.returncode) == (["finally", "bad", "first registered", ""], -number)
+    assert "ignored" not in done.stderr
+
+
 TERMINATED = """
 import os, signal
 {before}
