@@ -9,6 +9,8 @@ import queue
 import re
 import secrets
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,13 +18,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from jupyter_client.manager import KernelManager
+from jupyter_client.blocking import BlockingKernelClient
+from jupyter_client.connect import write_connection_file
 
-from tests.cluster.runs import MARK, survivors, within
+from tests.cluster.runs import MARK, Chief, survivors, within
+from tests.forked_python.becoming import CHAINS
+from tests.forked_python.start import ON_CPU, forked_python
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 LIMIT = 290.0
+
+LAUNCHES = 9
+"""Of all tests of the file, at most."""
 
 SETUP = """
 import os
@@ -66,23 +74,41 @@ def train(ad, steps):
 
 
 class Kernel:
-    """A kernel, and a notebook that runs cells in it."""
+    """A kernel, and a notebook that runs cells in it.
+
+    Attributes:
+        of_a_run: how many processes there are beforehand that become those of the next run of two workers.
+    """
+
+    of_a_run = 0
 
     def __init__(self, directory: Path) -> None:
         self.notes = directory / "notes"
         self.notes.mkdir()
         self.mark = secrets.token_hex(8)
-        own = {
-            MARK: self.mark,
-            "IPYTHONDIR": str(directory / "ipython"),
-            "TF_CPP_MIN_LOG_LEVEL": "2",
-            "PYTHONUNBUFFERED": "1",
-        }
-        self._manager = KernelManager(kernel_name="python3", connection_file=str(directory / "kernel.json"))
-        self._manager.start_kernel(env=os.environ | own, cwd=str(directory))
-        self._client = self._manager.blocking_client()
+        own = {MARK: self.mark, "IPYTHONDIR": str(directory / "ipython"), "PYTHONUNBUFFERED": "1"}
+        file, key = str(directory / "kernel.json"), secrets.token_hex(16).encode()
+        write_connection_file(file, key=key)
+        line, environment = ["-m", "ipykernel_launcher", "-f", file], os.environ | ON_CPU | own
+        self._process = self._start(line, environment, directory)
+        self._client = BlockingKernelClient(connection_file=file)
+        self._client.load_connection_file()
         self._client.start_channels()
+        self._client.kernel_info(reply=True, timeout=LIMIT)
+        assert within(LIMIT, self._client.is_alive)
         self._client.wait_for_ready(timeout=LIMIT)
+
+    def _start(self, line: list[str], environment: dict[str, str], directory: Path) -> Chief:
+        """A process that has imported TensorFlow already, and so have those that its cells launch."""
+        with open(os.devnull, "r+b") as nothing:
+            streams = nothing, nothing, nothing
+            forked = forked_python.start(line, streams, environment, directory, LAUNCHES, "launch")
+            if forked is not None:
+                self.of_a_run = len(CHAINS["launch"])
+                return forked
+            command = [sys.executable, *line]
+            about: dict[str, Any] = {"env": environment, "cwd": directory, "start_new_session": True}
+            return subprocess.Popen(command, stdin=nothing, stdout=nothing, stderr=nothing, **about)
 
     def run(self, cell: str, on_output: Callable[[str], None] = lambda shown: None) -> tuple[str, str]:
         """What a cell shows, and the traceback that it ends with, if it does; `on_output` is told all shown so far."""
@@ -108,15 +134,16 @@ class Kernel:
         return self._client.execute(cell, stop_on_error=False)
 
     def interrupt(self) -> None:
-        self._manager.interrupt_kernel()
+        os.killpg(self.pid, signal.SIGINT)  # as Jupyter does
 
     @property
     def pid(self) -> int:
-        return int(self._manager.provisioner.pid)
+        return self._process.pid
 
     def end(self) -> None:
         self._client.stop_channels()
-        self._manager.shutdown_kernel(now=True)
+        self._process.kill()
+        self._process.wait()
         for pid in survivors(self.mark):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -236,7 +263,9 @@ def test_an_interrupt_ends_the_run_and_the_death_of_the_kernel_does(kernel: Kern
     cell = "def say(ad):\n    ad.reduce(1)\n    print('ready') if ad.is_chief else None\n    wait_for('never')\n"
     _, error = kernel.run(f"{cell}autodist.launch(say, workers=2)", interrupt)
     assert "KeyboardInterrupt" in error
-    assert set(survivors(kernel.mark)) == others  # when the cell has ended
+    left = set(survivors(kernel.mark))  # when the cell has ended
+    assert left <= others
+    assert len(others - left) == kernel.of_a_run
     kernel.begin("autodist.launch(wait, 'waits', workers=2)")
     assert within(LIMIT, (kernel.notes / "waits").exists)
     os.kill(kernel.pid, signal.SIGKILL)

@@ -48,7 +48,8 @@ class Start:
         ignored: signals that who starts it ignores.
         blocked: signals that who starts it has blocked.
         mark: of its run.
-        chains: how many workers it may start of its own.
+        chains: how often it may start those of `of`.
+        of: a key of `CHAINS`.
     """
 
     line: tuple[str, ...]
@@ -60,6 +61,7 @@ class Start:
     blocked: frozenset[int]
     mark: str = ""
     chains: int = 0
+    of: str = "worker"
 
 
 def of_this_process(**others: Any) -> Start:
@@ -187,12 +189,23 @@ def _prepare_main(line: Sequence[str]) -> CodeType:
 
 Fits = Callable[[Sequence[str]], bool]
 
-OF_A_WORKER: tuple[Fits, ...] = (
-    lambda line: line[:3] == ("-P", "-m", "autodist.cluster.agent"),
-    lambda line: line[:3] == ("-P", "-m", "autodist.cluster.guard"),
-    lambda line: line[:1] != () and not line[0].startswith("-"),
-)
-"""What a chief starts for a worker, what that starts, and what that starts, which is the script."""
+_AGENT, _GUARD, _LAUNCHED = "autodist.cluster.agent", "autodist.cluster.guard", "autodist.notebook.launched"
+
+
+def _is_module(name: str) -> Fits:
+    return lambda line: tuple(word for word in line if word != "-P")[:2] == ("-m", name)
+
+
+def _is_script(line: Sequence[str]) -> bool:
+    return line[:1] != () and not line[0].startswith("-")
+
+
+CHAINS: dict[str, tuple[Fits, ...]] = {
+    "worker": (_is_module(_AGENT), _is_module(_GUARD), _is_script),
+    "launch": tuple(_is_module(name) for name in (_GUARD, _LAUNCHED, _AGENT, _GUARD, _LAUNCHED)),
+}
+"""What a chief starts for a worker, what that starts, and what that starts, which is the script; likewise what `launch`
+starts for a run of two workers."""
 
 
 class Waiting:
@@ -233,17 +246,17 @@ def forked_chain(levels: Sequence[Fits]) -> Waiting | CodeType:
     return become(*told, below)
 
 
-def fork_workers(count: int) -> CodeType | None:
-    """Forks what this process is going to start for so many workers; in those, returns what to run."""
+def fork_chains(count: int, of: str) -> CodeType | None:
+    """Forks what this process is going to start, so often; in those, returns what to run."""
     waiting = []
     for _ in range(count):
-        child = forked_chain(OF_A_WORKER)
+        child = forked_chain(CHAINS[of])
         if isinstance(child, CodeType):
             for other in waiting:
                 other.channel.detach()
             return child
         waiting.append(child)
-    _start_by(waiting, OF_A_WORKER)
+    _start_by(waiting, CHAINS[of])
     return None
 
 

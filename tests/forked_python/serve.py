@@ -11,7 +11,7 @@ import socket
 import sys
 from types import CodeType
 
-from becoming import become, fork_workers, receive, write_mark
+from becoming import become, fork_chains, receive, write_mark
 from ending import leave_what_is_imported
 from imported import Kept
 
@@ -46,10 +46,10 @@ def serve(descriptor: int) -> CodeType:
             asked.detach()
             write_mark(start.mark)
             code = become(start, streams)
-            worker_s = fork_workers(start.chains)
+            theirs = fork_chains(start.chains, start.of)
             for name in ("serve", "becoming", "ending", "imported"):
                 del sys.modules[name]
-            return code if worker_s is None else worker_s
+            return code if theirs is None else theirs
         for stream in streams:
             os.close(stream)
         os.write(told_at, b"%d\n" % pid)

@@ -20,7 +20,7 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 """With what, beside the environment of the tests, TensorFlow is imported, and a script has to be started."""
 
 _NO_MARK = "0" * 16
-_READ_BY_NO_IMPORT = ("AUTODIST_", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "TPU_ML_PLATFORM")
+_READ_BY_NO_IMPORT = ("AUTODIST_", "IPYTHONDIR", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "TPU_ML_PLATFORM")
 """With what begins what may be another one in the environment than where TensorFlow was imported."""
 
 _SET_BY_IMPORTS = {("TF2_BEHAVIOR", "1"), ("ENABLE_RUNTIME_UPTIME_TELEMETRY", "1"), ("HDF5_PLUGIN_PATH", "disable")}
@@ -83,7 +83,8 @@ class ForkedPython:
         streams: Sequence[int | IO[bytes]],
         environment: Mapping[str, str],
         directory: Path,
-        workers: int,
+        chains: int,
+        of: str = "worker",
     ) -> ForkedProcess | None:
         """Starts `python line`, in a session of its own; None if it has to be done by others.
 
@@ -92,7 +93,8 @@ class ForkedPython:
             streams: standard input, output and error.
             environment: of the process.
             directory: where it starts.
-            workers: how many workers on this machine its chief starts: these are forked, too.
+            chains: how often it starts those of `of` on this machine: these are forked, too.
+            of: a key of `becoming.CHAINS`: what a chief starts for a worker, or what `autodist.launch` does for a run.
         """
         if (line[0].startswith("-") and line[0] != "-m") or len(environment[MARK]) != len(_NO_MARK):
             return None
@@ -106,7 +108,8 @@ class ForkedPython:
             numbers=(0, 1, 2),
             new_session=True,
             mark=environment[MARK],
-            chains=workers,
+            chains=chains,
+            of=of,
         )
         told_at, tells = os.pipe()
         try:
