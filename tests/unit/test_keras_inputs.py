@@ -79,6 +79,22 @@ def test_a_generator_may_leave_out_an_optional_input(with_second):
     assert_fits_alike(functional, lambda m: m.fit(batches(), steps_per_epoch=3, epochs=2, verbose=0, shuffle=False))
 
 
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_data_whose_length_is_not_known_are_a_step_for_each_batch():
+    """Keras alone begins one more in each epoch, and writes what does not wait for its data: the count of steps."""
+    batches = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4)
+    keras.utils.set_random_seed(1)
+    alone = dense()
+    alone.fit(batches, epochs=3, verbose=0, shuffle=False)
+    keras.utils.set_random_seed(1)
+    with autodist().scope():
+        model = dense()
+        model.fit(batches.filter(lambda x, y: True), epochs=3, verbose=0, shuffle=False)
+    assert int(model.optimizer.iterations) == int(alone.optimizer.iterations) == 9
+    for mine, its in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-12, atol=1e-12)
+
+
 def test_what_fails_for_a_none_of_the_scripts_own_says_nothing_of_batch_axes():
     with autodist().scope() as ad:
 
