@@ -185,27 +185,29 @@ def is_neutral(site: Site, operand: Operand, index: int) -> bool:
     return isinstance(operand, Form) and not operand.factors and site.is_zero(index)
 
 
-def add_forms(site: Site, operands: Sequence[Operand]) -> Form | Statistic | Opaque:
-    """What values without rows have in common: they add up alike, or are means of one weight."""
+def add_forms(site: Site, operands: Sequence[Operand], output: int = 0) -> Form | Statistic | Opaque:
+    """What values without rows have in common, as a node's output: they add up alike, or are means of one weight."""
     if not operands:
         return SAME
     total = operands[0]
     for operand in operands[1:]:
-        joined = _add_pair(site, total, operand) if isinstance(total, Form) and isinstance(operand, Form) else None
+        joined = (
+            _add_pair(site, total, operand, output) if isinstance(total, Form) and isinstance(operand, Form) else None
+        )
         if joined is None:
             return _refuse_sum(site, operands)
         total = joined
     return total
 
 
-def _add_pair(site: Site, left: Form, right: Form) -> Form | None:
+def _add_pair(site: Site, left: Form, right: Form, output: int) -> Form | None:
     mixed_at = left.mixed_at or right.mixed_at
     if left.base is Base.SAME and right.base is Base.SAME and left.factors == right.factors:
         return replace(left, mixed_at=mixed_at)
     for rest in _common_rests(left, right):
         if _adds_over(left, rest) and _adds_over(right, rest):
-            if site.output_shape().rank == 0:
-                return site.additive(Form(factors=rest, mixed_at=mixed_at))
+            if site.output_shape(output).rank == 0:
+                return site.additive(Form(factors=rest, mixed_at=mixed_at), output)
             return Form(Base.ADDED, rest, mixed_at)
     return None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.graph.ops import Trait, having
+from autodist.graph.propagation.arithmetic import add_forms
 from autodist.graph.propagation.by_example import map_over_examples
 from autodist.graph.propagation.factors import Part
 from autodist.graph.propagation.facts import (
@@ -43,7 +44,7 @@ def case(site: Site) -> list[Fact]:
 
 def _branches(site: Site, names: list[str]) -> list[Fact]:
     results = [site.scope.call(site, name, site.facts[1:], site.inputs[1:]) for name in names]
-    joined = [_joined(site, list(facts)) for facts in zip(*results, strict=True)]
+    joined = [_joined(site, list(facts), output) for output, facts in enumerate(zip(*results, strict=True))]
     return joined if form_of(site.facts[0]) == SAME else [_chosen_by_part(site, fact) for fact in joined]
 
 
@@ -56,10 +57,15 @@ def _chosen_by_part(site: Site, fact: Fact) -> Fact:
     return site.opaque("which branch is taken depends on the replica's part of the batch")
 
 
-def _joined(site: Site, facts: list[Fact]) -> Fact:
+def _joined(site: Site, facts: list[Fact], output: int) -> Fact:
+    """What is known of an output whichever branch is taken: as of a sum of them, for sums and means of one weight."""
     total = facts[0]
     for fact in facts[1:]:
         total = join(site, total, fact)
+    forms = [form_of(fact) for fact in facts]
+    if isinstance(total, Opaque) and not any(isinstance(form, Form) and form.rows for form in forms):
+        added = add_forms(site, forms, output)
+        return added if isinstance(added, Form) else total
     return total
 
 

@@ -167,9 +167,9 @@ class Site:
         """The answer of a rule that cannot go on: which node, which op, why."""
         return Opaque(f"node '{self.node.name}' ({self.node.op}): {why}", recovery)
 
-    def additive(self, form: Form) -> Form:
-        """The form of this node's first output, a scalar that adds up once `form`'s factors are divided out."""
-        part = Part(self.named(), form.factors)
+    def additive(self, form: Form, index: int = 0) -> Form:
+        """The form of an output of this node, a scalar that adds up once `form`'s factors are divided out."""
+        part = Part(self.named(index), form.factors)
         return Form(factors=form.factors | {(part, 1)}, mixed_at=form.mixed_at)
 
     def flag(self, name: str) -> bool:

@@ -18,6 +18,7 @@ def test_conditions_and_calls(case, feeds):
         return value @ tf.ones([3, 1], tf.float64), tf.reduce_sum(value)
 
     rows, total = inner(x)
+    mean = tf.reduce_mean(x)
     check(
         case,
         feeds,
@@ -26,8 +27,14 @@ def test_conditions_and_calls(case, feeds):
             (total, Sum()),
             (tf.cond(flag, lambda: tf.reduce_mean(x), lambda: tf.reduce_mean(x * 2)), MEAN),
             (tf.cond(flag, lambda: x, lambda: x * 2), PerExample(0)),
+            (tf.cond(flag, lambda: mean + 2 * tf.reduce_mean(x**2), lambda: mean), MEAN),
+            (tf.cond(flag, lambda: mean, lambda: tf.constant(0.5, x.dtype)), MEAN),
+            (tf.cond(flag, lambda: total + tf.reduce_sum(x**2), lambda: total), Sum()),
+            (tf.cond(flag, lambda: tf.reduce_mean(x, 0), lambda: tf.reduce_mean(x, 0) + 1.0), MEAN),
         ],
     )
+    assert isinstance(case.kind(tf.cond(flag, lambda: total, lambda: mean)), Unknown)
+    assert isinstance(case.kind(tf.cond(flag, lambda: total, lambda: tf.constant(0.5, x.dtype))), Unknown)
     chosen = tf.cond(tf.reduce_all(x > 0), lambda: x, lambda: x * 2)
     assert case.kind(chosen) == PerExample(0)
     assert case.kind(chosen).mixed_at is not None
