@@ -32,6 +32,7 @@ from autodist.capture.tables import Table, bind_table, find_table, require_made_
 from autodist.capture.whole_statistics import WholeStatistics, with_whole_statistics
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.errors import CaptureError
+from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of, tensor
@@ -122,7 +123,7 @@ def _capture(
     graph = concrete.graph
     calls = [c for c in noted.calls if c.graph is graph]
     demands.require_calls(noted.calls, calls)
-    definition = graph.as_graph_def()
+    definition = of_no_task(graph.as_graph_def())
     forget_custom_gradients(definition)
     editor = GraphEditor(definition)
     norms.share_moments(editor, graph)

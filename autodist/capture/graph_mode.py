@@ -15,6 +15,7 @@ from autodist.capture.gradients import NotedCall
 from autodist.capture.specs import note_specs
 from autodist.capture.whole_sums import NotedSum
 from autodist.errors import CaptureError
+from autodist.graph.devices import of_no_task
 from autodist.graph.editor import GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
@@ -165,7 +166,7 @@ class CapturedGraph:
         )  # fmt: skip
 
     def _editor(self) -> GraphEditor:
-        editor = GraphEditor(self.graph.as_graph_def())
+        editor = GraphEditor(of_no_task(self.graph.as_graph_def()))
         for name, before in self.order.items():
             editor.add_control(name, before)
         return editor

@@ -326,3 +326,16 @@ def test_names_do_not_depend_on_what_the_process_did_before():
     tf.add(table, table)
     second = capture_function(step, (ids,), [0])
     assert [n.name for n in first.item.graph_def.node] == [n.name for n in second.item.graph_def.node]
+
+
+def test_optimizers_of_version_1_leave_no_device_of_this_process():
+    """They ask for the device that a variable has where the step is traced, which is none of several workers'."""
+    weight, optimizer = tf.Variable([1.0, 2.0]), tf.compat.v1.train.AdamOptimizer(0.1)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(x * weight)
+        optimizer.apply_gradients([(tape.gradient(loss, weight), weight)])
+
+    item = capture_function(step, (tf.TensorSpec([None, 2], tf.float32),), [0]).item
+    assert {node.device for node in item.graph_def.node} <= {"", "/device:CPU:0"}

@@ -80,3 +80,15 @@ def test_reference_variables_are_refused_with_the_mend():
         v1.get_variable("old", [1], use_resource=False)
         with pytest.raises(CaptureError, match="enable_resource_variables"):
             CapturedGraph.of(graph, [])
+
+
+def test_tasks_of_a_cluster_that_the_script_names_are_none_of_the_run():
+    with tf.Graph().as_default() as graph, noting_gradients(in_functions=False) as notes:
+        with v1.device(v1.train.replica_device_setter(1, worker_device="/job:worker/task:1/cpu:0")):
+            x = v1.placeholder(tf.float32, [None, 2], "x")
+            weight = v1.get_variable("weight", [2, 1])
+            turned = tf.while_loop(lambda k, _: k < 2, lambda k, y: (k + 1, y + x @ weight), (0, x @ weight))[1]
+            v1.train.AdamOptimizer(0.1).minimize(tf.reduce_mean(tf.square(turned)), name="train")
+        definition = CapturedGraph.of(graph, notes.calls).step([], ["train"], {"x:0": 0}).graph_def
+    bodies = [node for function in definition.library.function for node in function.node_def]
+    assert {node.device for node in [*definition.node, *bodies]} <= {"", "/device:CPU:0"} and bodies
