@@ -105,7 +105,8 @@ class AutoDist:
         self._share_files()
         self._share = OwnShare(self._run)
         self._automatic = save_automatically(self._run)
-        self._keras = keras_models(self._run, AroundFit(self._automatic, saving_callback(self._run)), self._share)
+        around_fit = AroundFit(self._automatic, saving_callback(self._run), self._run.end.noting_interrupts)
+        self._keras = keras_models(self._run, around_fit, self._share)
         self._notes: GradientNotes | None = None
         self._sums: SumNotes | None = None
         self._graph_sessions = GraphSessions(self._run, self._noted)

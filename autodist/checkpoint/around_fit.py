@@ -1,10 +1,11 @@
-"""`fit` as it is called: the callback that saves it comes last, and the YAML may ask for one."""
+"""`fit` as it is called: the callback that saves it comes last, the YAML may ask for one, and Ctrl-C is noted."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
@@ -21,10 +22,16 @@ class AroundFit:
     Args:
         automatic: what the YAML asks for; None: nothing.
         callback: that does it.
+        noting_interrupts: is entered around each call.
     """
 
-    def __init__(self, automatic: Automatic | None, callback: CheckpointCallback | None) -> None:
-        self._automatic, self._callback = automatic, callback
+    def __init__(
+        self,
+        automatic: Automatic | None,
+        callback: CheckpointCallback | None,
+        noting_interrupts: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._automatic, self._callback, self._noting_interrupts = automatic, callback, noting_interrupts
         self._under_way: set[int] = set()
 
     def __call__(self, fit: Callable[..., Any]) -> Callable[..., Any]:
@@ -43,7 +50,8 @@ class AroundFit:
             set_argument(bound, "callbacks", self._in_order(argument(bound, "callbacks")))
             self._under_way.add(key)
             try:
-                return self._saved(fit, bound)
+                with self._noting_interrupts():
+                    return self._saved(fit, bound)
             finally:
                 self._under_way.discard(key)
 

@@ -43,11 +43,12 @@ class MissedStep:
         return self._made_at is not None and self._made_at > moment
 
     @contextmanager
-    def noted(self, but: type[Exception] | tuple[type[Exception], ...] = ()) -> Iterator[None]:
+    def noted(self, but: type[Exception] | tuple[type[Exception], ...] = (), is_step: bool = True) -> Iterator[None]:
         """Around what all workers do alike.
 
         Args:
             but: what all of them raise alike, so that the script may go on.
+            is_step: whether it shows, once it is done, that this worker goes on with the others.
 
         Raises:
             ClusterError: this worker missed an earlier step.
@@ -61,7 +62,8 @@ class MissedStep:
                 if self._others_wait() and not isinstance(error, but):
                     self._error = error
                 raise
-            self._made_at = time.monotonic()
+            if is_step:
+                self._made_at = time.monotonic()
 
     def note(self, error: BaseException) -> None:
         """Notes what has kept this worker alone from coming to the next step."""

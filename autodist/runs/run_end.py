@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from autodist.cluster.script_end import watch_script_end
@@ -64,6 +65,20 @@ class RunEnd:
         """Whether Ctrl-C was the last that came to the script's steps, though it may have caught that and gone on."""
         moment = self._script_end.interrupted_at
         return moment is not None and not self._missed_step.has_made_one_since(moment)
+
+    @contextmanager
+    def noting_interrupts(self) -> Iterator[None]:
+        """Around a call in which all workers make several steps: who leaves it by Ctrl-C takes part in no later step.
+
+        The others go on with the call's next step, and would take for it what comes after the call.
+        """
+        before = self._script_end.interrupted_at
+        try:
+            yield
+        except KeyboardInterrupt as error:
+            if self._peers.have_joined and self._script_end.interrupted_at != before:
+                self._missed_step.note(error)
+            raise
 
     def heed_leaving(self, heed: Callable[[str], None]) -> None:
         """On the chief, from now on calls `heed`, in another thread, with each worker to which SIGTERM has come."""

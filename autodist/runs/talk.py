@@ -210,7 +210,7 @@ class Talk:
             is_certain = True
             self._join()
         assert self._calls is not None, "there are several workers"
-        with self._missed_step.noted():
+        with self._missed_step.noted(is_step=False):  # it may turn out to be this worker's alone
             return bool(self._peers.guard(self._calls.are_made_together, Call(*describe()), is_certain))
 
     def _tell_of_evaluation_alone(self) -> None:

@@ -46,6 +46,32 @@ else:
     wait_for("never", 600)
 """
 
+# It comes between two steps of a fit, which the other worker goes on with.
+IN_A_FIT = """
+import keras
+
+class Waits(keras.callbacks.Callback):
+    def on_train_batch_end(self, number, logs=None):
+        if me == 0 and number == 1:
+            note("ready")
+            time.sleep(600)
+
+x, y = np.ones((40, 3)), np.ones((40, 1))
+with ad.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+try:
+    model.fit(x, y, batch_size=4, verbose=0, callbacks=[Waits()])
+except KeyboardInterrupt:
+    print("caught by", me)
+model.save_weights(os.path.join(os.path.dirname(__file__), "saved.weights.h5"))
+model.evaluate(x, y, verbose=0)
+try:
+    model.fit(x, y, batch_size=4, verbose=0)
+except Exception as error:
+    print(type(error).__name__)
+"""
+
 # What is registered last is called first: the run learns of it when Python has ignored the exception.
 IN_AN_EXIT_HANDLER = """
 if me == 0:
@@ -60,10 +86,11 @@ else:
     [
         (CATCHES.format(steps=True), 0, "caught by 0 (3,)"),
         (CATCHES.format(steps=False), 0, "caught by 0 (3,)"),
+        (IN_A_FIT, 0, "caught by 0\nClusterError"),
         (WAITS, -signal.SIGINT, ""),
         (IN_AN_EXIT_HANDLER, -signal.SIGINT, ""),
     ],
-    ids=["in a step", "between steps", "at the end", "in an exit handler"],
+    ids=["in a step", "between steps", "in a fit", "at the end", "in an exit handler"],
 )
 def test_the_run_ends_at_once(tmp_path: Path, script: str, status: int, printed: str) -> None:
     with Training(tmp_path, TRAIN + script, TWO) as run:
