@@ -6,6 +6,7 @@ import pytest
 
 from autodist.graph.walks import reach
 from tests.unit.kernels.in_one_process import Session, capture, rewritten
+from tests.unit.kernels.pairs import pairs
 from tests.unit.kernels.pipelined import models
 
 MICRO_BATCHES = 4
@@ -31,8 +32,9 @@ def layers():
     return capture(models.made("mlp", "sgd"), *given, is_global=True), given
 
 
-@pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("model", ["skip", "tied", "dropout", "recurrent", "draws", "norms"])
+@pytest.mark.parametrize(
+    ("model", "recompute"), pairs(["skip", "tied", "dropout", "recurrent", "draws", "norms"], [False, True], each=2)
+)
 def test_no_bit_is_another_where_micro_batches_share_functions(model, recompute):
     given = models.batches(model, (8, 7, 1))
     captured = capture(models.made(model), *given[0], is_global=True)
