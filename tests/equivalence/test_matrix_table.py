@@ -23,5 +23,5 @@ def test_a_combination_holds_one_pair_for_every_two_axes() -> None:
 
 
 def test_features_are_told_of_programs_that_are_trained() -> None:
-    trained = {program for programs in test_besides.BY_STRATEGY.values() for program in programs}
+    trained = {case.values[1] for case in test_besides.CASES}
     assert test_besides.FEATURES.keys() <= trained
