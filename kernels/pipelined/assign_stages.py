@@ -78,8 +78,9 @@ def _without_shared_waits(item: GraphItem) -> GraphItem:
 def _without_waits_for_others(item: GraphItem, parts: Mapping[str, PipelinePart], once: Collection[str]) -> GraphItem:
     """The step in which no stage waits for another, but for what it reads of it.
 
-    What is open, since any stage may compute it, waits for none: what reads it in the stage that it has waited for does
-    so in its place (for an assertion, say).
+    What is made of variables alone is the same for all micro-batches and waits for none of them, as the factors of
+    gradients do for what they multiply (that of `tf.square`). What is open, since any stage may compute it, waits for
+    none either: what reads it in the stage that it has waited for does so in its place (for an assertion, say).
     """
     editor, wiring = StepEditor(item), item.wiring
     waited: dict[str, set[str]] = {}
@@ -96,12 +97,18 @@ def _without_waits_for_others(item: GraphItem, parts: Mapping[str, PipelinePart]
             waited[name] = before.union(node_of(i) for i in inputs if node_of(i) in parts)
             kept = [i for i in inputs if node_of(i) not in parts]
         else:
-            kept = [i for i in inputs if not is_control(i) or parts.get(node_of(i), part).stage == part.stage]
+            is_for_all = part.is_held and name not in wiring.effects
+            kept = [i for i in inputs if not is_control(i) or _may_wait(part, parts.get(node_of(i)), is_for_all)]
         if len(kept) < len(inputs):
             editor.set_inputs(name, kept)
         if part is not None:
             editor.add_control(name, sorted(one for one in before if parts[one].stage == part.stage))
     return editor.to_item()
+
+
+def _may_wait(part: PipelinePart, before: PipelinePart | None, is_for_all: bool) -> bool:
+    """Whether what is of `part` may wait for what is of `before`, if that is of one."""
+    return before is None or (before.stage == part.stage and (before.is_held or not is_for_all))
 
 
 def passes_no_stage(what: str) -> OptionError:

@@ -14,7 +14,7 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.stage_marks import StageMark
 from autodist.errors import StrategyError
 from autodist.kernels import Context, rewrite
-from tests.unit.kernels.in_one_process import Session, capture
+from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, train
 from tests.unit.kernels.pipelined.models import pipelined, pipelined_item
 from tests.unit.kernels.whole_sum_steps import gathered
 
@@ -38,6 +38,17 @@ def trained(loss_of, kernels):
         return loss
 
     return step
+
+
+def test_a_weight_that_is_normalised_before_its_use_holds_back_no_micro_batch():
+    """A factor of its gradient is made of the weight alone, and waits for what a micro-batch makes to multiply it."""
+    a, b = variables(2)
+    step = trained(lambda x: tf.reduce_mean(tf.tanh(x @ tf.math.l2_normalize(a, 0)) @ tf.square(b)), [a, b])
+    captured = capture(step, np.ones((5, 3)))
+    batches = [[np.random.default_rng(k).normal(size=(5, 3))] for k in range(3)]
+    assert_same(
+        train(captured, pipelined(captured, {"v0": 0, "v1": 1}, 2, 2), batches), one_device(captured, step, batches)
+    )
 
 
 def test_a_way_that_goes_back_is_refused_by_the_node():
