@@ -40,6 +40,7 @@ def keras_models(run: Run, around_fit: AroundFit, share: OwnShare) -> KerasModel
         run.talk.makes_together,
         digest_of,
         fits.validates if fits is not None else lambda model: False,
+        run.end.noting_interrupts,
     )
     return KerasModels(
         distribute,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import keras
@@ -42,6 +44,7 @@ class Evaluations:
         together: whether all workers make a call.
         digest_of: tells arrays apart.
         validates: whether a model is being validated in `fit`, which all workers come to.
+        noting_interrupts: is entered around each evaluation, with what tells whether all workers make it.
     """
 
     def __init__(
@@ -50,8 +53,12 @@ class Evaluations:
         together: Together,
         digest_of: Callable[[Any], str],
         validates: Callable[[keras.Model], bool] = lambda model: False,
+        noting_interrupts: Callable[[Callable[[], bool]], AbstractContextManager[None]] = lambda is_shared: (
+            nullcontext()
+        ),
     ) -> None:
         self.distribute, self.together, self.digest_of, self.validates = distribute, together, digest_of, validates
+        self._noting_interrupts = noting_interrupts
 
     def adopt(self, model: keras.Model) -> None:
         """Gives a model functions of ours, unless its class makes its own."""
@@ -59,6 +66,24 @@ class Evaluations:
             if _is_keras_own(type(model), f"make_{name}_function"):
                 setattr(model, f"{name}_function", None)
                 vars(model)[f"make_{name}_function"] = self._maker(model, name, shared)
+
+    def noting_interrupts(self, method: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
+        """A model's `evaluate` or `predict`, of which it is noted that Ctrl-C has left it while all workers make it."""
+        attribute = f"{_FUNCTIONS[method.__name__]}_function"
+
+        def is_shared() -> bool:
+            made = getattr(model, attribute)
+            return isinstance(made, _Shared) and made.is_shared
+
+        @functools.wraps(method)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = getattr(model, attribute)
+            if isinstance(made, _Shared):
+                made.begin()  # before Keras does: what is read until then may be interrupted, too
+            with self._noting_interrupts(is_shared):
+                return method(*args, **kwargs)
+
+        return call
 
     def _maker(self, model: keras.Model, name: str, shared: type[_Shared]) -> Callable[..., Any]:
         make = getattr(type(model), f"make_{name}_function")
@@ -109,6 +134,11 @@ class _Shared:
         """A new evaluation begins."""
         self._is_shared = None
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether all replicas share the evaluation, as its first batch has shown."""
+        return bool(self._is_shared)
+
     def _shares(self, data: Any) -> bool:
         if self._is_shared is None:
             self._is_shared = self._step is not None and not self._model.run_eagerly and self._meets(data)
@@ -157,6 +187,8 @@ def _hash(told: Iterable[str]) -> str:
 
 
 _CALLED = {"test": "evaluation", "predict": "prediction"}
+
+_FUNCTIONS = {"evaluate": "test", "predict": "predict"}
 
 
 class _SharedTest(_Shared):

@@ -148,6 +148,8 @@ class KerasModels:
                 method = self._fits.wrapped(method)
             if reading is not None:
                 method = reading_own_batches(method, model, reading)
+            if name != "fit" and self._evaluations is not None and not batch_axis:
+                method = self._evaluations.noting_interrupts(method, model)
             if name == "fit":
                 are_known = reading is None or reading.files is None  # else a part is of any length
                 method = self._around_fit(noting_lengths(method, model) if are_known else method)

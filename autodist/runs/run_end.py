@@ -67,16 +67,19 @@ class RunEnd:
         return moment is not None and not self._missed_step.has_made_one_since(moment)
 
     @contextmanager
-    def noting_interrupts(self) -> Iterator[None]:
+    def noting_interrupts(self, is_shared: Callable[[], bool] = lambda: True) -> Iterator[None]:
         """Around a call in which all workers make several steps: who leaves it by Ctrl-C takes part in no later step.
 
         The others go on with the call's next step, and would take for it what comes after the call.
+
+        Args:
+            is_shared: tells, when Ctrl-C has come, whether they make this call together.
         """
         before = self._script_end.interrupted_at
         try:
             yield
         except KeyboardInterrupt as error:
-            if self._peers.have_joined and self._script_end.interrupted_at != before:
+            if self._peers.have_joined and self._script_end.interrupted_at != before and is_shared():
                 self._missed_step.note(error)
             raise
 

@@ -46,8 +46,8 @@ else:
     wait_for("never", 600)
 """
 
-# It comes between two steps of a fit, which the other worker goes on with.
-IN_A_FIT = """
+# It comes between two steps of a fit, or of an evaluation that all make, which the other worker goes on with.
+IN_A_CALL = """
 import keras
 
 class Waits(keras.callbacks.Callback):
@@ -56,12 +56,15 @@ class Waits(keras.callbacks.Callback):
             note("ready")
             time.sleep(600)
 
+    on_test_batch_end = on_train_batch_end
+
 x, y = np.ones((40, 3)), np.ones((40, 1))
 with ad.scope():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
+model.fit(x, y, batch_size=40, verbose=0)
 try:
-    model.fit(x, y, batch_size=4, verbose=0, callbacks=[Waits()])
+    model.{call}(x, y, batch_size=4, verbose=0, callbacks=[Waits()])
 except KeyboardInterrupt:
     print("caught by", me)
 model.save_weights(os.path.join(os.path.dirname(__file__), "saved.weights.h5"))
@@ -86,11 +89,12 @@ else:
     [
         (CATCHES.format(steps=True), 0, "caught by 0 (3,)"),
         (CATCHES.format(steps=False), 0, "caught by 0 (3,)"),
-        (IN_A_FIT, 0, "caught by 0\nClusterError"),
+        (IN_A_CALL.format(call="fit"), 0, "caught by 0\nClusterError"),
+        (IN_A_CALL.format(call="evaluate"), 0, "caught by 0\nClusterError"),
         (WAITS, -signal.SIGINT, ""),
         (IN_AN_EXIT_HANDLER, -signal.SIGINT, ""),
     ],
-    ids=["in a step", "between steps", "in a fit", "at the end", "in an exit handler"],
+    ids=["in a step", "between steps", "in a fit", "in an evaluation", "at the end", "in an exit handler"],
 )
 def test_the_run_ends_at_once(tmp_path: Path, script: str, status: int, printed: str) -> None:
     with Training(tmp_path, TRAIN + script, TWO) as run:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -14,6 +15,7 @@ import tensorflow as tf
 
 from autodist import AutoDist
 from autodist.capture.keras_evaluations import Evaluations
+from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_models import KerasModels
 from autodist.errors import NotSharedError
 from autodist.resources import ResourceSpec
@@ -73,6 +75,7 @@ def masked() -> keras.Model:
 
 
 TRUTH = {"a": Y, "b": K}
+TRUTH_OF: dict[str, Any] = {"evaluate": {"y": TRUTH}, "predict": {}}
 
 
 @functools.cache
@@ -305,6 +308,42 @@ def test_each_evaluation_asks_once_whether_all_make_it_and_validation_says_so(is
     assert others[0] == others[2] == (what, data)
     assert others[1][0] == what and others[1][1] != data
     assert sum(step.calls for step in steps) == (4 * 5 if is_together else 0)
+
+
+@pytest.mark.parametrize("is_together", [True, False])
+@pytest.mark.parametrize("name", ["evaluate", "predict"])
+def test_who_leaves_one_that_all_make_is_noted(name, is_together):
+    told: list[bool] = []
+
+    @contextmanager
+    def noting(is_shared):
+        try:
+            yield
+        finally:
+            told.append(is_shared())
+
+    class Leaves(keras.callbacks.Callback):
+        def on_test_batch_end(self, batch, logs=None):
+            raise KeyboardInterrupt
+
+        on_predict_batch_end = on_test_batch_end
+
+    class LeavesAtOnce(keras.callbacks.Callback):
+        def on_test_begin(self, logs=None):
+            raise KeyboardInterrupt
+
+        on_predict_begin = on_test_begin
+
+    evaluations = Evaluations(
+        lambda own, *_: Step(own), lambda describe, is_certain: is_together, str, noting_interrupts=noting,
+    )  # type: ignore[arg-type]  # fmt: skip
+    fits = Fits(True, lambda said: said)
+    with KerasModels(lambda own, *_: Step(own), fits, evaluations).adopting():  # type: ignore[arg-type]
+        model = two_outputs()
+    for leaves in (Leaves(), LeavesAtOnce()):
+        with pytest.raises(KeyboardInterrupt):
+            getattr(model, name)(X, batch_size=7, verbose=0, callbacks=[leaves], **TRUTH_OF[name])
+    assert told == [is_together, False]
 
 
 def test_the_parts_loss_of_an_evaluation_alone_weighs_batches_as_ever():
