@@ -9,6 +9,7 @@ from typing import ClassVar
 from autodist.graph.find_stages import find_stages
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.placement import EVERY_WORKER, Cut, Placement, shard_name
 from autodist.graph.stages import Stages
@@ -20,6 +21,8 @@ from autodist.proto import strategy_pb2
 
 _STAND_INS = 1 << 30
 """From here on a number stands for a variable that is cut, and so has no owner of its own."""
+
+_SEVERAL_OPS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
 
 Owners = frozenset[int]
 
@@ -79,9 +82,12 @@ def _place_slots(item: GraphItem, known: Set[str], cuts: dict[str, Cut], owners:
     read_before = find_served(item, stages, decided, reads_before=True)
     for variable in item.variables:
         handle = variable.handle
-        if handle in decided or not _is_updated(stages, handle):
+        if handle in decided:
             continue
-        found = serves.get(handle) or read_before.get(handle) or computed_from(item, stages, decided, handle)
+        if _is_updated(stages, handle):
+            found = serves.get(handle) or read_before.get(handle) or computed_from(item, stages, decided, handle)
+        else:
+            found = _written_together(item, stages, decided, handle)
         holder = next(iter(found)) if len(found) == 1 else EVERY_WORKER
         if holder in cut_variables:
             _cut_alike(item, variable, cut_variables[holder], cuts, owners)
@@ -100,6 +106,17 @@ def _cut_alike(item: GraphItem, slot: Variable, served: str, cuts: dict[str, Cut
 
 def _is_updated(stages: Stages, handle: str) -> bool:
     return any(handle in stages.effects[w].writes for w in stages.writes if w in stages.update)
+
+
+def _written_together(item: GraphItem, stages: Stages, decided: Mapping[str, int], handle: str) -> Owners:
+    """The owners of the decided variables that one op writes with it, which runs where all of them lie.
+
+    No gradient reaches such an op where gradients are added up in variables by some runs, and applied by others. What
+    a branch or a function writes by several ops may lie at several workers.
+    """
+    ops = [write for write in stages.writes if item.wiring.nodes[write].op not in _SEVERAL_OPS]
+    written = [stages.effects[write].writes for write in ops]
+    return frozenset(decided[h] for handles in written if handle in handles for h in handles if h in decided)
 
 
 def find_served(
