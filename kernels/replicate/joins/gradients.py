@@ -12,10 +12,11 @@ from autodist.graph.fragment import Template, fragment
 from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Gradient, Join, JoinKind
-from autodist.graph.propagation import Examples, Mean, PerExample, Sum, Unknown, Weight
+from autodist.graph.propagation import Examples, Joined, Mean, PerExample, Sum, Unknown, Weight
 from autodist.graph.seeds import Undecided, live_calls, seed_weight, summed_on_the_way
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.shares import Seeds, Shares
+from autodist.kernels.replicate.joins.statistics import Statistics
 from autodist.kernels.replicate.joins.terms import TermSeeds
 from autodist.kernels.sums import ordered_sum, rows_together, sum_of_sums
 from autodist.messages import ALIKE_EVERYWHERE
@@ -166,8 +167,8 @@ class GradientJoins:
         key = ("sum", dtypes, row_join, aligned, *given)
         return self._joiner.template(key, [*given, *[*dtypes] * self._joiner.count], add)
 
-    def join_boundary(self) -> None:
-        """Joins what an update asks of the compute part besides gradients: a loss that scales it, say.
+    def join_boundary(self, statistics: Statistics) -> None:
+        """Joins what an update asks of the compute part besides gradients: a loss that scales it, or has to be finite.
 
         Text, which no variable is made of, is left to `OutputJoins.join_texts`.
         """
@@ -183,13 +184,22 @@ class GradientJoins:
                 )
             )  # fmt: skip
         for position, name in enumerate(asked):
-            kind = self._joiner.flows.kind(name)
-            if not isinstance(kind, Mean | Sum):
-                why = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
-                raise RewriteError(
-                    f"an optimizer's update reads {name}, which differs between replicas and cannot be combined "
-                    f"({why}). Give the update a mean or a sum over the batch instead."
-                )
             readers = self._joiner.late_readers(name)
-            result = self._joiner.join_value(f"boundary/{position}", JoinKind.BOUNDARY, name, kind)
-            self._joiner.editor.rewire(name, result, readers)
+            self._joiner.editor.rewire(name, self._whole(f"boundary/{position}", name, statistics), readers)
+
+    def _whole(self, label: str, name: str, statistics: Statistics) -> str:
+        """The tensor that holds the whole batch's value of one that an update asks of the compute part."""
+        kind = self._joiner.flows.kind(name)
+        if isinstance(kind, Mean | Sum):
+            return self._join(label, name, kind)
+        statistic = statistics.find(name)
+        if statistic is not None and statistic.is_arithmetic:
+            return statistics.make(label, statistic, self._join)
+        why = kind.reason if isinstance(kind, Unknown) else f"it is {kind}"
+        raise RewriteError(
+            f"an optimizer's update reads {name}, which differs between replicas and cannot be combined ({why}). Give "
+            "the update a mean or a sum over the batch, or what is made of such, instead."
+        )
+
+    def _join(self, label: str, name: str, kind: Joined, copies: Sequence[str] | None = None, depth: int = 0) -> str:
+        return self._joiner.join_value(label, JoinKind.BOUNDARY, name, kind, copies, depth)

@@ -54,6 +54,11 @@ class WholeStatistic:
     depths: Mapping[str, int]
     flows: Propagation
 
+    @property
+    def is_arithmetic(self) -> bool:
+        """Whether one pass over the examples gives all that it is made of, and no example is looked at after that."""
+        return not any(self.depths.values()) and isinstance(self.flows.kind(self.name), Replicated)
+
 
 class Statistics:
     """Finds and makes them in one replicated graph.

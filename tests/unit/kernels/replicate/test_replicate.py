@@ -169,6 +169,38 @@ def test_an_update_may_read_the_loss(shape):
     check(step, batches(5, 1), shape)
 
 
+GUARDS = {
+    "finite": lambda loss, gradient: tf.math.is_finite(loss) & (tf.norm(gradient) < 9.0),
+    "root": lambda loss, gradient: tf.sqrt(loss) < 1.6,
+    "ratio": lambda loss, gradient: tf.reduce_max(tf.abs(gradient)) / (1.0 + loss) < 1.0,
+}
+
+
+@pytest.mark.parametrize(
+    "guard, shape, owners",
+    [
+        *((guard, (2, 2), None) for guard in GUARDS),
+        *((guard, (2, 1), {"w": 1}) for guard in GUARDS),
+        ("root", (1, 2), None),
+    ],
+)
+def test_an_update_may_depend_on_a_function_of_the_loss(guard, shape, owners):
+    weight, skipped = variable("w", 4, 1), variable("skipped", 1)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ weight))
+        gradient = tape.gradient(loss, weight)
+        if GUARDS[guard](loss, gradient):
+            weight.assign_sub(0.1 * gradient)
+        else:
+            skipped.assign_add([1.0])
+        return loss
+
+    found = check(step, batches(5, 4, 3, 2), shape, owners)
+    assert int(found.variables[-1]["skipped"][0]) == {"finite": 0, "root": 1, "ratio": 2}[guard]
+
+
 def unknown_loss():
     weight = variable("w", 4, 1)
 
