@@ -79,7 +79,7 @@ def forks(forked_python: ForkedPython, monkeypatch: pytest.MonkeyPatch) -> None:
         environment = env | ON_CPU | {MARK: secrets.token_hex(8)}
         with open(os.devnull, "rb") as nothing:
             streams = (nothing, stdout, stdout)
-            process = forked_python.start(command[1:], streams, environment, Path.cwd(), workers=1)
+            process = forked_python.start(command[1:], streams, environment, Path.cwd(), chains=1)
         assert process is not None, "its environment is another one"
         return subprocess.CompletedProcess(command, process.wait())
 
