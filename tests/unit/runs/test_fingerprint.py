@@ -109,8 +109,8 @@ def test_names_that_are_counted_up_may_differ_and_the_chiefs_are_taken():
 def test_what_is_counted_up_hides_no_other_difference():
     text = "a_{0} = Placeholder()\nb = Placeholder()\nc = Neg({1})"
     with pytest.raises(CaptureMismatchError, match=r"chief:  node c = Neg\(a_1\)\n    here:   node c = Neg\(b\)"):
-        require_equal(*(Fingerprint.of(with_text(text.format(*n))) for n in ((1, "a_1"), (2, "b"))), "worker 1")
-    require_equal(*(Fingerprint.of(with_text(text.format(n, f"a_{n}"))) for n in (1, 2)), "worker 1")
+        require_equal(*(Fingerprint.of(with_text(text.format(*n))) for n in ((1, "a_1"), (2, "b"))), name="worker 1")
+    require_equal(*(Fingerprint.of(with_text(text.format(n, f"a_{n}"))) for n in (1, 2)), name="worker 1")
 
 
 def test_a_graph_that_has_the_same_names_is_renamed_in_nothing():

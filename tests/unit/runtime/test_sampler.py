@@ -76,7 +76,7 @@ def test_a_place_in_another_order_is_told(caplog: pytest.LogCaptureFixture) -> N
 @pytest.mark.parametrize("arguments", [(0, 4, 1, False), (4, 0, 1, False), (3, 4, 1, True)])
 def test_a_sampler_without_batches_is_refused(arguments: Any) -> None:
     with pytest.raises(ValueError, match="records"):
-        Sampler(*arguments, [0], 0)
+        Sampler(*arguments, replicas=[0], worker=0)
 
 
 def test_many_records_take_no_memory() -> None:

@@ -374,7 +374,7 @@ def test_random_assignments_train_as_one_device_does_and_no_two_workers_wait_for
 ):
     step, given_batches = make_step(choices), batches_of_words(3, [5, 5])
     captured = asking(step, *given_batches[0])
-    strategy = strategy_of(captured.item, *shape, kept_by_name, servers if shape[0] > 1 else 0)
+    strategy = strategy_of(captured.item, *shape, kept_by_name=kept_by_name, servers=servers if shape[0] > 1 else 0)
     strategy.graph_config.one_machine = True
     found = Session(captured, strategy).train(given_batches)
     assert_same(found, one_device(captured, step, given_batches), rtol=1e-9)

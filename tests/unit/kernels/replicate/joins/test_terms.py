@@ -83,7 +83,7 @@ def on_one_device(make, *given):
 
 def check(shape, make, *given):
     captured, alone = on_one_device(make, *given)
-    strategy = plan(captured.item, *shape, {"first": 1} if shape[0] > 1 else None)
+    strategy = plan(captured.item, *shape, owners={"first": 1} if shape[0] > 1 else None)
     assert_same(train(captured, strategy, batches()), alone)
 
 
