@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, Self
 
 from autodist.cluster.patience import Stopwatch
 from tests.forked_python.start import ON_CPU, forked_python
@@ -118,7 +118,7 @@ class Run:
         self.forked_workers = workers_here(spec) - 1 if is_forked and via is list else None
         self.environment = os.environ | ON_CPU | {MARK: self.mark}
 
-    def __enter__(self) -> Run:
+    def __enter__(self) -> Self:
         with open(self.directory / "stdout", "wb") as out, open(self.directory / "stderr", "wb") as err:
             self.chief = self._start(out, err)
         return self
