@@ -80,7 +80,7 @@ def run(
     if join is None:
         Asked(file, workers)  # told before the file is read
     spec = None if file is None else ResourceSpec.from_file(file)  # told here, before TensorFlow is imported
-    given = find_given(spec, join, index, workers, replicas)
+    given = find_given(spec, join, index, workers)
     if given is not None:
         _require_no_look(dry_run)
         asked = Asked(file, strategy=strategy, given=True, replicas=replicas, max_restarts=max_restarts)
@@ -98,9 +98,7 @@ def run(
     os.execve(sys.executable, [sys.executable, *_launched(target)], os.environ | told)
 
 
-def find_given(
-    spec: ResourceSpec | None, join: str | None, index: int | None, workers: int | None, replicas: int | None
-) -> Given | None:
+def find_given(spec: ResourceSpec | None, join: str | None, index: int | None, workers: int | None) -> Given | None:
     """What this process is in a given cluster; None where it is in none, or has been told its machines.
 
     Raises:

@@ -135,7 +135,7 @@ class VariableTracker:
         """The record of a variable; None: no step works on it."""
         return self._by_id.get(id(source))
 
-    def track(self, source: tf.Variable, name: str, is_seed: bool = False) -> Tracked:
+    def track(self, source: tf.Variable, is_seed: bool = False) -> Tracked:
         """The record of a variable; made, and the variable watched, when it is first seen."""
         found = self._by_id.get(id(source))
         if found is None:

@@ -66,7 +66,6 @@ class OwnPart:
         cls,
         item: GraphItem,
         context: Context,
-        editor: GraphEditor,
         effects: Mapping[str, Effect],
         owner: Mapping[str, int],
         joins: Sequence[Join],

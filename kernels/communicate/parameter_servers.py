@@ -69,7 +69,7 @@ class _Servers:
 
     def run(self) -> GraphItem:
         self._bring_gradients()
-        part = OwnPart.find(self.item, self.context, self.editor, self.effects, self.owner, self.joins)
+        part = OwnPart.find(self.item, self.context, self.effects, self.owner, self.joins)
         self._require_same_outputs(part)
         part.exchange_boundary(self.results, self.context)
         self._hold_back_writes()

@@ -65,7 +65,7 @@ class Serving:
         self._capacity = ahead + 1
         part = OwnPart.find(
             replace(self.item, outputs=(), targets=tuple(targets)),
-            self.context, self.editor, self.touches, self.owner, self.joins,
+            self.context, self.touches, self.owner, self.joins,
         )  # fmt: skip
         self._receive(part)
         readers = set(self.owner.values())

@@ -97,10 +97,6 @@ class Homes:
             return None
         return Unit(part.stage, micro_batch, part.is_backward)
 
-    def worker_of(self, unit: Unit) -> int:
-        """Who computes a unit."""
-        return self.context.plan.seats[unit.stage][unit.micro_batch // self.micro_batches]
-
     def stage_of_worker(self, worker: int) -> int:
         """The pipeline stage that a worker computes."""
         return self._seat_of[worker][0]

@@ -115,7 +115,7 @@ def _take(editor: GraphEditor, item: GraphItem, stages: Stages, handle: str, wri
     write = _write(editor, variable, [i for w in writes for i in editor[w].input if is_control(i)])
     made = _made(editor, item, stages, variable, writes)
     _require_reads_that_run(item, stages, variable, set(writes))
-    _reads_become_values(editor, stages, handle, before, set(writes), write)
+    _reads_become_values(editor, stages, handle, set(writes), write)
     for w in writes:
         earlier = [e for e in stages.writes_before(w, handle) if e in writes and e != w]
         _become_value(editor, editor[w], tensor(max(earlier, key=stages.order.__getitem__)) if earlier else before)
@@ -195,9 +195,7 @@ def _addend(
     return None
 
 
-def _reads_become_values(
-    editor: GraphEditor, stages: Stages, handle: str, before: str, writes: set[str], final: str
-) -> None:
+def _reads_become_values(editor: GraphEditor, stages: Stages, handle: str, writes: set[str], final: str) -> None:
     for name in stages.readers(handle):
         if name in writes or name in stages.once or name not in editor:
             continue

@@ -89,7 +89,7 @@ def find_table_writes(item: GraphItem) -> dict[str, list[TableWrite]]:
         variable = item.by_handle[handle]
         if variable.shape not in shapes:
             continue
-        behind = _gradients_behind(item, editor, stages, name) if name in stages.update else [variable.name]
+        behind = _gradients_behind(editor, stages, name) if name in stages.update else [variable.name]
         for table in behind:
             if table in tables and tables[table].shape == variable.shape:
                 read = _read_by(item, editor, stages, name, variable.shape)
@@ -105,7 +105,7 @@ def _refusal(rows: Rows, write: str) -> str | None:
     return answer.reason if isinstance(answer, Refusal) else None
 
 
-def _gradients_behind(item: GraphItem, editor: GraphEditor, stages: Stages, write: str) -> list[str]:
+def _gradients_behind(editor: GraphEditor, stages: Stages, write: str) -> list[str]:
     """The variables whose gradients a write is made from, by data or through what was written before."""
     gradient_of = {t: g.variable for g in stages.gradients for t in g.tensors}
     found: dict[str, None] = {}

@@ -61,7 +61,7 @@ def _gather(work: Work, node: NodeDef, cut: CutVariable) -> bool:
     for copy in copies:
         work.editor.note({tensor(copy): tf.TensorSpec([None, *cut.variable.shape[1:]], cut.variable.dtype)})
     work.order_after(node.name, copies)
-    work.becomes(node.name, functools.partial(gather_rows, work, ids, asked, copies))
+    work.becomes(node.name, functools.partial(gather_rows, ids, asked, copies))
     return True
 
 

@@ -56,7 +56,7 @@ def _flat_shape(rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     return tf.concat([[-1], tf.shape(rows)[tf.rank(ids) :]], 0)
 
 
-def gather_rows(work: Work, ids: str, asked: Route, parts: Sequence[str], f: Fragment) -> tf.Tensor:
+def gather_rows(ids: str, asked: Route, parts: Sequence[str], f: Fragment) -> tf.Tensor:
     """The rows that shards gave for a route, in the order in which they were asked for."""
     got = f.inputs(parts)
     whole = tf.raw_ops.DynamicStitch(indices=f.inputs(asked.places), data=got)

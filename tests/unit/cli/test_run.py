@@ -206,15 +206,15 @@ def test_a_step_of_slurm_is_found_unless_the_options_name_machines(monkeypatch: 
         "SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NODELIST": "n[1-2]", "SLURM_JOB_ID": "5",
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    found = find_given(None, None, None, None, None)
+    found = find_given(None, None, None, None)
     assert found is not None
     assert (found.form, found.index, found.chief) == ("SLURM", 1, "n1")
-    assert find_given(None, None, None, 2, None) is None
-    assert find_given(ResourceSpec.from_dict({"nodes": [{"address": "a"}]}), None, None, None, None) is None
+    assert find_given(None, None, None, 2) is None
+    assert find_given(ResourceSpec.from_dict({"nodes": [{"address": "a"}]}), None, None, None) is None
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "1")
     monkeypatch.setenv("SLURM_PROCID", "0")
-    assert find_given(None, None, None, None, None) is None, "a step of one task is no cluster"
-    alone = find_given(ResourceSpec.from_dict({"nodes": "given"}), None, None, None, None)
+    assert find_given(None, None, None, None) is None, "a step of one task is no cluster"
+    alone = find_given(ResourceSpec.from_dict({"nodes": "given"}), None, None, None)
     assert alone is not None
     assert alone.count == 1
 

@@ -49,7 +49,7 @@ def test_compose_starts_each_by_hand(
         monkeypatch.setenv(name, "")  # so that what is set below is put back
         monkeypatch.delenv(name)
     workers = int(options["--workers"]) if "--workers" in options else None
-    found = find_given(None, options["--join"], int(options["--index"]), workers, None)
+    found = find_given(None, options["--join"], int(options["--index"]), workers)
     assert found is not None
     assert (found.index, found.count, found.chief, found.port) == (index, count, "chief", 15000)
     assert "chief" in compose["services"], "the name by which the others find it"

@@ -37,7 +37,7 @@ class Trained:
         self.step()
 
     def track(self, variable: tf.Variable) -> Tracked:
-        tracked = self.tracker.track(variable, "v")
+        tracked = self.tracker.track(variable)
         tracked.is_ahead = False
         return tracked
 
@@ -416,7 +416,7 @@ def test_a_data_set_that_was_made_before_the_first_step_writes(trained: Trained)
 
 def test_two_runs_see_one_variable(trained: Trained):
     other = VariableTracker(lambda: None)
-    tracked = other.track(trained.variable, "v")
+    tracked = other.track(trained.variable)
     tracked.is_ahead = False
     trained.variable.assign([8.0, 8.0, 8.0])
     assert tracked.is_ahead and trained.tracked.is_ahead

@@ -20,7 +20,7 @@ class Session:
         self.tracker = VariableTracker(self.pull)
 
     def track(self, variable, value):
-        tracked = self.tracker.track(variable, variable.name)
+        tracked = self.tracker.track(variable)
         tracked.is_ahead = False
         self.values[tracked] = value
         return tracked
@@ -53,14 +53,14 @@ NEW = [5.0, 6.0]
 
 
 def test_a_variable_is_tracked_once(session, variable):
-    first = session.tracker.track(variable, "v")
-    assert session.tracker.track(variable, "v") is first
+    first = session.tracker.track(variable)
+    assert session.tracker.track(variable) is first
     assert first.is_ahead and not first.is_behind
     assert list(session.tracker) == [first]
 
 
 def test_shared_names_differ_though_names_do_not(session):
-    first, second = (session.tracker.track(tf.Variable(0.0), "v") for _ in range(2))
+    first, second = (session.tracker.track(tf.Variable(0.0)) for _ in range(2))
     assert first.shared_name != second.shared_name
 
 
@@ -128,12 +128,12 @@ def test_generators_go_on_as_soon_as_a_step_has_them():
     def tracked(tracker, values):
         found = [tf.Variable(v, name="layer/seed_generator_state", dtype=tf.int64) for v in values]
         for variable in found:
-            tracker.track(variable, variable.name, is_seed=True)
+            tracker.track(variable, is_seed=True)
         return found
 
     first = VariableTracker(lambda: None)
     tracked(first, ([1, 2], [3, 4]))
-    first.track(tf.Variable(1.0, name="layer/kernel"), "layer/kernel")
+    first.track(tf.Variable(1.0, name="layer/kernel"))
     states = {name: np.asarray(one.read()) for name, one in first.generators.items()}
     assert list(states) == ["layer/seed_generator_state#0", "layer/seed_generator_state#1"]
     second = VariableTracker(lambda: None)
