@@ -91,18 +91,19 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: str) -> FolderLock:
-        """The lock of a folder, which is this process's from now on; it may have it already.
+        """The lock of a folder, which is this process's from now on; it may have it already, by another path, too.
 
         Raises:
             CheckpointError: another process has it.
             OSError: the folder cannot be written.
         """
         lock = cls(folder)
-        held = cls._held.get(lock._path)
-        if held is not None:
-            if held._is_there():
+        for held in list(cls._held.values()):
+            if held._is_at(lock._path):
+                held._move_to(lock._path)
                 return held
-            held._let_go()
+        if lock._path in cls._held:
+            cls._held[lock._path]._let_go()
         lock._take()
         cls._held[lock._path] = lock
         return lock
@@ -121,6 +122,11 @@ class FolderLock:
                     os.unlink(self._path)
             self._let_go()
         self._held.pop(self._path, None)
+
+    def _move_to(self, path: str) -> None:
+        """The folder that it holds is found there: it was moved since, or is mounted twice."""
+        self._held[path] = self._held.pop(self._path)
+        self._path = path
 
     def _let_go(self) -> None:
         if self._file is not None:
@@ -173,11 +179,14 @@ class FolderLock:
 
     def _is_there(self) -> bool:
         """Whether the file that is open here is the one that others find."""
+        return self._is_at(self._path)
+
+    def _is_at(self, path: str) -> bool:
         if self._file is None:
             return False
         try:
-            return os.path.samestat(os.fstat(self._file), os.stat(self._path))
-        except FileNotFoundError:
+            return os.path.samestat(os.fstat(self._file), os.stat(path))
+        except OSError:  # it was removed, or something else stands there where its folder was
             return False
 
 

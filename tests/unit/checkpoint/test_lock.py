@@ -151,3 +151,26 @@ def test_a_file_that_was_removed_is_made_again(tmp_path):
     (tmp_path / NAME).unlink()
     FolderLock.take(tmp_path)
     assert Owner.told((tmp_path / NAME).read_bytes()).pid == os.getpid()
+
+
+def test_a_folder_that_was_moved_stays_its_holders_by_the_path_that_leads_there_now(tmp_path):
+    (tmp_path / "folder").mkdir()
+    lock = FolderLock.take(tmp_path / "folder")
+    (tmp_path / "folder").rename(tmp_path / "larger disk")
+    (tmp_path / "folder").symlink_to(tmp_path / "larger disk")
+    assert FolderLock.take(tmp_path / "folder") is lock
+    FolderLock.release_all()
+    assert os.listdir(tmp_path / "larger disk") == []
+
+
+def test_a_file_in_the_place_of_the_folder_is_told_by_who_saves_there_alone(tmp_path):
+    """At the process's end nothing is left to be let go."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    FolderLock.take(folder)
+    folder.rename(tmp_path / "away")
+    folder.touch()
+    with pytest.raises(NotADirectoryError):
+        FolderLock.take(folder)
+    FolderLock.release_all()
+    assert folder.read_text() == ""
