@@ -57,12 +57,28 @@ class Folder:
         return os.path.join(self.path, f"{_NAME}-{number}")
 
     def numbers(self) -> list[int]:
-        """Of all checkpoints that are there, in order."""
-        names = os.listdir(self.path) if os.path.isdir(self.path) else []
+        """Of all checkpoints that are there, in order.
+
+        Raises:
+            CheckpointError: it cannot be seen which are there.
+        """
+        try:
+            names = os.listdir(self.path)
+        except FileNotFoundError:  # it is made with the first one
+            names = []
+        except OSError as error:
+            raise CheckpointError(
+                f"it cannot be seen which checkpoints are in {self.path}: {error}. Name another folder, or make this "
+                "one readable."
+            ) from error
         return sorted(int(found[1]) for found in map(_NUMBERED.fullmatch, names) if found)
 
     def latest(self) -> str | None:
-        """Prefix of the last checkpoint, TensorFlow's own included; None: there is none."""
+        """Prefix of the last checkpoint, TensorFlow's own included; None: there is none.
+
+        Raises:
+            CheckpointError: it cannot be seen which are there.
+        """
         named = tf.train.latest_checkpoint(self.path)
         if named is not None:
             return str(named)

@@ -132,3 +132,11 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match="no checkpoint can be written in .*file"):
         save(Folder(tmp_path / "file" / "folder"), 1)
+
+
+def test_a_folder_that_cannot_be_looked_into_is_no_empty_one(tmp_path):
+    """Training from the beginning, because a drive does not answer, would be the wrong thing to do."""
+    folder = tmp_path / "folder"
+    folder.symlink_to(folder)
+    with pytest.raises(CheckpointError, match=f"which checkpoints are in {folder}: .*levels.*Name another folder, or"):
+        Folder(folder).latest()
