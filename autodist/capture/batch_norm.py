@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import nn_fused_batch_norm_grad as second_order  # TensorFlow finds it here at each call
 
+from autodist.capture.replaced import replaced
 from autodist.graph.editor import GraphEditor
 
 _AXES = (0, 1, 2)
@@ -208,12 +209,10 @@ def fusing_batch_norms() -> Iterator[FusedNorms]:
         norms.are_differentiated_twice = True
         return differentiate_again(*args)
 
-    tf.nn.moments, tf.nn.batch_normalization = noted_moments, fused_or_not
-    keras.layers.BatchNormalization.call = call_layer
-    second_order._FusedBatchNormGradGrad = noted_second
-    try:
+    with (
+        replaced(tf.nn, "moments", noted_moments),
+        replaced(tf.nn, "batch_normalization", fused_or_not),
+        replaced(keras.layers.BatchNormalization, "call", call_layer),
+        replaced(second_order, "_FusedBatchNormGradGrad", noted_second),
+    ):
         yield norms
-    finally:
-        tf.nn.moments, tf.nn.batch_normalization = moments, normalise
-        keras.layers.BatchNormalization.call = call
-        second_order._FusedBatchNormGradGrad = differentiate_again

@@ -14,6 +14,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 
 from autodist.capture.own_arrays import own_arrays
+from autodist.capture.replaced import replaced
 from autodist.errors import CaptureError
 from autodist.reading.own_batches import PartsGiven, Reading
 from autodist.reading.own_elements import reading_own
@@ -66,11 +67,8 @@ def _reading_own(model: keras.Model, reading: Reading) -> Iterator[None]:
             )
         return made
 
-    trainer.TFEpochIterator = make
-    try:
+    with replaced(trainer, "TFEpochIterator", make):
         yield
-    finally:
-        trainer.TFEpochIterator = plain
 
 
 def _own_batches(batches: trainer.TFEpochIterator, reading: Reading, is_cut: bool) -> Any:

@@ -13,6 +13,7 @@ from tensorflow.python.framework import ops  # the registry of gradients
 from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
 from tensorflow.python.ops.parallel_for import control_flow_ops  # what vectorized_map and jacobians are made by
 
+from autodist.capture.replaced import replaced
 from autodist.capture.seams import SEED_NAME, Seam, take_apart
 
 _CUSTOM = "CustomGradient-"
@@ -231,19 +232,14 @@ def noting_gradients(in_functions: bool = True) -> Iterator[GradientNotes]:
         plain = lambda t, w: graph_gradients(t, xs, w, *args, **kwargs)  # noqa: E731
         return notes.differentiate(ys, xs, grad_ys, plain, stops=stops)
 
-    tf.GradientTape.gradient = gradient
-    tf.GradientTape.jacobian = jacobian
-    tf.GradientTape.batch_jacobian = batch_jacobian
-    gradients_util._GradientsHelper = helper
-    control_flow_ops._pfor_impl = vectorized
-    try:
+    with (
+        replaced(tf.GradientTape, "gradient", gradient),
+        replaced(tf.GradientTape, "jacobian", jacobian),
+        replaced(tf.GradientTape, "batch_jacobian", batch_jacobian),
+        replaced(gradients_util, "_GradientsHelper", helper),
+        replaced(control_flow_ops, "_pfor_impl", vectorized),
+    ):
         yield notes
-    finally:
-        tf.GradientTape.gradient = tape_gradient
-        tf.GradientTape.jacobian = tape_jacobian
-        tf.GradientTape.batch_jacobian = tape_batch_jacobian
-        gradients_util._GradientsHelper = graph_gradients
-        control_flow_ops._pfor_impl = vectorize
 
 
 def forget_custom_gradients(definition: tf.compat.v1.GraphDef) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import function_type_utils  # by which tf.function takes arguments
 
+from autodist.capture.replaced import replaced
 from autodist.graph.jit_scope import JIT_SCOPE
 
 
@@ -35,8 +36,5 @@ def inlining_functions() -> Iterator[None]:
         with tf.name_scope(JIT_SCOPE) if getattr(self, "_jit_compile", None) else nullcontext():
             return body(*args, **kwargs)
 
-    kind.__call__ = call
-    try:
+    with replaced(kind, "__call__", call):
         yield
-    finally:
-        kind.__call__ = plain

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -13,6 +13,8 @@ import tensorflow as tf
 from keras import callbacks
 from keras.src.legacy.saving import legacy_h5_format  # the functions behind keras.saving.save_model and save_weights,
 from keras.src.saving import saving_lib  # which scripts may have imported under names of their own
+
+from autodist.capture.replaced import all_replaced
 
 _WRITERS: tuple[type[callbacks.Callback], ...] = (
     callbacks.ModelCheckpoint,
@@ -43,7 +45,7 @@ def telling_of_saves(tell: Callable[[], None]) -> Iterator[None]:
 
         return save
 
-    with _replaced([(keras.Model, name, telling(vars(keras.Model)[name])) for name in SAVES]):
+    with all_replaced([(keras.Model, name, telling(vars(keras.Model)[name])) for name in SAVES]):
         yield
 
 
@@ -73,7 +75,7 @@ def writing_nothing() -> Iterator[None]:
         (callbacks.OrbaxCheckpoint, "_save_checkpoint", _nothing),
         (callbacks.RemoteMonitor, "on_epoch_end", _nothing),
     ]
-    with _replaced([*saving, *own]):
+    with all_replaced([*saving, *own]):
         yield
 
 
@@ -100,13 +102,3 @@ def _log_into_nothing(plain: Callable[..., None]) -> Callable[..., None]:
             self.filename = file
 
     return on_train_begin
-
-
-@contextmanager
-def _replaced(replacements: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Attributes, of owner and name, that are others while the context is open."""
-    with ExitStack() as stack:
-        for owner, name, other in replacements:
-            stack.callback(setattr, owner, name, vars(owner)[name])
-            setattr(owner, name, other)
-        yield

@@ -20,6 +20,7 @@ from autodist.capture.keras_progress import TracedStep, timing_the_start
 from autodist.capture.keras_state import is_about_to_step, make_state
 from autodist.capture.other_strategies import require_no_strategy
 from autodist.capture.own_frames import hiding_own_frames
+from autodist.capture.replaced import all_replaced, definer_of
 from autodist.converting import converting, ours
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.reading.own_batches import PartsIterator, Reading, whole_of
@@ -67,7 +68,7 @@ class KerasModels:
         self._batch_axis = {} if batch_axis is None else batch_axis
         # Where Keras defines them: a model counts as one with a `compile` of its own, which loading a file leaves
         # uncompiled, if `keras.Model.compile` is not the function that stands there.
-        compiles, trains = _definer("compile"), _definer("make_train_function")
+        compiles, trains = definer_of(keras.Model, "compile"), definer_of(keras.Model, "make_train_function")
         compile_model, make_train, build = compiles.compile, trains.make_train_function, trains.__init__
         adopt = self.adopt
 
@@ -86,21 +87,18 @@ class KerasModels:
             adopt(model)
             return model.make_train_function(force)
 
-        compiles.compile, trains.make_train_function, trains.__init__ = (
-            compile_and_adopt,
-            adopt_and_make,
-            build_and_adopt,
-        )
-        try:
-            with self._fitting():
-                yield
-        finally:
-            compiles.compile, trains.make_train_function, trains.__init__ = compile_model, make_train, build
+        adopting = [
+            (compiles, "compile", compile_and_adopt),
+            (trains, "make_train_function", adopt_and_make),
+            (trains, "__init__", build_and_adopt),
+        ]
+        with all_replaced(adopting), self._fitting():
+            yield
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:
         """Models that were built and compiled before are fitted as adopted ones are."""
-        fits, trains = self._fits, _definer("make_train_function")
+        fits, trains = self._fits, definer_of(keras.Model, "make_train_function")
         plain = {name: vars(trains)[name] for name in (SHOW_PROGRESS if fits is not None else ("fit",))}
 
         def fitting(method: Any) -> Any:
@@ -112,13 +110,8 @@ class KerasModels:
 
             return call
 
-        for name, method in plain.items():
-            setattr(trains, name, hiding_own_frames(fitting(method)))
-        try:
+        with all_replaced((trains, name, hiding_own_frames(fitting(method))) for name, method in plain.items()):
             yield
-        finally:
-            for name, method in plain.items():
-                setattr(trains, name, method)
 
     def adopt(self, model: keras.Model) -> None:
         """Gives one model a train function of ours; it keeps it after the scope."""
@@ -191,11 +184,6 @@ class KerasModels:
 
         takes_parts(train)
         return train
-
-
-def _definer(method: str) -> Any:
-    """The class from which `keras.Model` has `method`."""
-    return next(base for base in keras.Model.__mro__ if method in vars(base))
 
 
 def _check(model: keras.Model) -> None:

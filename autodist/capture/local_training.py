@@ -21,6 +21,7 @@ import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # of which every session of the script is one
 from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
 
+from autodist.capture.replaced import definer_of
 from autodist.capture.session_training import trains
 
 _SUSPECTS = 4
@@ -243,7 +244,7 @@ def _tell(tell: Callable[[LocalTraining], None]) -> None:
 def _hook_in() -> None:
     if _hooks:
         return
-    optimizer = next(base for base in keras.optimizers.Optimizer.__mro__ if "apply" in vars(base))
+    optimizer = definer_of(keras.optimizers.Optimizer, "apply")
     _hook(optimizer, "apply", _with_application)
     _hook(tf.GradientTape, "gradient", _with_tape)
     _hook(gradients_util, "_GradientsHelper", _with_graph_gradients)

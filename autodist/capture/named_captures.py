@@ -8,6 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from autodist.capture.replaced import replaced
+
 
 @contextmanager
 def naming_captures() -> Iterator[None]:
@@ -21,8 +23,5 @@ def naming_captures() -> Iterator[None]:
             name = "captured"
         return plain(self, tensor, name, shape)
 
-    kind.capture = capture
-    try:
+    with replaced(kind, "capture", capture):
         yield
-    finally:
-        kind.capture = plain

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from autodist.capture.replaced import definer_of, replaced
 from autodist.errors import CaptureError
 
 
@@ -50,7 +51,7 @@ def refusing_strategies() -> Iterator[None]:
         CaptureError: one is; where it is opened, or runs something.
     """
     require_no_strategy(tf.distribute.get_strategy(), "what is built here")
-    definer: Any = next(base for base in tf.distribute.Strategy.__mro__ if "scope" in vars(base))
+    definer = definer_of(tf.distribute.Strategy, "scope")
     plain = definer.scope
 
     @functools.wraps(plain)
@@ -58,8 +59,5 @@ def refusing_strategies() -> Iterator[None]:
         require_no_strategy(self, "what is built here")
         return plain(self)
 
-    definer.scope = scope
-    try:
+    with replaced(definer, "scope", scope):
         yield
-    finally:
-        definer.scope = plain

@@ -9,6 +9,8 @@ from typing import Any
 
 import keras
 
+from autodist.capture.replaced import definer_of, replaced
+
 _METHOD = "_overwrite_variables_directly_with_gradients"
 
 
@@ -16,7 +18,7 @@ _METHOD = "_overwrite_variables_directly_with_gradients"
 def noting_overwrites() -> Iterator[list[Any]]:
     """The handles of the variables that Keras's optimizers overwrite with their gradients while the context is open."""
     handles: list[Any] = []
-    definer = next(base for base in keras.Optimizer.__mro__ if _METHOD in vars(base))
+    definer = definer_of(keras.Optimizer, _METHOD)
     plain = getattr(definer, _METHOD)
 
     @functools.wraps(plain)
@@ -25,8 +27,5 @@ def noting_overwrites() -> Iterator[list[Any]]:
         handles.extend(v.value.handle for v in variables if getattr(v, "overwrite_with_gradient", False))
         return plain(optimizer, gradients, variables)
 
-    setattr(definer, _METHOD, overwrite)
-    try:
+    with replaced(definer, _METHOD, overwrite):
         yield handles
-    finally:
-        setattr(definer, _METHOD, plain)

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from autodist.capture.whole_sums import replaced
+from autodist.capture.replaced import all_replaced
 from autodist.graph.stage_marks import STAGE_MARK
 
 
@@ -112,7 +112,7 @@ _NOTED = "_autodist_stages"
 def _noting_layers(stage: int) -> Iterator[None]:
     """Notes the layers that are made, and the operations of Keras that are called on symbolic inputs."""
     layer, operation = keras.layers.Layer, keras.Operation
-    make, kinds = layer.__init__, (layer, operation)
+    make = layer.__init__
 
     @functools.wraps(make)
     def note_made(self: Any, *args: Any, **options: Any) -> None:
@@ -127,10 +127,8 @@ def _noting_layers(stage: int) -> Iterator[None]:
 
         return call
 
-    with ExitStack() as opened:
-        opened.enter_context(replaced(layer, "__init__", note_made))
-        for kind in kinds:
-            opened.enter_context(replaced(kind, "symbolic_call", note_called(kind.symbolic_call)))
+    called = [(kind, "symbolic_call", note_called(kind.symbolic_call)) for kind in (layer, operation)]
+    with all_replaced([(layer, "__init__", note_made), *called]):
         yield
 
 

@@ -13,7 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
-from autodist.capture.whole_sums import SumNotes, replaced
+from autodist.capture.replaced import replaced
+from autodist.capture.whole_sums import SumNotes
 from autodist.graph.batch_statistics import Place, Statistic, Statistics, find_statistics
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem

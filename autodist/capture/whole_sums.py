@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from autodist.capture.replaced import definer_of, replaced
 from autodist.errors import CaptureError
 from autodist.graph.whole_sums import SUM_NAME, WholeOf, WholeSum
 
@@ -94,10 +95,10 @@ def noting_sums(in_functions: bool) -> Iterator[SumNotes]:
         in_functions: whether in graphs of functions, or else in plain graphs.
     """
     notes = SumNotes(in_functions)
-    context = next(base for base in tf.distribute.ReplicaContext.__mro__ if "all_reduce" in vars(base))
-    gathering = next(base for base in tf.distribute.ReplicaContext.__mro__ if "all_gather" in vars(base))
+    context = definer_of(tf.distribute.ReplicaContext, "all_reduce")
+    gathering = definer_of(tf.distribute.ReplicaContext, "all_gather")
     all_gather = gathering.all_gather
-    optimizer = next(base for base in keras.Optimizer.__mro__ if _OF_OPTIMIZERS in vars(base))
+    optimizer = definer_of(keras.Optimizer, _OF_OPTIMIZERS)
     all_reduce, of_gradients = context.all_reduce, getattr(optimizer, _OF_OPTIMIZERS)
     moments = keras.layers.BatchNormalization._moments
 
@@ -149,17 +150,6 @@ def _sums_are_whole(notes: SumNotes) -> Iterator[None]:
 
     with replaced(operations, "sum", whole):
         yield
-
-
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """While it is open, an attribute has another value."""
-    plain = vars(owner).get(name, getattr(owner, name))  # a method of a class as it stands there, unbound
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        setattr(owner, name, plain)
 
 
 def _axis_of(value: tf.Tensor, axis: Any) -> int:
