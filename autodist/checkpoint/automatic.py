@@ -16,6 +16,7 @@ from autodist.checkpoint.beside import Beside
 from autodist.checkpoint.content import Content, Value
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.loop import Loop
+from autodist.checkpoint.preemption import Preemption
 from autodist.checkpoint.read import described, read_about, require_alike, require_seen, saved_values
 from autodist.checkpoint.save import Saves
 from autodist.checkpoint.schedule import Schedule
@@ -25,6 +26,7 @@ from autodist.graph.item import GraphItem
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.resources import CheckpointSection
 from autodist.runs.run import Run
+from autodist.runs.step_observer import StepObserver
 from autodist.runtime.eager_watch import unwatched
 from autodist.runtime.variables import Kept, Tracked
 
@@ -49,7 +51,7 @@ class _Named:
     value: Callable[[], Value]
 
 
-class Automatic:
+class Automatic(StepObserver):
     """Saves the variables of the training steps that a script calls, and restores them before each is made first.
 
     They are known by their names in the steps; variables that no training step reads or writes are the script's affair.
@@ -57,6 +59,7 @@ class Automatic:
     Args:
         run: in which they are trained.
         section: what the YAML says.
+        preemption: asks the schedules by which the run is saved to save at SIGTERM, too; None: nothing does.
 
     Attributes:
         schedule: when it is saved.
@@ -65,9 +68,9 @@ class Automatic:
         loop: where the script is between two steps.
     """
 
-    def __init__(self, run: Run, section: CheckpointSection) -> None:
+    def __init__(self, run: Run, section: CheckpointSection, preemption: Preemption | None) -> None:
         self._run, self._folder = run, Folder(section.folder)
-        self._saves = Saves(run, self._folder, section.keep)
+        self._saves, self._preemption = Saves(run, self._folder, section.keep), preemption
         self.schedule = Schedule(
             run.index == 0,
             lambda said: run.talk.share(said, "a training step"),
@@ -82,24 +85,23 @@ class Automatic:
         self._has_begun = False
         self._beside = Beside(run)
         self.loop = Loop(self._saved_loop)
+        self.on_schedule(self.schedule)
 
     def asked_for_steps(self, frame: FrameType) -> None:
         """The script asks how many steps are done, in a frame."""
         self.is_asked = True
         self.loop.asked_where_to_begin(frame)
 
+    def on_schedule(self, schedule: Schedule) -> None:
+        if self._preemption is not None:
+            self._preemption.watch(schedule)
+
     def after_step(self) -> None:
-        """Called after each training step."""
         if not self.is_left_out:
             self.loop.after_step()
 
     def on_tracked(self, item: GraphItem, variables: Mapping[str, Tracked]) -> None:
-        """Called when a step was captured, before it is run: takes in, and restores, the variables of one that trains.
-
-        Args:
-            item: the step.
-            variables: of it, by their names there.
-        """
+        """Takes in, and restores, the variables of a step that trains."""
         if self.is_left_out or not item.gradients:
             return
         self._begin()
@@ -118,15 +120,7 @@ class Automatic:
                 variables[name].is_ahead, variables[name].is_behind = True, False
 
     def on_session(self, variables: Mapping[str, Kept]) -> Mapping[str, Kept]:
-        """Called before a session's first run that trains, when all variables have values; they are taken in.
-
-        Args:
-            variables: all of the session's, by name.
-
-        Returns:
-            On the chief, those that are to have the value which the checkpoint that the run goes on from has under a
-            name.
-        """
+        """Takes in the variables of a session."""
         if self.is_left_out:
             return {}
         self._begin()
@@ -140,13 +134,10 @@ class Automatic:
         return {} if names is None else {name: variables[new[name]] for name in self._saved(names, new)}
 
     def before_step(self, step: object) -> None:
-        """Called before each training step, by all workers alike: saves where it is time.
+        """Saves where it is time.
 
         A loop may have several steps, one for each network say. It is saved where the loop begins again, which is
         before a step that was made since.
-
-        Args:
-            step: which of them it is.
         """
         if self.is_left_out:
             return

@@ -118,7 +118,7 @@ class CheckpointCallback(keras.callbacks.Callback):
             self.schedule = Schedule(
                 self._run.index == 0, self._run.talk.share, self._every_steps, self._every_minutes, self._run.step
             )
-            self._run.on_schedule(self.schedule)
+            self._run.observer.on_schedule(self.schedule)
         self._epochs_before = model._initial_epoch
         self._first_epoch = None
         if self._fit < at or (self._fit == at and self._resumed["is_over"]):

@@ -49,14 +49,10 @@ def save_automatically(run: Run) -> Automatic | None:
     section = _section_of(run.spec)
     if section is None:
         return None
-    automatic = Automatic(run, section)
-    run.on_tracked, run.before_step = automatic.on_tracked, automatic.before_step
-    run.on_session, run.after_step = automatic.on_session, automatic.after_step
-    if section.on_preempt and run.index == 0:
-        preemption = Preemption(run)
+    preemption = Preemption(run) if section.on_preempt and run.index == 0 else None
+    if preemption is not None:
         preemption.begin()
-        preemption.watch(automatic.schedule)
-        run.on_schedule = preemption.watch
+    run.observer = automatic = Automatic(run, section, preemption)
     return automatic
 
 

@@ -171,7 +171,7 @@ class DistributedFunction:
         if known is None or self._is_outdated(known.traced) or not tf.executing_eagerly():
             return self._call_unknown(key, arrays, self._arguments.bind(args, kwargs))
         if self._trains:
-            self._run.before_step(self)
+            self._run.observer.before_step(self)
         with self._run.missed_step.noted(but=self.survivable):
             results = self._run_step(known.traced, known.own, arrays)
         self._run.first_batches.look()
@@ -191,7 +191,7 @@ class DistributedFunction:
         if known is None or not is_ready or not known.traced.running.can_repeat:
             return [self(batch) for batch in batches][-1]
         if self._trains:
-            self._run.before_step(self)
+            self._run.observer.before_step(self)
         own = known.own
         with self._run.missed_step.noted(but=self.survivable):
             for count in self.coming:
@@ -211,7 +211,7 @@ class DistributedFunction:
         if any(asked.groups):  # what was taken for rows of one number by chance is not any more
             self._known.clear()
         if self._trains:
-            self._run.before_step(self)
+            self._run.observer.before_step(self)
         with self._run.missed_step.noted(but=self.survivable):
             require_rows_for_all(split_rows(leaves), asked.groups, self._shares)
             traced = self._traced.get(asked)
@@ -237,7 +237,7 @@ class DistributedFunction:
             self._traced.add(made_for, traced)
             if traced.captured.item.gradients and not self._trains:
                 self._trains = True
-                self._run.before_step(self)
+                self._run.observer.before_step(self)
             self._tell_first_batch(traced, leaves, constants)
             own = self._own_part(leaves)
             with self._run.start_up.doing("making the first step"):

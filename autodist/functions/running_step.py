@@ -43,7 +43,7 @@ def prepare(
         CaptureMismatchError: this worker captured another step than the chief.
     """
     tracked = {v.name: run.tracker.track(sources[v.name], v.is_seed) for v in item.variables}
-    run.on_tracked(item, tracked)
+    run.observer.on_tracked(item, tracked)
     names = {name: one.shared_name for name, one in tracked.items()}
     strategy, renaming = run.plan(_as_settled(item, tracked), names, shapes=shapes)
     tracked = {renaming.variable(name): one for name, one in tracked.items()}

@@ -33,6 +33,7 @@ from autodist.runs.peers import Peers
 from autodist.runs.run_end import RunEnd
 from autodist.runs.start_up import StartUp
 from autodist.runs.starting import Starting
+from autodist.runs.step_observer import StepObserver
 from autodist.runs.step_plans import StepPlans
 from autodist.runs.talk import Talk
 from autodist.runs.told_strategy import tell_strategy
@@ -48,7 +49,7 @@ from autodist.runtime.program import Program
 from autodist.runtime.spread import Spread
 from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
-from autodist.runtime.variables import Kept, Tracked, VariableTracker
+from autodist.runtime.variables import Tracked, VariableTracker
 from autodist.strategies import BuildsStrategy
 
 
@@ -64,11 +65,7 @@ class Run:
         resumed: the checkpoint from which it goes on by what the YAML says; empty: there is none.
 
     Attributes:
-        on_tracked: called with a step, and the variables that it works on, when it was captured and before it runs.
-        on_session: called with a session's variables, by name, before its first run that trains; gives, on the chief,
-            what gives the value that one is to have.
-        before_step: called before each training step of the script's, with what tells that from other steps.
-        after_step: called after each, or after several that were made in one call.
+        observer: hears of the training steps; what the YAML asks to save puts itself there.
         on_training: called where a step that trains is made ready to run on all replicas.
         on_first_program: called once the first one is.
         draws: operations of steps that draw from a state which TensorFlow keeps to itself.
@@ -79,7 +76,6 @@ class Run:
         recorder: records its training steps; None: nobody has asked for that.
         step: how many training steps were made, those before a checkpoint that was restored included.
         is_in_step: whether a training step runs that is not counted yet; what is asked for meanwhile waits for it.
-        on_schedule: called, on the chief, with each schedule by which the run is saved from now on.
         saved_step: of the last checkpoint that was saved or restored; None: there was none.
     """
 
@@ -119,15 +115,11 @@ class Run:
         )
         self._landings: list[Callable[[], Any]] = []
         self.on_training: Callable[[], None] = lambda: None
-        self.on_schedule: Callable[[Any], None] = lambda schedule: None
         self.on_first_program: Callable[[], None] | None = None
         self.draws: set[str] = set()
         self.chief = ChiefActs(self)
         self._awaited_memories: Saved | None = None
-        self.on_tracked: Callable[[GraphItem, Mapping[str, Tracked]], None] = lambda item, variables: None
-        self.on_session: Callable[[Mapping[str, Kept]], Mapping[str, Kept]] = lambda variables: {}
-        self.before_step: Callable[[object], None] = lambda step: None
-        self.after_step: Callable[[], None] = lambda: None
+        self.observer = StepObserver()
         self.tables: set[str] = set()
         self.recorder = recorder()
         self._plans = StepPlans(self.spec, self.builder, self.index, self.recorder)
@@ -372,7 +364,7 @@ class Run:
     def have_made(self, steps: int) -> None:
         """Training steps were made, several of them in one call."""
         self.step += steps
-        self.after_step()
+        self.observer.after_step()
 
     def resume_memories(self, saved: Saved) -> None:
         """Gives what kernels keep on this worker what a checkpoint has of it, now or when a step has it."""

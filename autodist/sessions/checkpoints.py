@@ -19,7 +19,7 @@ def resume(run: Run, variables: Mapping[str, Kept]) -> None:
         run: in which the session is.
         variables: all of the session's, by name.
     """
-    found = run.on_session(variables)
+    found = run.observer.on_session(variables)
     if not run.resumed:
         return
     run.talk.meet()

@@ -136,7 +136,7 @@ class DistributedSession(SessionInterface):
         arrays = request.arrays(feeds.values())
         known = self._prepared.get(request.key(arrays))
         if known is not None and known.trains:
-            self._run.before_step(known)
+            self._run.observer.before_step(known)
         with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
             arrays |= self._batches.next_for(request.elements, arrays)
         try:
@@ -181,7 +181,7 @@ class DistributedSession(SessionInterface):
             resume(self._run, {v.name: self._plan.kept(v) for v in self._captured.variables})
             if self._run.resumed:
                 self._batches.tell_begun_anew(self._captured.whole(), self._run.step)
-        self._run.before_step(prepared)
+        self._run.observer.before_step(prepared)
 
     @plain_shapes()
     def saved_variables(self) -> dict[str, Kept]:
