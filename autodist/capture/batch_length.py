@@ -1,4 +1,4 @@
-"""Steps that were written for one number of examples, which replicas do not get: each has a part of the batch."""
+"""Steps that fit one number of examples alone are refused: each replica gets a part of the batch."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Dealt:
 
     @property
     def lengths(self) -> list[int]:
-        """Numbers of examples that the step has to bear: those of the parts, unless one is all there are.
+        """Numbers of examples that the step has to take: those of the parts, unless one part has all.
 
         A part of one example broadcasts where its length is wrong, and then tells nothing: another length does.
         """
@@ -50,7 +50,7 @@ class Dealt:
 
 
 def require_any_length(item: GraphItem, dealt: Dealt) -> None:
-    """Passes unless it can be told from the graph that the step does not take what a replica gets of its batch.
+    """Passes unless the graph shows that the step cannot take the part of its batch that a replica gets.
 
     The shapes of all tensors are computed for such a part, as they are when the replica's graph is made; nothing runs.
 

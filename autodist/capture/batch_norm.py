@@ -165,7 +165,7 @@ def _without_reshape(value: Any, channels: tf.TensorShape) -> tf.Tensor:
 
 
 def _of_the_batch(unbiased: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
-    """The variance of a batch of n numbers, for each channel, from what they say of all numbers: · (n - 1) / n.
+    """The variance of a batch of n numbers, for each channel, from the unbiased estimate: times (n - 1) / n.
 
     Of a single number it is 0. n is that of the replica's part, so it is not taken from the shape which the step is
     traced with.

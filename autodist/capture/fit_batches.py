@@ -1,4 +1,4 @@
-"""What `fit` trains on is read in parts, each by the worker whose part it is."""
+"""Each worker reads its own part of the batches that `fit` trains on."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def reading_own_batches(method: Callable[..., Any], model: keras.Model, reading:
 
 @contextmanager
 def _reading_own(model: keras.Model, reading: Reading) -> Iterator[None]:
-    """The batches on which a model trains, and none that it, or another one, is evaluated on."""
+    """While it is open, a model reads its part of the batches that it trains on, and no other batches in parts."""
     plain = trainer.TFEpochIterator
 
     def make(*args: Any, **kwargs: Any) -> trainer.TFEpochIterator:
@@ -72,7 +72,7 @@ def _reading_own(model: keras.Model, reading: Reading) -> Iterator[None]:
 
 
 def _own_batches(batches: trainer.TFEpochIterator, reading: Reading, is_cut: bool) -> Any:
-    """What is to be iterated over in place of the batches, or the batches themselves."""
+    """What `fit` is to iterate over: the parts, or the whole batches where these cannot be read apart."""
     whole = batches._distributed_dataset
     if reading.files is not None:
         is_data_set = isinstance(batches.data_adapter, TFDatasetAdapter)

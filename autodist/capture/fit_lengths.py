@@ -23,7 +23,7 @@ _MAKES_BATCHES = ("Batch", "ParallelBatch")
 
 
 def noting_lengths(fit: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
-    """`fit` of a model, while which `lengths_to_come` knows of what lengths its batches will be."""
+    """A model's `fit`, during which `lengths_to_come` gives the lengths of its batches."""
     signature = inspect.signature(fit)
 
     @functools.wraps(fit)

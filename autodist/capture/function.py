@@ -293,7 +293,7 @@ def _become_constant(node: tf.compat.v1.NodeDef, value: tf.Tensor) -> None:
 
 
 def _inner_handle(graph: tf.Graph, source: Any, handles: dict[int, str]) -> str | None:
-    """The node for a handle that was noted as the placeholder which stands for it in the graph."""
+    """The node of the handle for which a noted placeholder stands in the graph."""
     for outer, inner in graph.captures:
         if inner is source:
             return handles.get(id(outer))

@@ -17,12 +17,12 @@ from tensorflow.python.autograph.pyct import loader  # where AutoGraph loads wha
 
 
 def load_generated_code_from_memory() -> None:
-    """Functions that are converted from now on leave no file; tracebacks, `inspect` and debuggers show their code."""
+    """From now on converted functions leave no file; tracebacks, `inspect` and debuggers still show their code."""
     loader.load_source = _load_source
 
 
 def _load_source(source: str, delete_on_exit: bool) -> tuple[ModuleType, str]:
-    """In place of TensorFlow's function of that name; `delete_on_exit` has nothing to say here."""
+    """Stands in place of TensorFlow's `load_source`; there is no file that `delete_on_exit` could be about."""
     name = f"__autograph_generated_file{secrets.token_hex(6)}"
     file = os.path.join(tempfile.gettempdir(), f"{name}.py")  # only a name, by which lines are mapped to the user's
     module = ModuleType(name)

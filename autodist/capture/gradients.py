@@ -147,7 +147,7 @@ def _seed_of(targets: Sequence[tf.Tensor]) -> tf.Tensor:
 def _weigh(
     targets: Sequence[tf.Tensor], weights: Sequence[tf.Tensor | None]
 ) -> tuple[list[tf.Tensor], list[tf.Tensor | None]]:
-    """Targets with the weights that the script gives them as part of them, so that it can be seen what these are."""
+    """Targets multiplied by the weights that the script gives them, so that propagation sees what the weights are."""
     found: list[tuple[tf.Tensor, tf.Tensor | None]] = []
     for target, weight in zip(targets, weights, strict=True):
         if weight is None or not isinstance(weight, tf.Tensor) or weight.op.type == "Const":
@@ -161,7 +161,7 @@ def _weigh(
 def _each_its_own(gradients: Sequence[Any]) -> list[Any]:
     """The gradients of several variables, of which no two have a tensor in common.
 
-    Both terms of a sum have the same tensor for a gradient, and an update that reads it does not tell of which.
+    Both terms of a sum have the same tensor as their gradient, and an update that reads it would not show whose it is.
     """
     taken: set[int] = set()
 

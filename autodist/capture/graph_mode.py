@@ -149,7 +149,7 @@ class CapturedGraph:
         return [handles[variable] for name, variable in self._applied.items() if node_of(name) in needed]
 
     def having(self, outputs: Mapping[str, NodeDef], handles: Iterable[str]) -> GraphItem:
-        """What runs when a session is asked for what the script has not built: nodes of Boolean scalars on handles.
+        """A run of nodes that the script has not built: each gives a Boolean scalar and takes a variable's handle.
 
         Args:
             outputs: a node for each tensor that is returned.

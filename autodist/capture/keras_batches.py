@@ -38,7 +38,7 @@ def on_several(step: TracedStep, first: Any, others: Iterator[Any], most: int) -
         step: of one batch.
         first: of the batches.
         others: gives those after it; what it raises comes once the steps before were made.
-        most: how many steps are made.
+        most: how many steps are made at most.
     """
     batches, fault = [first], None
     try:

@@ -68,7 +68,7 @@ class Evaluations:
                 vars(model)[f"make_{name}_function"] = self._maker(model, name, shared)
 
     def noting_interrupts(self, method: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
-        """A model's `evaluate` or `predict`, of which it is noted that Ctrl-C has left it while all workers make it."""
+        """A model's `evaluate` or `predict`; if Ctrl-C leaves it while all workers make it, that is noted."""
         attribute = f"{_FUNCTIONS[method.__name__]}_function"
 
         def is_shared() -> bool:
@@ -108,7 +108,8 @@ def _is_keras_own(kind: type[keras.Model], method: str) -> bool:
 class _Shared:
     """What Keras calls with the batches of an evaluation.
 
-    The first batch of each decides: where all workers have called with the same, all replicas share the batches.
+    The first batch of an evaluation decides: where all workers were called with the same one, all replicas share the
+    batches.
 
     Args:
         how: models are evaluated.

@@ -80,7 +80,7 @@ def writing_nothing() -> Iterator[None]:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """What stands in place of what writes."""
+    """Stands in place of a function that writes files."""
 
 
 def _decide_whether_to_save(self: callbacks.ModelCheckpoint, epoch: int, batch: int | None, logs: Any) -> None:

@@ -122,7 +122,7 @@ class Fits:
 
 
 class _ChiefsLogs(keras.callbacks.Callback):
-    """Before all other callbacks: what an epoch's end is told to every worker is what it is told to the chief."""
+    """Comes before all other callbacks: gives them the chief's logs at the end of an epoch, on every worker."""
 
     def __init__(self, share: Share, is_chief: bool) -> None:
         super().__init__()
@@ -135,7 +135,7 @@ class _ChiefsLogs(keras.callbacks.Callback):
 
 
 class _ChiefsDecisions(keras.callbacks.Callback):
-    """After all other callbacks: where training begins and stops is where the chief's does."""
+    """Comes after all other callbacks: training begins and stops where the chief's does, on every worker."""
 
     def __init__(self, share: Share, is_chief: bool, given: Sequence[keras.callbacks.Callback]) -> None:
         super().__init__()

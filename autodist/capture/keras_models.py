@@ -97,7 +97,7 @@ class KerasModels:
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:
-        """Models that were built and compiled before are fitted as adopted ones are."""
+        """While it is open, models that were built and compiled before are fitted as adopted ones are."""
         fits, trains = self._fits, definer_of(keras.Model, "make_train_function")
         plain = {name: vars(trains)[name] for name in (SHOW_PROGRESS if fits is not None else ("fit",))}
 
@@ -197,7 +197,7 @@ def _check(model: keras.Model) -> None:
 
 @contextmanager
 def _explaining_graphs(model: keras.Model) -> Iterator[None]:
-    """What a step says that cannot be a graph comes with why it is one, where the script asks for none."""
+    """Adds to an error of a step that the step is a graph, where the script asks for eager execution."""
     try:
         yield
     except Exception as error:

@@ -41,7 +41,7 @@ _NOT_THE_SCRIPT = (
 
 
 class Way(Enum):
-    """In what a script trains by itself."""
+    """By what a script trains by itself."""
 
     FIT = "fit"
     FUNCTION = "function"

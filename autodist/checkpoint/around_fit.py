@@ -21,7 +21,7 @@ class AroundFit:
 
     Args:
         automatic: what the YAML asks for; None: nothing.
-        callback: that does it.
+        callback: saves each `fit`, as the YAML asks; None: it does not ask.
         noting_interrupts: is entered around each call.
     """
 
@@ -88,7 +88,7 @@ class AroundFit:
 
 
 def _model_of(fit: Any) -> Any:
-    """Whose method it is, however often it is wrapped."""
+    """The model whose `fit` a method is, however often that was wrapped."""
     while not hasattr(fit, "__self__"):
         fit = fit.__wrapped__
     return fit.__self__

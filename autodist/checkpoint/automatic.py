@@ -41,9 +41,9 @@ class _Named:
     """A variable that has a name in checkpoints.
 
     Attributes:
-        identity: by which it is known again.
-        kept: how the session has it, or would.
-        value: what is saved of it now.
+        identity: tells the variable from others.
+        kept: gives how the session keeps it, or will.
+        value: gives what is saved of it now.
     """
 
     identity: object
@@ -62,8 +62,8 @@ class Automatic(StepObserver):
         preemption: asks the schedules by which the run is saved to save at SIGTERM, too; None: nothing does.
 
     Attributes:
-        schedule: when it is saved.
-        is_left_out: whether something else saves at the moment, that knows more: a `fit`.
+        schedule: decides when a loop of steps is saved.
+        is_left_out: whether nothing is saved here at the moment, since a `fit` runs, which its callback saves.
         is_asked: whether the script has asked how many steps are done.
         loop: where the script is between two steps.
     """
@@ -88,7 +88,7 @@ class Automatic(StepObserver):
         self.on_schedule(self.schedule)
 
     def asked_for_steps(self, frame: FrameType) -> None:
-        """The script asks how many steps are done, in a frame."""
+        """The script asks how many steps are done, in this frame."""
         self.is_asked = True
         self.loop.asked_where_to_begin(frame)
 
@@ -180,7 +180,7 @@ class Automatic(StepObserver):
         self._run.end.before.append(self._save_at_end)
 
     def _saved_loop(self) -> Mapping[str, Any]:
-        """What the checkpoint that the run goes on from has of the script's loop on this worker."""
+        """What the checkpoint that the run goes on from holds of this worker's loop; empty: nothing."""
         resumed = self._run.resumed
         if not resumed or resumed["made_by"] != STEPS:
             return {}
@@ -188,7 +188,7 @@ class Automatic(StepObserver):
         return self._beside.script(resumed["prefix"], read_about(resumed["prefix"]))
 
     def _save_at_end(self) -> None:
-        """What is trained is there for the next run, though it was not time yet."""
+        """Saves at the end of the script what was trained since the last save."""
         if self._run.end.is_bad:
             return
         if self._run.index > 0:
@@ -198,10 +198,10 @@ class Automatic(StepObserver):
             self._saves.save(lambda _: self._content())
 
     def _take_in(self, variables: Mapping[str, _Named]) -> tuple[list[str] | None, dict[str, str]]:
-        """What the variables of a step are called in checkpoints, and by these names what new ones are called in it.
+        """The names in checkpoints of a step's variables, and for new ones, by that name, their name in the step.
 
         Returns:
-            None for the names where a step with these variables is known.
+            None in place of the names where a step with the same variables is known.
         """
         known = {one.identity: name for name, one in self._named.items()}
         new: dict[str, str] = {}

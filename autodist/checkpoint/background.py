@@ -16,7 +16,7 @@ _NICENESS = 15
 
 
 class Background:
-    """What is under way for one folder of this process; one thing at a time."""
+    """What this process does in the background for one folder, one thing at a time."""
 
     _of: ClassVar[dict[str, Background]] = {}
 
@@ -26,7 +26,7 @@ class Background:
 
     @classmethod
     def of(cls, folder: str) -> Background:
-        """That of a folder, whoever saves there."""
+        """The one of a folder, whoever in this process saves there."""
         return cls._of.setdefault(os.path.realpath(folder), cls())
 
     @property

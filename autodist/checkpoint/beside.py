@@ -1,4 +1,4 @@
-"""Beside: what a run keeps that is no value of the script's objects, so that a run that goes on is as one that did."""
+"""Beside: what a run keeps besides the values of the script's objects, and needs to go on as if it had never ended."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Beside:
         return saved_script(self._run, prefix, about.get("workers"))
 
     def resume(self, prefix: str, about: Mapping[str, Any], is_same: bool) -> None:
-        """Restores it, on every worker.
+        """Restores generators, seeds and what kernels keep; all workers call it.
 
         Args:
             prefix: of the checkpoint.
@@ -127,7 +127,7 @@ class Beside:
 
 
 def digest_of_strategy(strategy: strategy_pb2.Strategy) -> str:
-    """By which two runs know that they have the same one."""
+    """A hash that is equal for equal strategies."""
     return hashlib.sha256(strategy.SerializeToString(deterministic=True)).hexdigest()
 
 
@@ -139,7 +139,7 @@ def _tell_lost(about: Mapping[str, Any], why: str) -> None:
 
 
 def _global_generators(make: frozenset[str] = frozenset()) -> dict[str, tf.Variable]:
-    """The generators of draws that name none, where there are; those in `make` are made."""
+    """The states of Keras's and TensorFlow's global generators, where there are any; those in `make` are made."""
     found = {}
     keras_ones = global_state.get_global_attribute("global_seed_generator")
     if keras_ones is None and "keras" in make:

@@ -23,8 +23,8 @@ class Value:
 
     Attributes:
         key: in the checkpoint.
-        read: gives it.
-        kept: how the session has it; None: this process has it, and `read` is asked.
+        read: gives the value.
+        kept: how the session keeps it; None: this process has it, and `read` gives it.
     """
 
     key: str

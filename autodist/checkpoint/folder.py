@@ -185,7 +185,7 @@ def digest(path: str) -> str:
 
 
 def _write(path: str, text: str) -> None:
-    """Puts a text on the disk in place of what was there, all at once."""
+    """Replaces a file by one with this text, which is on the disk when it gets the name."""
     new = path + ".new"
     with open(new, "w") as opened:
         opened.write(text)
@@ -194,7 +194,7 @@ def _write(path: str, text: str) -> None:
 
 
 def sync(path: str) -> None:
-    """Returns once a file, or which files a folder has, is on the disk."""
+    """Returns once a file, or a folder's list of files, is on the disk (`fsync`)."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -203,5 +203,5 @@ def sync(path: str) -> None:
 
 
 def number_of(path: str) -> int:
-    """By which a file system knows a file, whatever it is called."""
+    """A file's inode, by which its file system knows it, whatever it is called."""
     return os.stat(path).st_ino

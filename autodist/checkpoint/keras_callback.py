@@ -47,7 +47,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         keep: how many stay there.
         every_steps: after which it is saved; None: not by them.
         every_minutes: likewise.
-        on_preempt: whether something else asks its schedule, so that it need have none of these.
+        on_preempt: whether its schedule is asked at SIGTERM, so that neither of these has to be given.
 
     Attributes:
         others: the other callbacks of the `fit`, whose states are kept; the history always is.
@@ -177,7 +177,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         return [*self.others, self.model.history]
 
     def _look(self) -> None:
-        """Learns where an earlier run was; fits that were over then are not made again, and the values come later."""
+        """Reads how far an earlier run had come, whose finished fits are not made again; values are restored later."""
         if self._has_looked:
             return
         self._has_looked = True

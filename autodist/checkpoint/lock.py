@@ -28,7 +28,7 @@ _KEEPS_TO_ITSELF = ("nolock", "local_lock=all", "local_lock=flock", "localflock"
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose a folder is.
+    """The process that has a folder.
 
     Attributes:
         host: its machine.
@@ -91,7 +91,7 @@ class FolderLock:
 
     @classmethod
     def take(cls, folder: str) -> FolderLock:
-        """The lock of a folder, which is this process's from now on; it may have it already, by another path, too.
+        """Takes the lock of a folder for this process, which may have it already, by another path, too.
 
         Raises:
             CheckpointError: another process has it.

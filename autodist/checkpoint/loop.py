@@ -40,7 +40,7 @@ class Placed(Protocol):
 
 
 class Loop:
-    """Notes with each step what the script has drawn and read, and finds that again where it goes on.
+    """Notes with each step what the script has drawn and read so far, and restores that in a run that goes on.
 
     A step is made after its batch was read and its noise drawn. So what is saved before it is where the script was when
     it asked for the step's first batch, or, where it asks no data set of ours, at the end of the step before.
@@ -57,9 +57,10 @@ class Loop:
         self._noted: tuple[Draws, dict[str, list[Callable[[], Any]]]] | None = None
 
     def add(self, data: Placed) -> None:
-        """A data set or sampler is made, of which steps' batches may be; one of an earlier run goes on where it was.
+        """The script makes a data set or sampler, which goes on where that of the earlier run was.
 
-        They are known by their order. One that is made between two steps is another in each epoch, maybe.
+        They are matched by their order. One that is made after the first step may be another one in each epoch, and has
+        no place.
         """
         if self._has_begun:
             data.on_request = self._on_late_request

@@ -80,9 +80,10 @@ class SavedObjects:
 
 
 def match(ours: graph_pb2.TrackableObjectGraph, theirs: graph_pb2.TrackableObjectGraph) -> dict[int, int]:
-    """By node of one graph of objects that of the other, to which the same names lead; as `Checkpoint.restore` does.
+    """For nodes of one graph of objects the node of the other, found by the same names, as `Checkpoint.restore` does.
 
-    Keys do not tell: they name the shortest way, which is another one once an optimizer, say, has a model's variables.
+    Keys cannot be compared: a key is the shortest way to an object, which is another one once an optimizer, say, has a
+    model's variables.
     """
     found = {0: 0}
     ahead = [0]

@@ -38,7 +38,7 @@ class Preemption:
         self._leaving: str | None = None
 
     def begin(self) -> None:
-        """From now on SIGTERM comes here.
+        """Handles SIGTERM from now on.
 
         Raises:
             ResourceSpecError: it cannot, or the script handles it.

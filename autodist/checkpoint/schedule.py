@@ -71,7 +71,7 @@ class Schedule:
         return is_due
 
     def saved(self, step: int) -> None:
-        """It was saved, whoever wanted it."""
+        """Notes that the run was saved, for whatever reason."""
         self.saved_step, self._saved_at = step, self._clock()
         self._is_asked = False
         then, self._then = self._then, _nothing

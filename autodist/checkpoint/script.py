@@ -39,7 +39,7 @@ def files_of(scripts: Mapping[int, Any]) -> dict[str, Callable[[str], None]]:
 
 
 def saved_script(run: Run, path: str, workers: int | None) -> Mapping[str, Any]:
-    """What a checkpoint has of this worker's script; told where there is nothing that this worker can take.
+    """What a checkpoint holds of this worker's script; warns where it holds nothing that fits this worker.
 
     Args:
         run: in which it is.

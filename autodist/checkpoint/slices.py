@@ -46,7 +46,7 @@ class _Read:
     Attributes:
         key: of the variable in the checkpoint.
         kept: the variable.
-        place: the shard's, as TensorFlow spells it.
+        place: the shard's slice of the variable, in TensorFlow's `shape_and_slice` spelling.
         byte_size: of its value.
         worker: that has it.
         handle: of what it has.
@@ -61,7 +61,7 @@ class _Read:
 
     @property
     def besides(self) -> int:
-        """Of a part TensorFlow reads first what was saved in one piece with it: all of the variable, maybe."""
+        """Bytes beside the value: for a slice TensorFlow first reads the piece in which it was saved."""
         return self.kept.dtype.size * prod(self.kept.shape) if self.place else 0
 
 

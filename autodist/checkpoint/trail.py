@@ -15,7 +15,7 @@ _AT_ONCE = 2
 
 
 class Trail:
-    """Follows who writes files, as a context, which no thread of it survives."""
+    """A context in which each file that `follow` is told of is synced and summed; its threads end with it."""
 
     def __init__(self) -> None:
         self._pool: ThreadPool | None = None

@@ -78,7 +78,7 @@ class Agent:
             self._script.end()
 
     def leave(self) -> bool:
-        """Tells the chief that SIGTERM has come, where that saves then, and says whether; not of a second one."""
+        """Tells the chief that SIGTERM has come, if the run is saved then and it is the first; says whether it did."""
         if self._is_leaving or not self._on_preempt:
             return False
         self._is_leaving = True
@@ -153,7 +153,7 @@ class Agent:
 
 
 def find_facts(inspect: Inspect) -> tuple[Facts, PortHeld | None]:
-    """What this machine has to say, and the port that it holds for the worker's server."""
+    """What this machine has and lacks for the script, and the port that is held for the worker's server."""
     problems, held = [], None
     try:
         held = hold_port(inspect.port)

@@ -141,7 +141,7 @@ def _tell(address: str, folder: str, brought: Brought) -> None:
 
 
 def _free(machine: Machine, target: str) -> int | None:
-    """Bytes that are free at a path there; None if that cannot be known."""
+    """Free bytes of the file system of a path there; None where that cannot be known."""
     with contextlib.suppress(ClusterError, paramiko.SSHException, OSError, EOFError, ValueError, IndexError):
         return int(machine.ask(["df", "-Pk", target], 5).decode().splitlines()[-1].split()[3]) * 1024
     return None

@@ -219,8 +219,8 @@ class Coordinator:
     def finish(self) -> None:
         """The chief's script has ended well: waits until all workers are done, then lets all of them end.
 
-        A worker that has said that it is done has nothing left that could fail but by its own word: what its process
-        takes long for, or dies of, is told in the log.
+        Once a worker has said that it is done, only an exit status that its script chooses counts as a failure: if its
+        process takes long to end, or dies of a signal, the log says so.
 
         Raises:
             WorkerFailedError: a worker ended badly, or with an exit status that its script chose.
@@ -306,7 +306,7 @@ class Coordinator:
             raise cause
 
     def _is_over(self) -> bool:
-        """Whether all is done here: stopped, released, or another process's affair, since this one was forked."""
+        """Whether nothing is left to do: all was stopped or released, or this process was forked from the chief's."""
         return self._phase in (_Phase.RELEASED, _Phase.STOPPED) or os.getpid() != self._process
 
     def _script_to_run(self) -> Script | None:
@@ -355,7 +355,7 @@ class Coordinator:
             raise ClusterError("the run was ended before its workers were started")
 
     def _inspect(self, script: Script | None) -> tuple[dict[str, Facts | Lost], Facts]:
-        """What every worker's machine says, by the worker's name; and what the chief's own does."""
+        """The facts of every worker's machine, by the worker's name, and those of the chief's own."""
         file, directory = (script.file, script.directory) if script else (None, os.getcwd())
         asks = [Inspect(file, directory, worker.port, compared_packages()) for worker in self._workers]
         for link, ask in zip(self._links, asks[1:], strict=True):
@@ -414,7 +414,7 @@ class Coordinator:
         self._on_failure(self._cause)
 
     def _collect(self) -> None:
-        """Gives other endings that have the same cause a moment to come in; what nothing else causes needs none."""
+        """Waits a moment for other endings of the same cause, unless the first is one that no other one causes."""
         began = time.monotonic()
         self._changed.wait_for(
             lambda: choose_cause(self._endings).is_lost or len(self._endings) == len(self._links), _COLLECT

@@ -35,7 +35,7 @@ class Ending:
         worker: its name.
         reason: as in `WorkerFailedError`.
         last_lines: that it printed.
-        is_lost: the connection to it was lost, which no other worker's end can cause.
+        is_lost: whether the connection to it was lost, which no other worker's end can cause.
     """
 
     worker: str

@@ -79,7 +79,7 @@ class LaunchedScript:
         self._watch = self._run(self._wait)
 
     def tell(self, message: Message) -> None:
-        """Passes a message on to the script's member, which reads none before it is made."""
+        """Passes a message on to the script's member, which reads it once it is made."""
         self._to_tell.put(message)
 
     def end(self) -> None:

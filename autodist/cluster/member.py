@@ -92,7 +92,7 @@ class Member:
         return _member()
 
     def hear(self) -> str | None:
-        """What the chief says next, with `Coordinator.say`; waits for it. None: it has come to its first step."""
+        """Waits for what the chief says next by `Coordinator.say`; None once it has come to its first step."""
         said = self._said.get()
         if said is None:
             self._said.put(None)
@@ -103,13 +103,14 @@ class Member:
         self._chief_waits.wait()
 
     def let_chief_fail_first(self, limit: float) -> None:
-        """What ends this worker's script badly before the chief has come to its first step, that has as a rule as well.
+        """Lets the chief be the first to tell an error that its script has as well as this one, before its first step.
 
-        From now on it is told here, and to the chief, only when that has not happened within some seconds: the chief,
-        which stops this worker then, tells it, once and first.
+        From now on what ends this worker's script badly before the chief has come to its first step is told here, and
+        to the chief, only after a wait. In that time the chief, as a rule, fails by the same, tells it once, and stops
+        this worker.
 
         Args:
-            limit: seconds.
+            limit: the wait, in seconds.
         """
         self._holds_for, is_set = limit, self._holds_for > 0
         if is_set:
@@ -123,7 +124,7 @@ class Member:
         sys.excepthook = tell
 
     def hold(self) -> None:
-        """Waits as `let_chief_fail_first` says; this worker may be stopped meanwhile, or was before."""
+        """Waits as `let_chief_fail_first` says; this worker may be stopped meanwhile."""
         if self._script_end.is_terminated:
             return
         stopwatch = Stopwatch()
@@ -149,23 +150,23 @@ class Member:
         self._ended.wait(limit)
 
     def _leave(self) -> bool:
-        """Has the chief told that SIGTERM has come, and says whether; not of the agent's, nor of a second one."""
+        """Has the chief told that SIGTERM has come, unless the agent sent it or it is a second one; says whether."""
         if self._leaves.is_set() or not self._is_wanted():
             return False
         self._leaves.set()
         return True
 
     def _is_wanted(self) -> bool:
-        """Whether the agent has more to say than what this process has not read yet.
+        """Whether the agent has not shut down its side of the control socket.
 
-        Where it ends the script it has not, and that is known here before its guard's SIGTERM comes.
+        Where it ends the script it does that first, which is known here before the SIGTERM of its guard comes.
         """
         poll = select.poll()
         poll.register(self._control, select.POLLRDHUP)
         return not poll.poll(0)
 
     def _wait_while_agent_is_there(self) -> None:
-        """Where it has no more to say, it has its guard end this process."""
+        """Returns when the agent has closed its end; where it only has no more to say, its guard ends this process."""
         poll = select.poll()
         poll.register(self._control, 0)  # that the other end was closed is told without asking
         poll.poll()

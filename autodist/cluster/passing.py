@@ -52,7 +52,7 @@ class Ends:
 
     @staticmethod
     def of(incoming: int, outgoing: int, errors: int) -> Ends:
-        """Of descriptors."""
+        """The ends that file descriptors stand for."""
         return Ends(os.fdopen(incoming, "rb"), os.fdopen(outgoing, "wb"), os.fdopen(errors, "wb"))
 
     def tell(self, content: bytes) -> None:
@@ -74,7 +74,7 @@ class Relay:
         host: its name, for messages.
         far: the connection to the command.
         ends: the chief's ends of its streams.
-        silence: that is allowed for.
+        silence: counts how long nothing was heard, as `Silence` does.
     """
 
     def __init__(self, host: str, far: Far, ends: Ends, silence: Silence) -> None:

@@ -158,7 +158,7 @@ class Progress(Message):
     """Member to agent to coordinator: what the script does.
 
     Attributes:
-        doing: that.
+        doing: what it does.
         since: for how many seconds.
         processor: seconds of processor time that its process has used so far.
         queued: seconds that its threads have waited for a processor so far, where there are too few for all.
@@ -190,7 +190,7 @@ class Said(Message):
     """Coordinator to agent to member: what the chief says before its servers have met; read in order.
 
     Attributes:
-        text: that.
+        text: what the chief says.
     """
 
     kind: Literal["Said"] = field(default="Said", kw_only=True)

@@ -149,7 +149,7 @@ def _whole_paths(target: str, main: Main, directory: str) -> tuple[str, str]:
 
 
 def _file_of_module(module: str, main: Main, directory: str) -> str | None:
-    """The file of the module that runs, if it stands below the directory; what is installed has its own place."""
+    """The file of the module that runs, if it stands below the directory; None for one that is installed."""
     if main.file is None or not main.is_module(module):
         return None
     file, below = os.path.join(directory, main.file), os.path.join(directory, "")

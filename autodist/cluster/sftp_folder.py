@@ -24,7 +24,7 @@ from autodist.errors import ClusterError
 
 @dataclass(frozen=True)
 class Brought:
-    """What came of it on one machine.
+    """What bringing a folder to one machine has done.
 
     Attributes:
         files: that were brought.
@@ -42,12 +42,12 @@ class Brought:
 
 
 class StoppedError(Exception):
-    """Nobody wants the folder any more."""
+    """The run was ended while its folder was being brought."""
 
 
 @dataclass
 class Bringing:
-    """To one machine, once.
+    """Brings a folder to one machine, once.
 
     Attributes:
         sftp: to it.

@@ -12,10 +12,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class BoundFunction(Generic[F]):
-    """What an instance has in the place of the decorated method; keeps the instance, as a bound method does.
+    """What an instance has in place of the decorated method. It keeps the instance alive, as a bound method does.
 
     Args:
-        function: of this instance alone.
+        function: the one that was made for this instance.
         instance: whose it is.
     """
 
@@ -28,10 +28,10 @@ class BoundFunction(Generic[F]):
 
 
 class BoundFunctions(Generic[F]):
-    """Makes of a method, for each instance, a function.
+    """For each instance a function of its own, made of the decorated method.
 
     Args:
-        make: makes it of the method as bound to one instance.
+        make: makes a function of the method as bound to one instance.
     """
 
     def __init__(self, make: Callable[[Callable[..., Any]], F]) -> None:
@@ -39,7 +39,7 @@ class BoundFunctions(Generic[F]):
         self._by_id: dict[int, tuple[object, F]] = {}
 
     def of(self, method: Any, instance: object, owner: type | None) -> BoundFunction[F]:
-        """The function of an instance, which is known by itself: others that are equal to it have their own."""
+        """The function of an instance, told apart by identity: an equal instance has one of its own."""
         key = id(instance)
         if key not in self._by_id:
             bound = method.__get__(instance, owner)
@@ -52,7 +52,7 @@ class BoundFunctions(Generic[F]):
 
 
 def _weakly(bound: Any, method: Any) -> Callable[..., Any]:
-    """A bound method that does not keep its instance; other callables as they are."""
+    """A bound method that does not keep its instance alive; another callable as it is."""
     try:
         weak: Callable[[], Any] = weakref.WeakMethod(bound)
     except TypeError:

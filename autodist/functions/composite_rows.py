@@ -17,7 +17,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class SparseRows:
-    """What a sparse tensor with an example a row is made of: which entries there are, their values, where they stand.
+    """The arrays of a sparse tensor whose rows are examples: which entries are there, their values, their places.
 
     Attributes:
         dims: its shape behind the axis of the examples.
@@ -31,7 +31,7 @@ class SparseRows:
         return 2 + len(self.dims)
 
     def arrays(self, value: tf.SparseTensor) -> list[Array]:
-        """Arrays whose second axis is as long as the example with the most entries has entries."""
+        """Arrays of shape [examples, entries of the example that has most, ...], padded with zeros."""
         indices, entries = value.indices.numpy(), value.values.numpy()
         order = np.argsort(indices[:, 0], kind="stable")
         lengths = np.bincount(indices[:, 0], minlength=int(value.dense_shape[0]))
@@ -48,12 +48,12 @@ class SparseRows:
 
 @dataclass(frozen=True)
 class RaggedRows:
-    """What a ragged tensor with an example a row is made of: which elements there are, and these."""
+    """The arrays of a ragged tensor whose rows are examples: which elements are there, and their values."""
 
     arrays_per_tensor = 2
 
     def arrays(self, value: tf.RaggedTensor) -> list[Array]:
-        """Arrays whose second axis is as long as the longest example."""
+        """Arrays of shape [examples, length of the longest, ...], padded with zeros."""
         return _padded(value.row_lengths().numpy(), [value.values.numpy()])
 
     def tensor(self, present: tf.Tensor, values: tf.Tensor) -> tf.RaggedTensor:
@@ -67,7 +67,7 @@ CompositeRows = SparseRows | RaggedRows
 
 
 def rows_of(value: object, axis: int | None, whose: str) -> CompositeRows:
-    """How a sparse or ragged tensor is split.
+    """How a sparse or ragged tensor becomes arrays that can be split.
 
     Args:
         value: the tensor.
@@ -109,12 +109,12 @@ def _refusal(value: Any, axis: int | None, whose: str) -> str:
 
 
 def open_spec(array: Array) -> tf.TensorSpec:
-    """Of one of these arrays: how many examples there are, and how long the longest is, is left open."""
+    """The spec of one of these arrays, its number of examples and the length of the longest left open."""
     return tf.TensorSpec([None, None, *array.shape[2:]], array.dtype)
 
 
 def _padded(lengths: NDArray[np.int64], arrays: Sequence[Array]) -> list[Array]:
-    """Which elements of rows of different lengths there are, and arrays of one element after the other as such rows."""
+    """A mask of the elements that are there, and arrays of elements end to end as rows padded to one length."""
     present = np.arange(max(lengths.max(initial=0), 1)) < lengths[:, None]
     padded = []
     for array in arrays:

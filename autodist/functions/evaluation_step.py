@@ -25,10 +25,10 @@ from autodist.runs.run import Run
 
 
 class EvaluationStep(DistributedFunction):
-    """A step of a global batch that trains nothing: what it returns is the whole batch's, on every worker.
+    """A step that trains nothing, on a global batch: every worker gets the results of the whole batch.
 
-    Whatever cannot be shared among replicas without changing the result is refused, since each worker can as well
-    compute the whole; on all workers alike.
+    What cannot be shared among replicas without changing the result is refused, on all workers alike, since each worker
+    can as well compute the whole.
 
     Args:
         function: the step, of one argument.

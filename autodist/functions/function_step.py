@@ -54,11 +54,11 @@ class _Traced:
 
 @dataclass(frozen=True)
 class _Known:
-    """What is known of calls of one form.
+    """What is kept for later calls of one form, which differ in the values of their arrays alone.
 
     Attributes:
         traced: the trace that serves them.
-        own: what this worker computes with of their arrays.
+        own: takes this worker's part of their arrays.
     """
 
     traced: _Traced
@@ -71,13 +71,14 @@ class DistributedFunction:
 
     Arrays and tensors of rank 1 and more are split over the local replicas along their first axis, sparse and ragged
     ones by their examples; scalars go whole to every replica; all else is part of the step, as for `tf.function`. On a
-    worker without replicas what is passed is not used, and what its replicas would return is nothing: no rows. Called
-    while a step is captured, it is part of that step.
+    worker without replicas what is passed is not used, and rows that are returned are none. Called while a step is
+    captured, it is part of that step.
 
     Attributes:
-        survivable: what a call raises on all workers alike, so that the script may go on.
-        coming: numbers of examples of global batches that are known to come, refused with the first one if they are.
-        whole: the global batch of which the next call is given this worker's part already; None: it is given what
+        survivable: exceptions that a call raises on all workers alike, after which the script may go on.
+        coming: numbers of examples of global batches that are known to come: if one is to be refused, the first call
+            is.
+        whole: the global batch, where the next call is given this worker's part of it already; None: it is given what
             `is_global` says.
 
     Args:
@@ -137,7 +138,7 @@ class DistributedFunction:
 
     @property
     def traces(self) -> int:
-        """How many of its calls had to trace it so far."""
+        """How often the step was traced so far."""
         return len(self._traced)
 
     def __get__(
@@ -179,7 +180,7 @@ class DistributedFunction:
 
     @property
     def reads_ahead(self) -> bool:
-        """Whether `on_each` may make one call of several: their batches are to be there before the first is trained."""
+        """Whether `on_each` may make several steps in one call, for which all their batches have to be read first."""
         return self._is_global and self._run.workers == 1 and self._run.recorder is None
 
     def on_each(self, batches: Sequence[Any]) -> Any:
@@ -201,7 +202,7 @@ class DistributedFunction:
         return _results(known.traced, found)
 
     def _call_unknown(self, form: Hashable | None, arrays: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
-        """A call of which nothing is known yet; what is found out is kept for those of the same form."""
+        """A call of a form that was not seen before; what is found out is kept for later calls of that form."""
         if self._in_graph is not None and not tf.executing_eagerly():
             return self._in_graph(arguments)
         leaves, constants = self._arguments.take_apart(arguments)
@@ -263,10 +264,10 @@ class DistributedFunction:
         return len(spec.replicas) if self._is_global else spec.replicas_of(self._run.index)
 
     def _require_fits_apart(self, captured: CapturedFunction, leaves: Sequence[Leaf]) -> None:
-        """Passes a step that takes inputs of as many rows as there are, and each replica's part of them.
+        """Passes a step whose inputs may have different numbers of rows, in the whole batch and in each replica's part.
 
         Raises:
-            UnevenBatchError: their shapes do not fit one another.
+            UnevenBatchError: these do not fit one another in the step.
         """
         if not captured.item.apart:
             return
@@ -317,7 +318,7 @@ class DistributedFunction:
         )  # fmt: skip
 
     def _tell_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:
-        """Lets the chief see whether the workers feed a training step what is meant."""
+        """Tells the chief what this worker feeds to a training step first, to be compared with the other workers'."""
         if not traced.captured.item.gradients:
             return
         split = Meant.GLOBAL if self._is_global else Meant.OWN
@@ -349,7 +350,7 @@ class DistributedFunction:
         return count_examples(leaves) if self.whole is None else self.whole.examples
 
     def _own_part(self, leaves: Sequence[Leaf]) -> OwnPart:
-        """What this worker computes with, for arrays of these shapes.
+        """What takes this worker's part of arrays of these shapes.
 
         Raises:
             EmptyBatchError: there are no examples, and no other worker can have any.
@@ -371,7 +372,7 @@ class DistributedFunction:
 
 
 def _results(traced: _Traced, found: Sequence[np.ndarray]) -> Any:
-    """What the step returns, of the values of its outputs."""
+    """What the step returns, built from the values of its outputs."""
     outputs = traced.captured.outputs
     if isinstance(outputs, tf.TensorSpec):  # a loss alone, mostly: `tf.nest` takes longer than the rest
         return tf.constant(found[0])

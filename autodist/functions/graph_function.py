@@ -32,7 +32,7 @@ Place = tuple[str, Sequence[Any]]
 
 @dataclass
 class _Known:
-    """What functions have added to a graph so far, and the last session of it."""
+    """What functions have added to one graph so far, and the session that was made of it last."""
 
     order: dict[str, Sequence[str]] = field(default_factory=dict)
     session: DistributedSession | None = None

@@ -18,7 +18,7 @@ _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 
 
 def form_of(arguments: Any) -> tuple[Hashable | None, list[Any]]:
-    """What calls have in common that differ in the values of their arrays alone, and these arrays.
+    """The form of a call, equal for calls that differ in the values of their arrays alone, and these arrays.
 
     That is the structure of the arguments, shapes, dtypes, and the values of what is no array. It takes a few
     microseconds, where names, axes and specs of the leaves, and the key of a trace, take a hundred.
@@ -52,7 +52,7 @@ def form_of(arguments: Any) -> tuple[Hashable | None, list[Any]]:
 
 @dataclass(frozen=True)
 class OwnPart:
-    """What one worker computes with of the arrays of a call.
+    """Takes one worker's part of the arrays of a call.
 
     Attributes:
         cuts: for each array, what takes this worker's part of it.

@@ -87,10 +87,9 @@ class RunningStep:
     def can_repeat(self) -> bool:
         """Whether `repeat` may be called.
 
-        Workers agree between two steps on what is saved and answer what another one asks, which goes by the calls that
-        all make alike; and whether several steps can be one goes by the shapes of parts that each alone knows. Before
-        they have agreed on that, too, it is what one worker trains alone that can be repeated: by its graph, a step
-        that adds up through queues gives the same bits in such a call.
+        With several workers it may not: between two steps they agree on what is saved and answer one another, counting
+        the calls that all make alike, and each alone knows the shapes of its part, by which steps can be made in one
+        call or not.
         """
         if self._program is None or self._rewritten_for != self._placements:
             return False
@@ -135,7 +134,7 @@ class RunningStep:
         return outputs
 
     def after(self, outputs: Callable[[], Any]) -> None:
-        """Called once a step is over, outside of what all workers do alike: records it, where that is asked for."""
+        """Records a step that is over, where `autodist verify` asks for that; outside of what all workers do alike."""
         if self.run.recorder is not None and self.item.gradients:
             self.run.recorder.after_step(self.item, self.run.index, self._values, outputs)
 
@@ -171,6 +170,6 @@ class RunningStep:
 
 
 def _as_settled(item: GraphItem, variables: Mapping[str, Tracked]) -> GraphItem:
-    """The item with what earlier steps have decided of its variables."""
+    """The item with its variables placed where earlier steps have put them."""
     settled = {name: one.placement for name, one in variables.items() if one.is_settled}
     return place_variables(item, settled)

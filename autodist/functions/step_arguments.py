@@ -36,8 +36,8 @@ class Leaf:
         parameter: name of the parameter that it came in.
         value: the array.
         axis: along which it is split; None: every replica gets the whole.
-        declared: its shape and dtype, as the script says; None: those of the value.
-        name: what it is called among what came in that parameter.
+        declared: its shape and dtype by the script's `input_signature`; None: those of the value.
+        name: what `batch_axis` calls it.
     """
 
     parameter: str
@@ -105,7 +105,7 @@ class StepArguments:
 
     @functools.cached_property
     def _declared(self) -> Mapping[str, Any] | None:
-        """The signature by parameter; of a method, whose first one it does not name, asked for of bound ones alone."""
+        """The `input_signature` by parameter. It names no `self`, so a method's is asked for only once it is bound."""
         signature = self._input_signature
         return None if signature is None else self._signature.bind(*signature).arguments
 
@@ -172,7 +172,7 @@ class StepArguments:
         return self.axis(parameter, value, self._name_of(parameter, path))
 
     def group(self, leaves: Sequence[Leaf]) -> tuple[int, ...]:
-        """Which of the arrays that are split have as many rows; what was apart in an earlier call stays apart."""
+        """The group of each array that is split; the arrays of one group had equally many rows in all calls so far."""
         split = [leaf for leaf in leaves if leaf.axis is not None]
         key = tuple(leaf.parameter for leaf in split)
         self._groups[key] = group_rows([leaf.rows for leaf in split], self._groups.get(key))
@@ -223,7 +223,7 @@ class StepArguments:
 
 
 def count_examples(leaves: Sequence[Leaf]) -> int:
-    """The number of examples of a call: of rows of what is split first."""
+    """The number of examples of a call: the rows of the first array that is split; 0 where none is."""
     return next((leaf.rows for leaf in leaves if leaf.axis is not None), 0)
 
 
@@ -233,7 +233,7 @@ def split_rows(leaves: Sequence[Leaf]) -> list[tuple[str, int]]:
 
 
 def inputs_apart(inputs: Sequence[str], leaves: Sequence[Leaf], groups: Sequence[int]) -> dict[str, str]:
-    """Of the inputs that have not as many rows as the first, each with the first of as many."""
+    """Inputs with another number of rows than the first input has: by name, the first input of the same number."""
     split = [name for name, leaf in zip(inputs, leaves, strict=True) if leaf.axis is not None]
     first: dict[int, str] = {}
     for group, name in zip(groups, split, strict=True):

@@ -26,8 +26,8 @@ class ChiefActs:
         run: in which it acts.
 
     Attributes:
-        memories: by worker, what kernels keep there from step to step; known to the chief in what it does.
-        scripts: by worker, what it has said of its script; likewise.
+        memories: by worker, what kernels keep there from step to step; for the chief, while it acts.
+        scripts: by worker, what `tell` has given there; likewise.
         all_wait: whether no worker makes steps while it acts.
     """
 
@@ -40,13 +40,14 @@ class ChiefActs:
     def do(
         self, what: str, act: Callable[[], str], is_certain: bool = False, tell: Callable[[], Any] = lambda: None
     ) -> str | None:
-        """Lets the chief do something between two steps, and what it gives; the others wait where they come to it too.
+        """Lets the chief act between two steps, while workers that come to this call wait; returns what `act` gives.
 
         Args:
-            what: by which workers know that they come to the same.
+            what: names the act, so that workers know that they come to the same one.
             act: what the chief does.
-            is_certain: whether all that still make steps are known to come to it, however long that takes them.
-            tell: what each that comes to it says of its script, as JSON has it.
+            is_certain: whether all workers that still make steps are known to come to this call, however late.
+            tell: gives what a worker says of its script, a value that JSON can hold; called on each that comes to this
+                call.
 
         Raises:
             CheckpointError: on another worker, that the chief could not do it.
@@ -81,7 +82,7 @@ class ChiefActs:
         return found[0]
 
     def do_while_all_wait(self, act: Callable[[], str], tell: Callable[[], Any] = lambda: None) -> str | None:
-        """Lets the chief do something while all others wait for it, which are known to come to it; as `do`.
+        """As `do`, where all other workers are known to come to this call.
 
         Raises:
             CheckpointError: on another worker, that the chief could not do it.
@@ -106,12 +107,12 @@ class ChiefActs:
             return found
 
     def tell_at_end(self, script: Any) -> None:
-        """At the end of another worker's script, what the chief hears at the end of its own."""
+        """At the end of another worker's script, tells the chief what it hears at the end of its own."""
         if self._run.have_joined:
             self._run.talk.leave_words(json.dumps([self._run.index, self._told(script).decode()]).encode())
 
     def hear_at_end(self, script: Any) -> None:
-        """On the chief, at the end of its script: learns what all tell at the end, where they all come to it."""
+        """On the chief, at the end of its script: takes in what all others told at theirs, if all have come there."""
         others = {worker: told.encode() for worker, told in map(json.loads, self._run.talk.last_words())}
         if self._run.workers == 1 or others:
             self._hear({0: self._told(script), **others})
@@ -123,7 +124,7 @@ class ChiefActs:
         return act()
 
     def _hear_itself(self, script: Any) -> None:
-        """What the chief knows where others do not come to it."""
+        """Takes in what the chief knows by itself, where the others do not come to the call."""
         own = self._run.hosts.memories.specs if self._run.have_joined else {}
         if own and self._run.workers > 1:
             log.warning(

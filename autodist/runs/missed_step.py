@@ -17,7 +17,7 @@ class MissedStep:
     ever.
 
     Args:
-        others_wait: whether there are other workers by now.
+        others_wait: tells whether other workers have joined, which would wait for this one.
         turn: held during a step, where threads of the script have to take turns.
 
     Attributes:
@@ -35,7 +35,7 @@ class MissedStep:
 
     @property
     def error(self) -> BaseException | None:
-        """By which a step was missed."""
+        """What a step was missed by; None: none was."""
         return self._error
 
     def has_made_one_since(self, moment: float) -> bool:
@@ -44,11 +44,11 @@ class MissedStep:
 
     @contextmanager
     def noted(self, but: type[Exception] | tuple[type[Exception], ...] = (), is_step: bool = True) -> Iterator[None]:
-        """Around what all workers do alike.
+        """Around what all workers do alike: notes it as missed if it raises here.
 
         Args:
-            but: what all of them raise alike, so that the script may go on.
-            is_step: whether it shows, once it is done, that this worker goes on with the others.
+            but: exceptions that all workers raise alike, after which the script may go on.
+            is_step: whether it is a step, which shows that this worker goes on with the others.
 
         Raises:
             ClusterError: this worker missed an earlier step.

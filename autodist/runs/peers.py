@@ -48,18 +48,18 @@ _joined: list[Peers] = []
 class Peers:
     """The chief starts the others and watches over them; each worker runs a server of its own that the others reach.
 
-    Where there is one worker, calls are calls and nothing else.
+    With a single worker `guard` is a plain call.
 
     Args:
         spec: the machines.
-        member: this process's part, None on the chief.
+        member: the link to the agent that started this process; None on the chief.
         payload: what the chief tells those that it starts.
         seed: of the run.
-        start_up: is told how far that is.
+        start_up: shows how far the start is.
 
     Attributes:
-        apart: on another worker, where it has come to another call than the chief before all had joined, its own and
-            the chief's; "" is a step. None: it has not.
+        apart: on another worker, its call and the chief's, where the two came to different calls before all had joined;
+            "" stands for a step. None: they have not.
         failure: of another worker, once the chief knows of it.
         is_told: whether the script has seen that failure raised.
         on_leaving: called, on the chief, with the name of a worker to which SIGTERM has come; from another thread.
@@ -133,7 +133,7 @@ class Peers:
             self._starting.coordinator.say(json.dumps([what, text]))
 
     def hear(self, what: str) -> str | None:
-        """On another worker, waits for what the chief says where it calls the same; None: it has gone on without."""
+        """On another worker, the text that the chief says in the same call; None: the chief is past that call."""
         assert self._member is not None, "the chief says it"
         said, text = json.loads(self._member.hear() or '["", ""]')
         if said == what:
@@ -142,7 +142,7 @@ class Peers:
         return None
 
     def note_unheard(self) -> None:
-        """On another worker, notes what the chief has said and this one's script has not called; both join."""
+        """On another worker that joins, notes a call that the chief has spoken in and this script has not made."""
         assert self._member is not None, "the chief says it"
         unheard = self._member.hear()
         if unheard is not None:
@@ -233,7 +233,7 @@ class Peers:
         raise self._as_told_last(cause)
 
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Calls what may fail because another worker went away; then the cause is raised, and not what followed.
+        """Calls what fails if another worker goes away; then raises why that worker went, not what it led to here.
 
         Raises:
             WorkerFailedError: another worker ended badly.
@@ -260,14 +260,14 @@ class Peers:
         return self.failure or self._starting.coordinator.first_cause(self._spec.cause_timeout)
 
     def _as_told_last(self, failure: WorkerFailedError) -> WorkerFailedError:
-        """For raising, without what it went through: its message is to be the last thing that the user reads."""
+        """The failure without its traceback: its message is to be the last thing that the user reads."""
         self.is_told = True
         if self._starting is not None:
             self._lines_before = self._starting.coordinator.lines
         return failure.with_traceback(None)
 
     def abort(self, reason: str) -> None:
-        """On the chief, ends the others at once; on another, what has ended its script is told, if it is the first."""
+        """On the chief, ends the others at once; on another worker, waits for the chief to tell its failure first."""
         if self._member is not None and not self.have_joined:
             self._member.hold()
         if self._starting is None or (self._starting.has_joined and not self.have_joined):

@@ -59,23 +59,24 @@ class Run:
 
     Args:
         spec: the machines.
-        builder: decides the strategy; None on the others, which the chief tells.
-        member: this process's part, None on the chief.
+        builder: decides the strategy, on the chief; None on other workers, which are told its decision.
+        member: the link to the agent that started this process; None on the chief.
         seed: drawn by the chief for the whole run.
-        resumed: the checkpoint from which it goes on by what the YAML says; empty: there is none.
+        resumed: `prefix`, `step`, `seed` and `made_by` of the checkpoint that the YAML has the run go on from; empty:
+            none.
 
     Attributes:
         observer: hears of the training steps; what the YAML asks to save puts itself there.
-        on_training: called where a step that trains is made ready to run on all replicas.
-        on_first_program: called once the first one is.
-        draws: operations of steps that draw from a state which TensorFlow keeps to itself.
+        on_training: called each time that a step which trains is made ready to run on all replicas.
+        on_first_program: called when the first such step is ready, once; None: nobody waits for that.
+        draws: names of operations that draw random numbers from a state which TensorFlow does not show.
         chief: what the chief does for all workers between two steps.
         talk: what the workers tell one another between two steps.
         end: of the run.
         tables: names of the lookup tables that this worker has filled.
         recorder: records its training steps; None: nobody has asked for that.
         step: how many training steps were made, those before a checkpoint that was restored included.
-        is_in_step: whether a training step runs that is not counted yet; what is asked for meanwhile waits for it.
+        is_in_step: whether a training step is running that `step` does not count yet.
         saved_step: of the last checkpoint that was saved or restored; None: there was none.
     """
 
@@ -186,7 +187,7 @@ class Run:
     # -- steps -----------------------------------------------------------------------------------------------------
 
     def settle(self, tracked: Tracked, placement: Placement) -> None:
-        """Moves a variable to where a step that trains it, or that keeps something for one that does, wants it."""
+        """Moves a variable to where a training step wants it, or a step that keeps something for a training step."""
         tracked.is_settled = True
         placement = placement.with_copies_of(tracked.placement)
         if placement != tracked.placement:
@@ -201,12 +202,12 @@ class Run:
         rehearses: bool = True,
         shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> tuple[strategy_pb2.Strategy, Renaming]:
-        """The chief's strategy for a step, and under which names the chief has it; the first plan waits for the others.
+        """The chief's strategy for a step, and the chief's names for its nodes; the first call waits for the others.
 
         Args:
             item: the step.
             names: under which the session knows each variable.
-            rehearses: whether the item is what will run, so that the chief may rewrite it before the others join.
+            rehearses: whether exactly this item will run, so that the chief may rewrite it before the others join.
             shapes: of the step's inputs, in this worker's part of the first batch, where it is known.
 
         Raises:
@@ -251,7 +252,7 @@ class Run:
             fetches_alike: as in `Context`.
 
         Raises:
-            FetchedElsewhereError: workers may fetch different things, and one is at other workers.
+            FetchedElsewhereError: an output is computed on other workers, and workers need not fetch the same things.
         """
         self._has_program = self._has_program or kernels is not SETTING_KERNELS
         if item.gradients:
@@ -346,7 +347,7 @@ class Run:
             self._hosts.abandon()
 
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Calls what may fail because another worker went away; then the cause is raised, and not what followed.
+        """Calls what fails if another worker goes away; then raises why that worker went, not what it led to here.
 
         Raises:
             WorkerFailedError: another worker ended badly.
@@ -354,7 +355,7 @@ class Run:
         return self._peers.guard(call, *args)
 
     def _on_failed_update(self, error: BaseException) -> BaseException:
-        """Steps, which would wait for ever for an update that failed beside them, raise the cause instead."""
+        """Lets steps raise what an update beside them failed by: they would wait for that update for ever."""
         told = self._peers.cause_of(error) or ClusterError(
             f"an update of what this worker owns failed: {type(error).__name__}: {words_of(error)}"
         )
@@ -367,7 +368,7 @@ class Run:
         self.observer.after_step()
 
     def resume_memories(self, saved: Saved) -> None:
-        """Gives what kernels keep on this worker what a checkpoint has of it, now or when a step has it."""
+        """Restores what kernels keep on this worker from step to step, now or when the first step creates it."""
         if self._hosts is None:
             self._awaited_memories = saved
         else:
@@ -383,6 +384,6 @@ class Run:
                 self.guard(self._pieces.pull, [t for t in self.tracker if t.is_behind])
 
     def land(self) -> None:
-        """Waits until all is written that this worker's steps have asked for: updates may come some steps later."""
+        """Waits until all updates of this worker's steps are written, which may come some steps late."""
         for land in self._landings:
             self.guard(land)

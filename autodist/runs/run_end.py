@@ -32,10 +32,10 @@ class RunEnd:
         close_session: takes leave of the other workers' servers.
 
     Attributes:
-        before: called on the chief at the end of its script, while all values are still there; what one raises is how
-            the run ends.
+        before: called at the end of the script, while all values are still there; if one raises, the run ends badly by
+            that.
         reason: why the others are stopped where the script ends badly by itself.
-        error: what has failed at the end of the script, after all that it does itself.
+        error: by what the run's end failed, after the script itself had ended; None: by nothing.
     """
 
     def __init__(
@@ -56,24 +56,24 @@ class RunEnd:
 
     @property
     def is_bad(self) -> bool:
-        """Whether the script that ends does so before its part is done."""
+        """Whether the script ends before its part of the run is done."""
         failed = self._script_end.is_bad or self._peers.failure is not None or bool(self._missed_step)
         return failed or self._is_interrupted
 
     @property
     def _is_interrupted(self) -> bool:
-        """Whether Ctrl-C was the last that came to the script's steps, though it may have caught that and gone on."""
+        """Whether Ctrl-C came after the script's last step, even where the script caught it and went on."""
         moment = self._script_end.interrupted_at
         return moment is not None and not self._missed_step.has_made_one_since(moment)
 
     @contextmanager
     def noting_interrupts(self, is_shared: Callable[[], bool] = lambda: True) -> Iterator[None]:
-        """Around a call in which all workers make several steps: who leaves it by Ctrl-C takes part in no later step.
+        """Around a call of several steps that all workers make: a worker that Ctrl-C ends in it makes no later step.
 
-        The others go on with the call's next step, and would take for it what comes after the call.
+        The others go on with the call's next step, and would take this worker's step after the call for that one.
 
         Args:
-            is_shared: tells, when Ctrl-C has come, whether they make this call together.
+            is_shared: tells, after Ctrl-C, whether the workers make this call together.
         """
         before = self._script_end.interrupted_at
         try:
@@ -96,10 +96,10 @@ class RunEnd:
         self._peers.lose(worker, reason)
 
     def lost(self, step: int | None, saved_step: int | None) -> Lost | None:
-        """On the chief, what this run was lost by, where the script has ended by nothing else.
+        """On the chief, how this run was lost; None where it was not, or the script ended for a reason of its own.
 
         Args:
-            step: the one in which it was; None: before the first.
+            step: the training step that was under way; None: before the first.
             saved_step: of the last checkpoint; None: there was none.
         """
         fault, ended_by = self._peers.fault, self._script_end.raised
@@ -143,7 +143,7 @@ class RunEnd:
                 raise error
 
     def _close_what_is_open(self) -> Iterator[AutoDistError]:
-        """Does what is to be done before the run ends; gives what of it fails."""
+        """Calls what is to be called before the run ends, the last first; yields what that raises."""
         while self.before:
             try:
                 self.before.pop()()
@@ -151,7 +151,7 @@ class RunEnd:
                 yield error
 
     def _tell_what_no_status_tells(self) -> None:
-        """On the chief, raises what failed and has not made the script itself end badly.
+        """On the chief, raises a failure that the script's own exit status would not show.
 
         Raises:
             WorkerFailedError: another worker ended badly while the script was in no step.
@@ -171,7 +171,7 @@ class RunEnd:
 
 
 def _comes_of_others(error: BaseException | None) -> bool:
-    """Whether an exception is, or was raised while there was, one that tells what has become of other workers."""
+    """Whether an exception, or one that it was raised from or during, tells of other workers."""
     while error is not None and not isinstance(error, ClusterError):
         error = error.__cause__ or error.__context__
     return error is not None

@@ -63,7 +63,7 @@ class StartUp:
                 self._live = None
 
     def has_done(self, what: str, *args: object) -> None:
-        """Tells on the chief what is done by now, and when that was; what comes later is told to those who debug."""
+        """Logs on the chief what is done, and after how many seconds; at level DEBUG once the first step is made."""
         if self._is_over and self._is_chief:
             log.debug(what, *args)
         elif self._is_chief:
@@ -76,7 +76,7 @@ class StartUp:
             self._is_over = True
 
     def begins(self) -> float:
-        """When the first was done that is told; seconds are told from there on."""
+        """The moment, by `time.monotonic`, from which the log counts seconds: that of the first call."""
         if self._began is None:
             self._began = time.monotonic()
         return self._began
@@ -97,7 +97,7 @@ def _columns(stream: TextIO) -> int:
 
 @contextmanager
 def _live(spinner: rich.spinner.Spinner) -> Iterator[rich.live.Live]:
-    """A line at the end of the terminal, above which goes what is printed meanwhile, and that is gone afterwards."""
+    """A line at the end of the terminal, that is gone afterwards; what is printed meanwhile goes above it."""
     console = rich.console.Console(stderr=True, force_terminal=True, force_jupyter=False)
     plain = sys.stdout, sys.stderr
     # What goes to a file or into a pipe is none of the terminal's.

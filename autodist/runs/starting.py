@@ -32,7 +32,7 @@ class Starting:
         spec: the machines.
         seed: of the run.
         payload: what the others are told.
-        start_up: is told how far this is.
+        start_up: shows how far the start is.
 
     Attributes:
         coordinator: of the workers.
@@ -56,9 +56,9 @@ class Starting:
 
     @staticmethod
     def under_way(spec: ResourceSpec) -> Starting | None:
-        """What an earlier AutoDist of the script has begun for the same machines, and no step was made with.
+        """The start that an earlier AutoDist of the script has begun for the same machines and made no step with.
 
-        What was begun for others is ended: a run has one set of workers, and the AutoDist made last is the likely one.
+        A start for other machines is ended: a run has one set of workers, and the AutoDist made last is the likely one.
         """
         while _begun:
             earlier = _begun[-1]

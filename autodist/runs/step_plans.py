@@ -30,7 +30,7 @@ log = logging.getLogger("autodist")
 
 
 class StepPlans:
-    """The plans of one run, as one worker has them: the chief makes them, and tells the others.
+    """One worker's side of the plans of a run: the chief makes them, and tells the others.
 
     Args:
         spec: the machines.
@@ -90,10 +90,10 @@ class StepPlans:
         return resolve_specs(strategy, item, self._spec)
 
     def _require_arranged(self, strategy: strategy_pb2.Strategy) -> None:
-        """Passes a pipeline of which the machines know.
+        """Passes unless the strategy has pipeline stages that were not known when the processes started.
 
         Raises:
-            StrategyError: the builder is none of which it can be told beforehand.
+            StrategyError: it has.
         """
         if strategy.pipeline.stages and not self._spec.micro_batches:
             raise StrategyError(
@@ -120,7 +120,7 @@ class StepPlans:
         self._rehearsed = (item.graph_def, self._rewrite(item, strategy, names, seen=self._seen))
 
     def take_seen(self) -> Rewriting | None:
-        """How the step was rewritten that was rewritten ahead, if it is a pipeline's; it is kept for one who asks."""
+        """What was noted while a pipeline's step was rewritten ahead; the first caller gets it, later ones None."""
         seen, self._seen = self._seen, None
         return seen
 
@@ -144,7 +144,7 @@ class StepPlans:
         return self._rewrite(item, strategy, names, kernels, joins_outputs, fetches_alike)
 
     def _through_stages(self, strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
-        """A step that does not train goes through the stages where a training step has put the variables, if it has."""
+        """The strategy of a step that does not train, through the stages in which a training step has put variables."""
         if self._pipeline is None or strategy.nodes:
             return strategy
         staged = strategy_pb2.Strategy()

@@ -35,10 +35,10 @@ class Talk:
         land: waits until all is written that this worker's steps have asked for.
 
     Attributes:
-        messages: by which they say most of it; None: the workers have not joined.
-        is_told_apart: whether the script has asked which worker it is, so that each may do something else.
+        messages: by which most of it is sent; None: the workers have not joined.
+        is_told_apart: whether the script has asked which worker it is on, so that workers may do different things.
         has_agreed: whether the workers have told one another what they read of files that are dealt out.
-        has_work: whether they have agreed so, or reduced something.
+        has_work: whether they have agreed on something, or reduced something.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class Talk:
     # -- begin and end ---------------------------------------------------------------------------------------------
 
     def begin(self, messages: Messages, mailbox: Mailbox | None) -> None:
-        """Begins it, when all workers have joined.
+        """Begins the talk, when all workers have joined.
 
         Args:
             messages: of the run.
@@ -79,7 +79,7 @@ class Talk:
             self._require_alike()
 
     def _require_alike(self) -> None:
-        """Passes where all workers have come to the same calls by now, in which the chief has said something."""
+        """Passes where all workers have made the calls in which the chief has spoken before they joined."""
         parts = self.gather(json.dumps(self._peers.apart).encode())
         apart = {w: told for w, part in enumerate(parts) if (told := json.loads(part)) is not None}
         found = json.dumps(next(iter(apart.items()), None)).encode()

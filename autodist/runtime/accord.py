@@ -41,7 +41,7 @@ class Accord:
         take: on another worker than the chief, takes values that come as listed.
 
     Attributes:
-        present: on the chief, those that stand still before the step when it is to give its values.
+        present: on the chief, the workers that wait before the step to be given its values.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Accord:
         self._left: set[int] = set()
 
     def begins(self, has_written: bool) -> bool:
-        """Begins the next step if this worker knows of nothing that comes before it.
+        """Begins the next step, unless this worker knows that values have to be given first; says whether it did.
 
         Args:
             has_written: whether the script has written a variable of the step.
@@ -100,12 +100,12 @@ class Accord:
         return (self._gather(keeps_pace), frozenset()) if self._worker == 0 else self._follow()
 
     def give(self, listing: str) -> None:
-        """On the chief: tells those that are present that values come, which they take from now on."""
+        """On the chief: tells the workers that wait which values come, which they take from now on."""
         if self.present:
             self._send(self.present, Letter(Subject.GIVEN, self._step + 1, 0, listing=listing))
 
     def pushed(self, names: Sequence[str]) -> None:
-        """On the chief: the step begins, once those that were given values of these variables have them."""
+        """On the chief: begins the step, once the workers that were given these variables' values have them."""
         with self._changed:
             step = self._step + 1
             self._changed.wait_for(lambda: set(self.present) <= set(self._that_said(step, Subject.TAKEN)))

@@ -31,7 +31,7 @@ class Share:
 
 
 def share_of(examples: int, replicas: Sequence[int], worker: int) -> Share:
-    """The share of a worker, whose replicas' parts follow one another; an empty one, where it has no replicas.
+    """The share of a worker: the parts of its replicas, one behind the other; empty where it has no replicas.
 
     Args:
         examples: in the global batch.
@@ -151,7 +151,7 @@ def require_examples(are_there: bool) -> None:
 
 
 def require_even(even: EvenParts | None, mine: int | None, whole: int | None = None) -> None:
-    """Passes if all replicas get equally many examples, as far as this worker can tell, or need not.
+    """Passes unless this worker can tell that replicas get different numbers of examples, and they must not.
 
     Args:
         even: why they have to.
@@ -213,7 +213,7 @@ def rows_of(value: Any, axis: int, share: Share) -> np.ndarray:
 
 
 def take(value: Any, axis: int, share: Share) -> np.ndarray:
-    """A worker's rows; one row that does not count, where it has none."""
+    """A worker's rows; where it has none, one row that does not count."""
     array = np.asarray(value)
     one = Share(min(share.start, max(array.shape[axis] - 1, 0)), 1)
     return rows_of(array, axis, share if share.size else one)

@@ -24,7 +24,7 @@ class Clock:
 
     @staticmethod
     def of(asked: float, told: float, heard: float) -> Clock:
-        """By NTP's formula, of the clock that told; it is taken to have answered halfway between question and answer.
+        """By NTP's formula: the other clock is taken to have been read halfway between question and answer.
 
         >>> Clock.of(asked=10.0, told=12.5, heard=11.0)
         Clock(ahead=2.0, uncertainty=0.5)

@@ -52,7 +52,7 @@ class Note:
     Attributes:
         word: what it says.
         worker: who says it.
-        place: after how much that all workers do alike.
+        place: how many things that all workers do alike the worker had come to.
         call: that is made.
         number: of the call, counted on the worker that makes it.
     """
@@ -94,7 +94,7 @@ class CommonCalls:
         self._owed: list[tuple[int, Note]] = []
 
     def passes(self) -> bool:
-        """This worker comes to what all do alike, a step say: calls that others make before it are not common.
+        """This worker comes to what all do alike, a step say; a call that another made before that is not common.
 
         Returns:
             Whether others wait for `answer`.
@@ -126,7 +126,7 @@ class CommonCalls:
         return self._gather(call, patience) if self._worker == 0 else self._ask(call, patience)
 
     def have_all_left(self) -> bool:
-        """On the chief, whether all others make no more calls; waits for those that come to nothing, for a while."""
+        """On the chief, whether no other worker makes any more calls; waits a while for those that say nothing."""
         with self._changed:
             silent, asked = self._yet_to_say(), self._note(Word.ASKED)
         if silent:

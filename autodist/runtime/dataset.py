@@ -60,7 +60,7 @@ class Place:
 
 
 class DistributedDataset(tf.train.experimental.PythonState):
-    """Gives this worker its rows of each global batch; of arrays with different numbers of rows, of each its own.
+    """Gives this worker its rows of each global batch; arrays with different numbers of rows are split each by its own.
 
     A checkpoint that is told of it (`ad.checkpoint(folder, data=data)`) has its place: after `restore`, the next loop
     over it goes on where it was, an epoch's order included.
@@ -70,7 +70,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
             examples; it has to give the same batches on every worker.
         replicas: for each replica, the index of its worker.
         worker: index of this worker.
-        on_first: called with the first global batch, or with what tells it from others.
+        on_first: called with the first global batch, or with a digest of it.
         reading: how this worker reads its share alone, where it can; None: it reads all.
         on_own_failure: called with what was raised where it reads its share alone, which no other worker sees.
 
@@ -200,7 +200,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return self._or_next(given) if self._is_loop_over and place.taken else given
 
     def _begin_again(self, place: Place) -> Iterator[_Given]:
-        """The iteration that was under way, begun: what has an order of its own draws a new one for each.
+        """Begins the iteration that was under way, after those before it: a shuffle draws a new order for each.
 
         A shuffle that another one reads draws when that is read first, and one that is repeated as often.
         """

@@ -14,8 +14,8 @@ class DirectRun:
     """Runs the same fetches again and again, given values for the same feeds.
 
     `Session.make_callable` with feeds is `Session.run`, which looks at every fetch and feed anew each time: half of
-    what a step of a small model takes. What TensorFlow prepares by `CallableOptions` does not; nor does it look at what
-    is fed, so that this is done here.
+    what a step of a small model takes. What TensorFlow prepares from `CallableOptions` does not, and does not check
+    what is fed either, so that this is done here.
 
     Args:
         session: where to run.

@@ -15,7 +15,7 @@ _APART = "/apart"
 
 
 def keep_apart(graph_def: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-    """A graph that workers of several can run, whatever TensorFlow makes of its convolutions; without any, the same.
+    """The graph with copies that keep TensorFlow from fusing convolutions to what a server refuses.
 
     On CPUs with oneDNN it fuses one of bfloat16 with its bias to `_FusedConv2D`, and then to an op of oneDNN. A server
     checks its part of the graph between the two, and `_FusedConv2D` is not declared for bfloat16. So what is read of

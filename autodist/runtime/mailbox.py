@@ -40,7 +40,7 @@ class Mailbox:
         self._reader: threading.Thread | None = None
 
     def open_box(self, receive: Callable[[bytes], None]) -> Send:
-        """A box of its own, the same on all workers if they open theirs in one order; returns what sends to others'.
+        """Opens a box; the boxes that workers open in the same order are one. Returns what sends to the others' box.
 
         Args:
             receive: called with each message to this worker's, in the order of arrival, once the reading has started.

@@ -23,7 +23,7 @@ class Saved:
 
 @dataclass(frozen=True)
 class _Memory:
-    """One of them, as it stands in a session's graph."""
+    """One memory, as it stands in a session's graph."""
 
     session: tf.compat.v1.Session
     initializer: tf.Operation
@@ -55,7 +55,7 @@ class Memories:
 
     @property
     def awaited(self) -> list[str]:
-        """Those that a checkpoint has a value for, and that are not there yet."""
+        """Memories that a checkpoint has a value for and that no step has created yet."""
         return [] if self._awaited is None else sorted(self._awaited.keys.keys() - self._found.keys())
 
     def begin(self, session: tf.compat.v1.Session, initializers: Iterable[tf.Operation]) -> None:
@@ -66,9 +66,9 @@ class Memories:
             self._restore(self._awaited, new)
 
     def resume(self, saved: Saved) -> None:
-        """Gives memories what a checkpoint has of them; one that is there and not in it begins anew.
+        """Restores memories from a checkpoint; one that is there and not in the checkpoint begins anew.
 
-        Those that are not there yet get theirs when they come.
+        One that no step has created yet is restored when it is created.
         """
         self._awaited = saved
         for name, memory in self._found.items():

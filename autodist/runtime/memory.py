@@ -7,7 +7,7 @@ import gc
 
 
 def collect_and_trim() -> None:
-    """Ends objects that refer to one another only, as graphs of Python objects do, and trims the heaps."""
+    """Collects garbage, such as graphs whose objects refer to one another, and trims the heaps."""
     gc.collect()
     trim_heaps()
 

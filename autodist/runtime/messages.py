@@ -11,7 +11,7 @@ _CAPACITY = 64
 
 
 class Messages:
-    """Each worker reads what the chief sent, in order.
+    """One worker's side. Each worker reads what the chief sends, in order.
 
     Args:
         host: where sending and receiving run.

@@ -1,4 +1,4 @@
-"""Parcels: in which messages the values of variables go to all workers, and who hands each on to whom."""
+"""Parcels: the messages by which the values of variables go to all workers, and who hands each on to whom."""
 
 from __future__ import annotations
 

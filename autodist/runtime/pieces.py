@@ -50,7 +50,7 @@ V = TypeVar("V", bound=HasValue)
 
 
 def in_groups(values: Iterable[T]) -> Iterator[list[T]]:
-    """What is brought together, in the order of the values; the next are not asked for before a group was taken."""
+    """Groups of values that are moved together, in order; the next value is read when the group before was taken."""
     group: list[T] = []
     size = 0
     for value in values:
@@ -115,7 +115,7 @@ class Pieces:
             tracked.is_behind = False
 
     def named_holders(self, shard: Shard) -> Iterator[tuple[int, str]]:
-        """Every worker that has the shard or a copy of it, and what it calls that."""
+        """Every worker that has the shard or a copy of it, and the name of that there."""
         for worker in range(self._workers):
             if shard.owner in (EVERY_WORKER, worker) or worker in shard.mates:
                 yield worker, shard.name

@@ -35,10 +35,10 @@ class Program:
         hosts: where it runs.
         item: the rewritten step.
         inputs: the captured inputs, in the order in which `run` takes their values.
-        updates: runs what the step leaves to be run beside it.
+        updates: runs, beside the steps, the updates that a step leaves to be run later.
 
     Attributes:
-        land: returns once all is written that this worker's steps have asked for; None: they wait for it themselves.
+        land: waits until all updates of this worker's steps are written; None: the steps wait for that themselves.
     """
 
     def __init__(self, hosts: Hosts, item: GraphItem, inputs: Sequence[str], updates: Updates) -> None:

@@ -1,4 +1,4 @@
-"""Repeated: a step that a session makes several times in one call, on a batch after the other."""
+"""Repeated: a step that a session makes several times in one call, each time on the next batch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _STAYS_BEHIND = having(Trait.SEEDED)
 
 @dataclass(frozen=True)
 class Parts:
-    """Of what a step consists in a session's graph.
+    """The tensors and operations of a step in a session's graph.
 
     Attributes:
         outputs: that it returns.
@@ -44,12 +44,12 @@ def can_repeat(graph_def: tf.compat.v1.GraphDef) -> bool:
 
 
 def repeated(host: Host, step: Parts, times: int) -> Callable[..., list[np.ndarray]]:
-    """A step that is made so often in one call; the next begins when all that the one before it does is done.
+    """Several steps in one call; each begins when the one before it is done.
 
     Args:
         host: where the step stands.
-        step: it.
-        times: how often.
+        step: the step.
+        times: how many steps.
 
     Returns:
         What takes `times` values for each tensor of `batch`, one step's after the other's, and one for each of `alike`,
@@ -115,7 +115,7 @@ def _like(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _in_turn(values: Sequence[tf.Tensor]) -> tf.TensorArray:
-    """Values of which each step reads its own; they are not copied."""
+    """A list of values from which each step reads its own, without a copy."""
     with tf.device(values[0].device):
         made = tf.TensorArray(
             values[0].dtype, len(values), infer_shape=False, element_shape=values[0].shape, clear_after_read=False

@@ -43,12 +43,12 @@ def _leaving_own_seeds(plain: Callable[[int | None], tuple[int | None, int | Non
 
 
 def seed_for_all() -> int | None:
-    """Of the graph that is being built, or of the process."""
+    """TensorFlow's seed of the graph that is being built, or of the process."""
     return context.global_seed() if tf.executing_eagerly() else tf.compat.v1.get_default_graph().seed
 
 
 def seeds_now() -> dict[str, Any]:
-    """What the seeds that TensorFlow deals from now on depend on, as JSON has it; nothing where it deals by chance."""
+    """The state from which TensorFlow gives out seeds, as JSON has it; empty where it gives them out by chance."""
     if not tf.executing_eagerly() or context.global_seed() is None:
         return {}
     version, numbers, _ = context.context()._rng.getstate()
@@ -61,7 +61,7 @@ def seeds_now() -> dict[str, Any]:
 
 
 def resume_seeds(told: Mapping[str, Any]) -> str:
-    """Lets TensorFlow deal seeds as it would have where `seeds_now` was called.
+    """Lets TensorFlow give out the seeds that it would have given out where `seeds_now` was called.
 
     Returns:
         What is wrong, where the script has set another seed; "" where nothing is.

@@ -109,7 +109,7 @@ class Spread:
         return self._receives[after]
 
     def _queue(self, worker: int, is_for_all: bool) -> tf.queue.FIFOQueue:
-        """Where a worker gets what all get, or what it alone does."""
+        """The queue by which a worker gets what all get, or the one of what it alone gets."""
         name = f"autodist/{'values' if is_for_all else 'own_values'}/{worker}"
         with tf.device(cpu_of(worker, self.workers)):
             return tf.queue.FIFOQueue(_CAPACITY, [tf.uint8, tf.int64], shared_name=name)
@@ -178,13 +178,13 @@ def _apart(content: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
 
 
 def _whole(halves: dict[int, np.ndarray], part: Part, one: Slice, piece: np.ndarray) -> np.ndarray | None:
-    """The bytes of a part, of which some have come; None: there are more to come.
+    """Adds bytes that have come of a part; returns all of them once they are complete, until then None.
 
     Args:
-        halves: parts of which some bytes are there; changed.
-        part: of which these are.
-        one: which they are.
-        piece: they.
+        halves: by part, the bytes that have come of it; changed.
+        part: whose bytes these are.
+        one: which bytes of the part.
+        piece: the bytes.
     """
     if one.stop < 0:
         return piece

@@ -52,7 +52,7 @@ class Tracked:
         is_ahead: Python assigned it, and the session is to be told (true at first).
         is_behind: a step wrote it, and the script's object has an older value.
         is_aliased: something else has its handle, too (a data set's function, say), and uses it unseen.
-        known: of an aliased one, the value that the session has too.
+        known: of an aliased variable, the value when it was last compared, which the session has as well.
         is_seed: whether it is a random generator's state.
     """
 
@@ -113,8 +113,8 @@ class VariableTracker:
     """Notices when Python, or what Python runs, reads or writes variables that steps work on.
 
     Reading one that is behind brings all values up to date first; writing one marks it, so that the next step sees it.
-    What has a handle of its own is not seen: a variable that was given to such is kept up to date after each step, and
-    its value compared before the next.
+    What keeps the variable's handle for itself is not seen: a variable whose handle was given away is brought up to
+    date after each step, and its value compared before the next.
 
     Args:
         pull: brings the objects of variables that are behind up to date.
@@ -169,13 +169,13 @@ class VariableTracker:
                 tracked.source.assign(state)
 
     def look_at_aliased(self) -> None:
-        """Marks those that were written unseen since the last step."""
+        """Marks variables that were written unseen since the last step."""
         for tracked in self._aliased:
             if not tracked.is_ahead and not _is_same(tracked.known, np.asarray(tracked.read())):
                 tracked.is_ahead = True
 
     def refresh_aliased(self) -> None:
-        """Brings those up to date that may be read unseen."""
+        """Brings variables up to date that may be read unseen."""
         if any(t.is_behind for t in self._aliased):
             self._pull()
         for tracked in self._aliased:

@@ -80,14 +80,14 @@ class SessionBatches:
             require_alike(whole.graph_def)
 
     def tell_begun_anew(self, whole: GraphItem, steps: int) -> None:
-        """Tells where a run that goes on after some steps reads once more what they were made of."""
+        """Warns where a run that goes on after some steps would read the data of these steps once more."""
         tell_begun_anew(self._trained(whole), whole.graph_def, steps)
 
     def _trained(self, whole: GraphItem) -> list[tf.Tensor]:
         return [self._captured.graph.get_tensor_by_name(t) for g in whole.gradients for t in g.tensors]
 
     def next_for(self, fetches: Fetches, arrays: Arrays) -> dict[tf.Tensor, np.ndarray]:
-        """The whole of what a run reads of iterators; nothing with one replica, whose run reads them itself.
+        """The whole batches that a run reads of iterators; nothing with one replica, whose run reads them itself.
 
         Args:
             fetches: what the run is asked for.
@@ -115,7 +115,7 @@ class SessionBatches:
 
 
 def require_no_queue(item: GraphItem, replicas: int) -> None:
-    """Passes unless a run takes what another one has put into a queue, or replicas what an iterator gives each anew.
+    """Passes unless a run reads a queue or, with several replicas, an iterator's optional elements.
 
     Args:
         item: what runs.

@@ -11,9 +11,9 @@ from autodist.runtime.variables import Kept
 
 
 def resume(run: Run, variables: Mapping[str, Kept]) -> None:
-    """Before a session's first run that trains: its variables get the values that the run goes on from.
+    """Gives a session's variables the values that the run goes on from, before the first run that trains.
 
-    All workers call it, since all come to such a run; each reads, slice by slice, what it has of them.
+    All workers call it; each reads the slices of variables that it holds.
 
     Args:
         run: in which the session is.

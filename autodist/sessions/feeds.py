@@ -38,7 +38,7 @@ class SessionFeeds:
         batch_axis: by name of a tensor, the axis that the script has named; None: every replica gets the whole.
         shapes: of the graph's variables.
         shared: names of tensors for which every worker feeds the same.
-        rows: of a tensor with a fixed shape, as many as make its first axis that of the examples; None: no number.
+        rows: a tensor of a fixed shape has examples along its first axis if that is so long; None: it never has.
     """
 
     spec: ResourceSpec
@@ -51,8 +51,8 @@ class SessionFeeds:
     def with_rows(self, whole: GraphItem, captured: CapturedGraph) -> SessionFeeds:
         """The same, knowing how many examples a worker feeds at a time where no placeholder's first axis is open.
 
-        Then all that the training reads has as many rows, or it is not known which of it has one an example. A replica
-        has all that its worker feeds; of several the axis would have to be open.
+        That is known where all that the training reads has equally many rows. It holds for workers of one replica,
+        which gets all that its worker feeds; to be split, an axis has to be open.
 
         Args:
             whole: all of the graph, with its gradients.
@@ -148,7 +148,7 @@ class SessionFeeds:
         return [Meant.WHOLE if axis is None else meant for meant, axis in zip(split, axes, strict=True)]
 
     def unsaid(self, arrays: Arrays, axes: Sequence[int | None]) -> list[tf.Tensor]:
-        """What every replica gets whole since its shape is fixed, and the script says nothing of it."""
+        """The tensors that every replica gets whole since their shape is fixed, and not since the script says so."""
         return [
             t for (t, array), axis in zip(arrays.items(), axes, strict=True)
             if axis is None and array.ndim and t.name not in self.batch_axis

@@ -20,10 +20,10 @@ _MOST_NAMES = 4
 
 
 class InitialValues:
-    """Gives variables their initial values before the first run that reads any, where no run has set them by then.
+    """Gives variables that no run has set their initial values, before the first run that reads any.
 
-    All workers have made the same setting runs by then, so that they agree on whether there is something to do, though
-    what they run first may differ. The chief then sets the variables everywhere.
+    All workers have made the same setting runs by then, so that they agree on whether a variable is unset, though what
+    they run first may differ. The chief then sets the variables everywhere.
 
     Args:
         run: in which the session runs.

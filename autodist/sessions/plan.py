@@ -29,7 +29,7 @@ class SessionPlan:
         run: in which it is.
         captured: its graph.
         whole: all of the graph, with its gradients.
-        earlier: of a session of the same graph, as it was before, that has the same values; None: it has its own.
+        earlier: the plan of an earlier session of the same graph, whose values this one shares; None: it has its own.
 
     Raises:
         CaptureError: a variable is to be elsewhere than the earlier session has it.

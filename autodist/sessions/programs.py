@@ -42,7 +42,7 @@ class Prepared:
         axes: for each feed, along which it is split.
         sets: whether it only sets variables.
         trains: whether it applies gradients.
-        looks: whether it is run to see, or save, what the training has made: it trains nothing and takes no batch.
+        looks: whether it only reads or saves what was trained: it trains nothing and takes no batch.
         is_global: whether every worker is given the same batch.
         is_alone: whether no other worker has a part in it, since it trains nothing and writes nothing.
         gives_rows: whether all that is fetched has a row for each example, or does not ask for examples.
@@ -135,7 +135,7 @@ class SessionPrograms:
             return self._plan.program(item, kernels, fetches_alike=True), str(error)
 
     def _tell_of_own_share(self, item: GraphItem, axes: Mapping[tf.Tensor, int | None]) -> None:
-        """Names what a run that keeps state, but trains nothing, fetches of this worker's share of a global batch."""
+        """Warns of fetches that are of this worker's share of a global batch alone, in a run that writes state."""
         if self._run.workers == 1 or not any(
             self._feeds.is_shared_out(t) for t, axis in axes.items() if axis is not None
         ):
@@ -151,6 +151,6 @@ class SessionPrograms:
 
 
 def _gives_rows(item: GraphItem) -> bool:
-    """Whether what a run returns of no examples is no rows, or asks for none."""
+    """Whether each output has a row for each example, or does not depend on the batch."""
     flows = flows_of(item)
     return all(isinstance(flows.kind(name), PerExample | Replicated) for name in item.outputs)

@@ -51,7 +51,7 @@ class Request:
         return [t for t in self.fed if t.shape.rank is None]
 
     def key(self, arrays: Mapping[tf.Tensor, np.ndarray]) -> Hashable:
-        """By which what it runs is known: its names, and how many axes has what may have any number."""
+        """Equal for requests that one program serves: names, and ranks of feeds of which the graph leaves them open."""
         return (self.names, *(arrays[t].ndim for t in self._unranked)) if self._unranked else self.names
 
     def arrays(self, values: Iterable[Any]) -> dict[tf.Tensor, np.ndarray]:
@@ -68,7 +68,7 @@ class Request:
 
 
 class Requests:
-    """Finds what runs of a session ask for; of what was asked for before that is known already.
+    """Finds what runs of a session ask for, and remembers it for runs that ask for the same.
 
     Args:
         graph: of the session.

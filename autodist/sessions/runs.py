@@ -77,7 +77,7 @@ class SessionRuns:
             self._run.first_batches.send()
 
     def _require_common(self, prepared: Prepared, request: Request) -> None:
-        """Passes where owners need not send what is fetched of theirs, or all workers fetch it in this run.
+        """Passes where no other worker has to send what is fetched, or all workers fetch the same in this run.
 
         Raises:
             FetchedElsewhereError: others fetch something else.
@@ -137,7 +137,7 @@ class SessionRuns:
             )
 
     def _require_whole_alike(self, arrays: Mapping[tf.Tensor, np.ndarray], axes: Sequence[int | None]) -> None:
-        """Passes if all workers feed the same for what is taken to be so: what has a fixed shape, when it is first fed.
+        """Passes if all workers feed the same for tensors of a fixed shape; compared when they are first fed.
 
         Raises:
             CaptureError: they do not; on all workers.
@@ -159,7 +159,7 @@ class SessionRuns:
             )
 
     def _differing(self, arrays: Mapping[tf.Tensor, np.ndarray], counts: bool = True) -> list[tf.Tensor]:
-        """What the workers feed different values for; all ask for it, also one whose values do not count."""
+        """The tensors that workers feed different values for; all call it, also one whose values do not count."""
         if not arrays:
             return []
         digests = np.array([int(digest_of(a)[:12] or "0", 16) for a in arrays.values()])
@@ -173,7 +173,7 @@ class SessionRuns:
 def _value_of(
     element: tf.Tensor | tf.Operation, given: Mapping[tf.Tensor, np.ndarray], values: Iterator[np.ndarray]
 ) -> np.ndarray | None:
-    """What a run gives for one fetch: what was given for it, the next of what was run, None for an operation."""
+    """The value of one fetch: what was fed for it, else the next value of the run; None for an operation."""
     if isinstance(element, tf.Operation):
         return None
     return given[element] if element in given else next(values)

@@ -38,8 +38,8 @@ class DistributedSession(SessionInterface):
     """Runs a graph on all replicas; made by `AutoDist.create_distributed_session`.
 
     What is fed is this worker's own data, split over its replicas along the batch axis: the first axis of a placeholder
-    that leaves it open. What is fetched is joined over this worker's replicas; where it has none, what is fed is not
-    used, and what its replicas would give is nothing: no rows, 0.
+    that leaves it open. What is fetched is joined over this worker's replicas. On a worker without replicas what is fed
+    is not used, and what is fetched has no rows or is 0.
 
     Args:
         run: in which it runs.
@@ -167,13 +167,13 @@ class DistributedSession(SessionInterface):
             self._version = self.graph.version
 
     def _first_of(self, request: Request, arrays: Mapping[tf.Tensor, np.ndarray]) -> Prepared:
-        """What a request runs that has not been made before."""
+        """Prepares what a request runs that is made for the first time."""
         prepared = self._prepared[request.key(arrays)] = self._programs.prepare(request.elements, arrays)
         self._resume(prepared)
         return prepared
 
     def _resume(self, prepared: Prepared) -> None:
-        """Before the first run that trains, which comes after those that initialise."""
+        """Restores variables before the first run that trains, which comes after those that initialise."""
         if not prepared.trains:
             return
         if not self._is_resumed:

@@ -17,7 +17,7 @@ _COUNT = "import tensorflow; print('gpus', len(tensorflow.config.list_physical_d
 
 
 def hello_of(given: Given, environment: Environment, count_gpus: Callable[[], int]) -> Hello:
-    """What this process says of itself.
+    """The `Hello` of this process.
 
     Args:
         given: what it knows of its cluster.

@@ -82,7 +82,7 @@ class Meeting:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether it is, and not that of one from which this process was forked."""
+        """Whether this process made the meeting, and not one that it was forked from."""
         return os.getpid() == self._owner
 
     @property

@@ -253,7 +253,7 @@ class Reception:
             self._close_if_nobody_is_to_come()
 
     def _converse(self, connection: socket.socket, from_host: str, to_host: str) -> None:
-        """Lets a process in, or raises why not."""
+        """Lets a process in that proves that it knows the secret."""
         hello = _read(connection)
         if not isinstance(hello, Hello):
             raise RefusedError("it does not say who it is")
@@ -335,7 +335,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _read(connection: socket.socket) -> object:
-    """A word of somebody who may be anybody."""
+    """A word read from a connection that has proved nothing yet."""
     line = b""
     while not line.endswith(b"\n"):
         received = connection.recv(LONGEST_LINE)

@@ -55,7 +55,7 @@ class Roll:
         return self._tries >= MOST_TRIES
 
     def refuse_secret(self) -> RefusedError:
-        """Notes that a process came with another secret; the error to tell it."""
+        """Notes that a process came with another secret; returns the error to tell it."""
         self._tries += 1
         return RefusedError("its secret is another than the chief's; give all processes of the run the same", True)
 
