@@ -27,8 +27,8 @@ class Context:
     Attributes:
         strategy: the plan, the same on all workers.
         worker: index of the worker whose graph this is.
-        joins_outputs: whether scalar outputs are combined over all workers (captured functions, Keras) or over this
-            worker's replicas alone (sessions, whose workers may fetch different things).
+        joins_outputs: whether scalar outputs are combined over all workers (functions, Keras), or over this worker's
+            replicas alone (sessions, whose workers may fetch different things).
         fetches_alike: whether the workers of a session all fetch the same in this run.
     """
 
@@ -44,7 +44,7 @@ class Context:
 
     @property
     def sends_fetched(self) -> bool:
-        """Whether owners send what others fetch of theirs: nothing can be sent for what one worker alone fetches."""
+        """Whether owners send others what these fetch: only where all workers are known to fetch the same."""
         return self.joins_outputs or self.fetches_alike
 
     @property
@@ -106,9 +106,10 @@ class Context:
 
     @functools.cached_property
     def of_replicas(self) -> Context:
-        """For whom the step is replicated.
+        """The context in which the step is replicated: for a pipeline, as if there were one worker.
 
-        The micro-batches of a pipeline are the replicas of one worker until it is dealt out who computes what of them.
+        The micro-batches of a pipeline count as replicas of one worker, until `PlaceStages` deals out who computes
+        what.
         """
         alone = strategy_pb2.Strategy()
         alone.CopyFrom(self.strategy)
@@ -192,7 +193,7 @@ def run_pipeline(
 ) -> GraphItem:
     """Applies the kernels in order; `watch(name, item)` is called with the captured step and after each kernel.
 
-    An error carries, as notes, which kernel it comes from, and in which lines of the script the nodes were made that it
+    An error gets notes of the kernel that it comes from, and of the lines of the script that made the nodes which it
     names.
     """
     if watch:

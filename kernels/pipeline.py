@@ -56,34 +56,25 @@ log = logging.getLogger("autodist")
 DUMP_VARIABLE = "AUTODIST_DUMP"
 """Environment variable that names a folder; the graph after each kernel is written there, for TensorBoard."""
 
-# Branches stand in the graph before all else, since other kernels do not look into them; bundles are split before
-# gradients are told from updates; what was made to take losses apart goes before anything is looked for in the
-# arithmetic around it, and before what leads to a gradient is followed, which decides which tensor is the gradient for
-# all kernels after that; what tables are needed whole is known before that is told; how rows of replicas are joined is
-# chosen while the captured batch can still be followed; the order of rows is fixed where they are written, before the
-# scatter is moved to a parameter server; what is joined between workers exists only once the step is replicated, and
-# rows are merged before they are sent; a pipeline's step is replicated as that of one worker, so that its parts are
-# dealt out in the place of joins, of which there are none between workers; functions are made last, since no
-# kernel looks into them, and XLA's before those that micro-batches share.
 KERNELS: tuple[Kernel, ...] = (
-    InlineBranches(),
-    SplitBundles(),
-    SettleLosses(),
+    InlineBranches(),  # first, since no other kernel looks into branches
+    SplitBundles(),  # before gradients are told from updates
+    SettleLosses(),  # what capture has put in to take losses apart goes before anyone looks at the arithmetic around it
     SettleSums(),
-    WholeCotangents(),
+    WholeCotangents(),  # decides which tensor is a gradient, before anyone follows what leads to one
     RewriteRows(),
-    TellTableWrites(),
-    ChooseRowJoins(),
+    TellTableWrites(),  # after it, when it is known which tables are needed whole
+    ChooseRowJoins(),  # while the captured batch can still be followed
     AssignOwners(),
     PartitionVariables(),
-    AddRowsInOrder(),
+    AddRowsInOrder(),  # where rows are written, before the scatter goes to a parameter server
     AdvanceAlike(),
     AssignStages(),
-    Replicate(),
-    PlaceStages(),
+    Replicate(),  # makes the joins that the kernels below replace; a pipeline's step has none between workers,
+    PlaceStages(),  # since it is replicated as that of one worker, and dealt out to the workers here
     SetPace(),
     ReadProxies(),
-    MergeRows(),
+    MergeRows(),  # before rows are sent
     ReduceByShuffle(),
     ReduceByCollective(),
     AsynchronousServers(),
@@ -93,10 +84,11 @@ KERNELS: tuple[Kernel, ...] = (
     Prune(),
     ReadFarVariables(),
     PlaceOnDevices(),
-    CompileStep(),
+    CompileStep(),  # makes functions, into which no kernel looks, and so comes last; those of XLA before
     CompileUpdates(),
-    CallUnits(),
+    CallUnits(),  # those that micro-batches share
 )
+"""The kernels of a step in their order, with the reason for a place where another one would be wrong."""
 
 
 @dataclass

@@ -36,7 +36,7 @@ class Dense:
 
     Attributes:
         shape: length of each axis.
-        element_bytes: of one element.
+        element_bytes: bytes of one element.
     """
 
     shape: tuple[int, ...]
@@ -44,7 +44,7 @@ class Dense:
 
     @classmethod
     def of(cls, gradient: Gradient) -> Dense:
-        """One that is being added up."""
+        """What is known of a gradient that is being added up."""
         return cls(tuple(gradient.shape.as_list()), gradient.dtype.size)
 
     @property

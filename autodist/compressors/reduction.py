@@ -18,7 +18,7 @@ class Gradient(Protocol):
 
     @property
     def shape(self) -> tf.TensorShape:
-        """Fully known."""
+        """Fully known: rank and each length."""
 
 
 class Memory(Protocol):
@@ -26,20 +26,20 @@ class Memory(Protocol):
 
     @property
     def value(self) -> tf.Tensor:
-        """That it holds when the step begins."""
+        """What it holds when the step begins; shape and dtype are those of its `initial`."""
 
 
 class Code(Protocol):
-    """What a vector becomes for its way to another worker."""
+    """Makes of a vector what travels to another worker, and back."""
 
     def encode(self, vector: tf.Tensor) -> list[tf.Tensor]:
-        """What travels in its place."""
+        """The tensors that travel in place of a vector of rank 1."""
 
     def decode(self, sent: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-        """What is read of it, a vector of the given type."""
+        """The vector of rank 1 and type `dtype` that the reader makes of what `encode` gave."""
 
     def specs(self, length: int, dtype: tf.DType) -> list[tf.TensorSpec]:
-        """What `encode` makes of a vector of so many elements; the shapes are fully known."""
+        """Shapes, fully known, and dtypes of what `encode` gives for a vector of `length` elements."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class Summed:
     """A vector that an owner has added up.
 
     Attributes:
-        whole: what all workers have of it, with the same bits.
-        lost: what the code took from what this worker has sent of it; None where it has sent nothing.
+        whole: the sum as it was decoded, a vector with the same bits on all workers.
+        lost: what encoding took from this worker's part, a vector of the same length; None where it has sent nothing.
     """
 
     whole: tf.Tensor
@@ -58,10 +58,10 @@ class Summed:
 class Reduction(Protocol):
     """Some gradients of one type that are added up over the workers, as one worker does it.
 
-    A worker's *share* is what it adds to the joint gradient: its weighted sum, divided by the weight of all workers.
-    The shares need only be added; a worker without examples has a share of zeros, and what it still owes from earlier
-    steps is worth the same in every step, however many examples that has. Nor can a gradient that is in the range of
-    a short type leave it because it was multiplied by a number of examples.
+    A worker's *share* is what it adds to the joint gradient: its weighted sum, divided by the weight of all workers. So
+    shares need only be added. A worker without examples has a share of zeros; what a worker still owes from earlier
+    steps counts the same in every step, however many examples that has; and no gradient leaves the range of a short
+    type because it was multiplied by a number of examples.
     """
 
     @property
@@ -69,7 +69,7 @@ class Reduction(Protocol):
 
     @property
     def dtype(self) -> tf.DType:
-        """Of all the gradients."""
+        """The dtype of all the gradients."""
 
     @property
     def worker(self) -> int:
@@ -77,7 +77,7 @@ class Reduction(Protocol):
 
     @property
     def workers(self) -> int:
-        """How many there are, those included that have no share."""
+        """How many workers there are, those without a share included."""
 
     @property
     def computing(self) -> Sequence[int]:
@@ -89,28 +89,28 @@ class Reduction(Protocol):
 
     @property
     def owners(self) -> Sequence[int]:
-        """Indices of the workers that may own what is added up by `add_by_owners`, and to whom it is dealt out."""
+        """Indices of the workers that may own vectors in `add_by_owners`."""
 
     @property
     def number(self) -> int:
         """Made of what the gradients are, the same on all workers and in every run."""
 
     def number_of(self, gradient: Gradient) -> int:
-        """The same of one gradient."""
+        """As `number`, for one gradient."""
 
     # -- values
 
     def share_of(self, gradient: Gradient, dtype: tf.DType | None = None) -> tf.Tensor:
-        """This worker's share of one gradient, in the gradient's own type by default."""
+        """This worker's share of one gradient, of the gradient's shape, in its own dtype by default."""
 
     def pack(self) -> tf.Tensor:
-        """This worker's share of all gradients, as one vector with zeros in between."""
+        """This worker's share of all gradients, end to end as one vector; zeros between them align each."""
 
     def cut(self, count: int) -> list[int]:
-        """Lengths of so many pieces, some of which may be empty, that together are the vector of `pack`."""
+        """Lengths of `count` pieces, some maybe 0, that together make up the vector of `pack`."""
 
     def unpack(self, whole: tf.Tensor) -> list[tf.Tensor]:
-        """The tensors of which a vector is made as `pack` makes it."""
+        """The reverse of `pack`: a tensor of each gradient's shape, in the order of `gradients`."""
 
     def ordered_sum(self, parts: Sequence[tf.Tensor]) -> tf.Tensor:
         """The sum of tensors of one shape, added in their order, so that its bits are the same everywhere."""
@@ -121,15 +121,15 @@ class Reduction(Protocol):
         """Sends tensors to a worker, which has to receive them."""
 
     def receive(self, source: int, what: str, like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
-        """What a worker sends here; `like` has the dtypes and shapes that come."""
+        """What a worker sends here by `send`; `like` gives the dtypes and shapes that come."""
 
     def parts(self, what: str, mine: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
-        """What each worker that has a share sends here, in the order of the workers; `mine` in this one's place."""
+        """What each of `computing` sends here by `send`, in their order; `mine` stands in this worker's place."""
 
     def all_to_all(self, what: str, mine: Sequence[tf.Tensor | tf.TensorSpec]) -> list[list[tf.Tensor]]:
-        """What every worker that has a share sends to all, in the order of the workers; its own part among them.
+        """What each of `computing` sends to all, in their order, this worker's `mine` among them.
 
-        A worker without one says by specs what comes.
+        A worker without a share gives specs of what comes in place of tensors.
         """
 
     def add_by_owners(
@@ -145,20 +145,21 @@ class Reduction(Protocol):
         `send` has to do with all of them.
 
         Args:
-            vectors: by owner, which is one of `owners`; a worker without a share says by specs what they look like.
-            code: what they travel as on every hop; None: as they are.
-            then: what the owner makes of a sum, of the same length, before it tells it.
-            name: tells the sums apart that are made of the same gradients.
+            vectors: by owner, which is one of `owners`, this worker's part, of rank 1; a worker without a share gives
+                specs.
+            code: encodes them on every hop; None: they travel as they are.
+            then: called by the owner with the sum, gives a vector of the same length that is told in its place.
+            name: tells calls apart that are made for the same gradients.
         """
 
     # -- from step to step
 
     def memory(self, what: str, initial: tf.Tensor, gradient: Gradient | None = None) -> Memory:
-        """What this worker remembers from the last step.
+        """A variable that this worker keeps from step to step; a checkpoint has it, too.
 
         Args:
-            what: it is for.
-            initial: what it holds at first.
+            what: names it among those of the same gradient.
+            initial: its value before the first step.
             gradient: whose it is; None: all gradients'.
         """
 

@@ -121,7 +121,7 @@ def _merged(
     came: Sequence[Sequence[tf.Tensor]],
     become: Callable[[Sequence[Part], Merge], Made],
 ) -> list[Made]:
-    """What the parts of each bucket become that came together with those of others."""
+    """The merged parts of each bucket, of parts that came end to end with those of other buckets."""
     found, start = [], 0
     for bucket, part in zip(buckets, like, strict=True):
         found.append(become([one[start : start + len(part)] for one in came], bucket.merge))

@@ -1,4 +1,4 @@
-"""Asked: which worker runs what of the part that runs once, and who needs what another one has; for all workers."""
+"""Asked: which worker runs which node of the part that runs once, and who needs which tensors of another one."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class _Walk:
         return found
 
     def _visit(self, name: str, workers: Workers) -> None:
-        """What the workers need that begin to run a node."""
+        """Notes what the workers need that begin to run a node."""
         for i in self._item.wiring.nodes[name].input:
             source, need = node_of(i), workers
             if not is_control(i) and tensor(i) in self._brought:
@@ -165,7 +165,7 @@ class _Walk:
 
 
 def _bit(worker: int) -> Workers:
-    """A worker alone; nobody, where what is meant lies on each."""
+    """The set of one worker, as bits; the empty set for `EVERY_WORKER`."""
     return 0 if worker == EVERY_WORKER else 1 << worker
 
 

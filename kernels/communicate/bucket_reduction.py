@@ -95,7 +95,7 @@ class BucketReduction:
         return ordered_sum([part[0] for part in self.parts("weight", [weight])])
 
     def _share(self, value: tf.Tensor) -> tf.Tensor:
-        """This worker's share, of its weighted sum."""
+        """This worker's share, made of its weighted sum."""
         total = self._total_weight
         return value if total is None else tf.math.divide_no_nan(value, tf.cast(total, value.dtype))
 
@@ -149,7 +149,7 @@ class BucketReduction:
         self._kept.append((cast(Memory, memory), value))
 
     def finish(self, summed: list[tf.Tensor]) -> None:
-        """Writes what is remembered, unless the step came to nothing.
+        """Writes what is remembered, unless a sum of the step is not finite.
 
         A gradient that is infinite or not a number makes the sum so on all workers, and a loss scale then skips the
         step. Nothing would ever take such a value out of a memory again.

@@ -33,7 +33,7 @@ class Bucket:
 
     @property
     def merge(self) -> Merge:
-        """By what the workers' vectors become one."""
+        """How the workers' vectors are merged into one."""
         return self.joins[0].merge
 
     @property

@@ -157,7 +157,7 @@ def _spec_of_result(join: Join, result: str) -> tf.TensorSpec:
 
 
 def _holders(item: GraphItem, brought: Mapping[str, int]) -> dict[str, int]:
-    """Who has the gradient behind each tensor that what runs once reads."""
+    """Who has each gradient, by the tensors that the part which runs once reads of it."""
     joined = item.replication.joined_gradients if item.replication else frozenset()
     return {**dict.fromkeys(joined, EVERY_WORKER), **brought}
 

@@ -223,13 +223,13 @@ def _sizes(alike: Sequence[tf.TensorSpec]) -> list[int]:
 
 
 def _end_to_end(by_owner: Mapping[int, Like]) -> tf.TensorSpec:
-    """What the vectors for several owners look like one behind the other."""
+    """The spec of the vectors for several owners, one behind the other."""
     vectors = list(by_owner.values())
     return tf.TensorSpec([sum(vector.shape[0] for vector in vectors)], vectors[0].dtype)
 
 
 class AsItIs:
-    """The code of what travels as it is."""
+    """The code that changes nothing."""
 
     def encode(self, vector: tf.Tensor) -> list[tf.Tensor]:
         return [vector]

@@ -11,7 +11,7 @@ MOST_BYTES = 256 << 10
 
 
 def packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """One tensor that holds them all; the tensors themselves where they are large, or types or shapes forbid it."""
+    """One tensor that holds them all; or the tensors themselves, where they are large or cannot be packed."""
     if not is_parcel(tensors):
         return list(tensors)
     return [tf.concat([_bytes_of(t) for t in tensors], 0)]

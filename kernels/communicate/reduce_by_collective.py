@@ -183,7 +183,7 @@ def _reduce_bucket(results: Results, bucket: Bucket, group: _Group) -> None:
 
 
 def _merged(f: Fragment, group: _Group, bucket: Bucket, vector: tf.Tensor) -> tf.Tensor:
-    """The sum of all workers' vectors; or what else they become, of all that were gathered."""
+    """All workers' vectors merged: their sum by an all-reduce, anything else from an all-gather."""
     if bucket.merge is Merge.ADD:
         return group.reduce(f, vector, bucket.key)
     told = f"{bucket.key}/{vector.dtype.name}/{vector.shape}"

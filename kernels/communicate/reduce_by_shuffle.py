@@ -150,7 +150,7 @@ def _names_in_session(item: GraphItem) -> dict[str, str]:
 
 
 def _team(exchange: Exchange, join: Join) -> TeamExchange | None:
-    """By what a join travels if teams add it up first."""
+    """The exchange by which a join travels if teams add it up first; None: all add up at once."""
     teams = exchange.context.teams
     return TeamExchange(exchange, teams) if teams is not None and exchange.context.adds_in_teams(join) else None
 

@@ -188,7 +188,7 @@ class Serving:
     # -- copies ----------------------------------------------------------------------------------------------------
 
     def _now(self, name: str) -> str:
-        """What stands for a tensor of the step in the served part."""
+        """The tensor of the served part that stands for one of the step."""
         node = node_of(name)
         return self._known.get(tensor(name)) or name.replace(node, self._copies.get(node, node), 1)
 

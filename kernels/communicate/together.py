@@ -41,7 +41,7 @@ def find_together(
 
 
 def _ranks(item: GraphItem, joins: Iterable[Join], buckets: Sequence[Bucket]) -> dict[int, int]:
-    """By the id of each bucket, how many joins and whole buckets stand one behind the other before it."""
+    """By the `id` of each bucket, the longest chain of joins and whole buckets before it."""
     bucket_of = {t: id(bucket) for bucket in buckets for join in bucket.joins for t in join.result}
     joined = {t for join in joins for t in join.result}
     ranks = {id(bucket): 0 for bucket in buckets}

@@ -72,7 +72,7 @@ def _made_of(nodes: Sequence[NodeDef], results: Sequence[str], short: Short) -> 
 
 
 class _Function:
-    """A FunctionDef that is being made."""
+    """A FunctionDef under construction."""
 
     def __init__(self, nodes: Sequence[NodeDef], short: Short) -> None:
         self.definition: Any = tf.compat.v1.GraphDef().library.function.add()

@@ -55,7 +55,7 @@ def _reached(editor: GraphEditor, sources: Iterable[str]) -> set[str]:
 
 
 def _needed(editor: GraphEditor, roots: Iterable[str], computed: Set[str]) -> set[str]:
-    """The roots and all that they need, waiting for what is `computed` left aside."""
+    """The roots and all that they need, but for what they only wait for if that is in `computed`."""
 
     def waits(name: str) -> list[str]:
         return [node_of(i) for i in editor[name].input if is_control(i) and node_of(i) not in computed]

@@ -25,7 +25,7 @@ _State = dict[str, Worth]
 
 @dataclass(frozen=True)
 class Taken:
-    """What stands for an `If` both of whose branches were taken into the graph.
+    """What replaces an `If` both of whose branches were taken into the graph.
 
     Attributes:
         reads: the read of each variable that it touched, by handle.
@@ -39,7 +39,7 @@ class Taken:
 
 
 def find_hindrance(node: NodeDef, library: tf.compat.v1.FunctionDefLibrary) -> str | None:
-    """Because of what not both branches of an `If` can be computed, for the predicate to choose; None if they can.
+    """Why an `If` cannot have both branches computed, for the predicate to choose between; None if it can.
 
     What a branch does beside writing variables (printing, drawing from a state, stopping the step) must be done only
     where it is taken; so must writes of other ops than `WRITES`.

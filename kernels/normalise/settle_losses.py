@@ -1,4 +1,4 @@
-"""Settle losses: where one weight suits all of a loss, nothing is left of what was there to take it apart."""
+"""Settle losses: what was added to take a loss apart goes again, where one weight suits all of the loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settle sums: of what the step adds up over replicas, that stays which differs between them."""
+"""Settle sums: only sums over replicas stay whose parts differ between the replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whole cotangents: what a script does to the gradient of a weight, beside adding it up, it does once, to the whole."""
+"""Whole cotangents: what a script computes with the gradient of a weight it computes once, with the whole gradient."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worth: what a variable is worth at some point of a branch, and the arithmetic on it."""
+"""Worth: the value that a variable has at some point of a branch, and arithmetic on such values."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class Homes:
         self._find()
 
     def unit_of(self, name: str) -> Unit | None:
-        """What a node is computed in, if that has its place in the order of the micro-batches."""
+        """The unit in which a node is computed; None if it belongs to none."""
         copies = self.item.replication.copies if self.item.replication else None
         if copies is not None and name not in copies:
             return None
@@ -141,7 +141,7 @@ class Homes:
         return copies[name][0] // self.micro_batches if name in copies else None
 
     def _where_read(self, name: str) -> Seat:
-        """The home of what is computed where it is first read: the parts of a batch travel, and not all of it."""
+        """The home of a node that is computed where it is first read, so that of a batch only the parts travel."""
         own = self._own_pipeline(name)
         if own is None and self.pipelines > 1 and not self._fed.isdisjoint(self.wiring.data[name]):
             return FED

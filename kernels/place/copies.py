@@ -1,4 +1,4 @@
-"""Copies of variables for what takes a handle itself: a loop or function gets that of a copy, refreshed before it."""
+"""Copies of variables: a loop or function that takes a handle gets that of a copy, which is refreshed before it."""
 
 from __future__ import annotations
 

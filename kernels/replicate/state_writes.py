@@ -221,7 +221,7 @@ def _reads_become_values(editor: GraphEditor, stages: Stages, handle: str, write
 
 
 def _become_gather(editor: GraphEditor, node: NodeDef, current: str) -> None:
-    """Rows of the value that a write has left, in place of the variable's."""
+    """Lets a gather read rows of the value that a write has left, in place of the variable's."""
     dtype, index_dtype = node.attr["dtype"].type, node.attr["Tindices"].type
     ids = node.input[1]
     axis = NodeDef(name=f"{node.name}/axis", op="Const", device=node.device)

@@ -16,7 +16,7 @@ Rule = Callable[[Work, NodeDef, CutVariable], bool]
 
 
 def access(work: Work, node: NodeDef) -> bool:
-    """Whether a node takes the handle of a variable that is cut; then it is done on the shards, or on the whole.
+    """If a node takes the handle of a cut variable, rewrites it for the shards or the whole; returns whether it does.
 
     Raises:
         StrategyError: control flow of TensorFlow 1 writes such a variable.

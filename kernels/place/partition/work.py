@@ -228,7 +228,7 @@ class Work:
         self._later.append((node, build))
 
     def finish(self) -> None:
-        """Does what rules have put off."""
+        """Builds what `becomes` has put off."""
         with self.fragment("whole") as f:
             made = [(node, build(f)) for node, build in self._later]
         for node, value in made:
