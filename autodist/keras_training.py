@@ -34,7 +34,7 @@ def keras_models(run: Run, around_fit: AroundFit, share: OwnShare) -> KerasModel
         is_global = steps_are_global and not is_own
         return DistributedFunction(step, run, batch_axis, is_global, Tracing(jit_compile), name_of=keras_name)
 
-    fits = Fits(run.index == 0, run.talk.share) if run.workers > 1 else None
+    fits = Fits(run.index == 0, run.talk.share, run.land_together) if run.workers > 1 else None
     evaluations = Evaluations(
         lambda step, jit_compile: EvaluationStep(step, run, jit_compile),
         run.talk.makes_together,

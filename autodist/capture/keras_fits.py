@@ -31,16 +31,17 @@ class Fits:
     """How one worker of several fits models.
 
     Logs, decisions to stop and the first epoch are the chief's on every worker: validation that every worker computes
-    for itself may differ in its last bits, and clocks and files differ altogether. When `fit` returns, the chief has
-    written what its callbacks write.
+    for itself may differ in its last bits, and clocks and files differ altogether. When `fit` returns, the steps of all
+    workers are made, and the chief has written what its callbacks write.
 
     Args:
         is_chief: whether this worker is the chief.
         share: gives every worker what the chief says.
+        land_together: returns once all is written that the steps of all workers have asked for; all call it alike.
     """
 
-    def __init__(self, is_chief: bool, share: Share) -> None:
-        self._is_chief, self._share = is_chief, share
+    def __init__(self, is_chief: bool, share: Share, land_together: Callable[[], None]) -> None:
+        self._is_chief, self._share, self._land_together = is_chief, share, land_together
         self._under_way: set[tuple[int, str]] = set()
         self._validated: list[keras.Model] = []
         self._has_told = False
@@ -109,7 +110,10 @@ class Fits:
             log.info("what callbacks write (%s) the chief alone writes, the other workers nothing.", what)
 
     def _with_ours(self, passed: Any, given: Sequence[keras.callbacks.Callback]) -> Any:
-        first, last = _ChiefsLogs(self._share, self._is_chief), _ChiefsDecisions(self._share, self._is_chief, given)
+        first, last = (
+            _ChiefsLogs(self._share, self._is_chief, self._land_together),
+            _ChiefsDecisions(self._share, self._is_chief, given),
+        )
         shown = [c for c in given if self._is_chief or not isinstance(c, keras.callbacks.ProgbarLogger)]
         ours: list[keras.callbacks.Callback] = [first, *shown, last]
         if not isinstance(passed, keras.callbacks.CallbackList):
@@ -122,16 +126,22 @@ class Fits:
 
 
 class _ChiefsLogs(keras.callbacks.Callback):
-    """Comes before all other callbacks: gives them the chief's logs at the end of an epoch, on every worker."""
+    """Comes before all other callbacks: gives them the chief's logs at the end of an epoch, on every worker.
 
-    def __init__(self, share: Share, is_chief: bool) -> None:
+    At the end of training they find the values that the steps of all workers have made.
+    """
+
+    def __init__(self, share: Share, is_chief: bool, land_together: Callable[[], None]) -> None:
         super().__init__()
-        self._share, self._is_chief = share, is_chief
+        self._share, self._is_chief, self._land_together = share, is_chief, land_together
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         said = self._share(json.dumps({name: _plain(value) for name, value in (logs or {}).items()}))
         if not self._is_chief and logs is not None:
             logs.update({name: _as_logged(value) for name, value in json.loads(said).items() if value is not None})
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._land_together()
 
 
 class _ChiefsDecisions(keras.callbacks.Callback):

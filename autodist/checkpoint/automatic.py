@@ -253,7 +253,7 @@ def _kept_of(tracked: Tracked) -> Kept:
 
 
 def _value_of(tracked: Tracked) -> Value:
-    return Value("", tracked.read, tracked.kept if tracked.is_behind else None)
+    return Value("", tracked.read, tracked.kept if tracked.may_be_behind else None)
 
 
 def _require_same(prefix: str, reader: Any, step: Mapping[str, Kept]) -> set[str]:

@@ -42,7 +42,7 @@ class Beside:
     def values(self) -> Iterator[Value]:
         """On the chief, in `ChiefActs`: states of generators, and what kernels keep on each worker."""
         for name, tracked in self._run.tracker.generators.items():
-            kept = tracked.kept if tracked.is_behind else None
+            kept = tracked.kept if tracked.may_be_behind else None
             yield Value(_GENERATORS + name, tracked.read, kept)
         for name, variable in _global_generators().items():
             if self._run.tracker.of(variable) is None:

@@ -173,7 +173,7 @@ class Checkpoints:
 
     def _kept(self, variable: tf.Variable | None) -> Kept | None:
         tracked = None if variable is None else self._run.tracker.of(variable)
-        return tracked.kept if tracked is not None and tracked.is_behind else None
+        return tracked.kept if tracked is not None and tracked.may_be_behind else None
 
     # -- restoring -------------------------------------------------------------------------------------------------
 

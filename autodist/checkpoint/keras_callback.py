@@ -235,7 +235,7 @@ class CheckpointCallback(keras.callbacks.Callback):
         found = []
         for variable in self.model.metrics_variables:
             tracked = self._run.tracker.of(variable.value)
-            if tracked is not None and tracked.is_behind:
+            if tracked is not None and tracked.may_be_behind:
                 self._run.guard(self._run.pieces.pull, [tracked])
             found.append(np.asarray(variable.value).tolist())
         return found

@@ -13,7 +13,8 @@ from autodist.capture.tables import Table
 from autodist.errors import EmptyBatchError
 from autodist.graph.find_stages import written_handles
 from autodist.graph.item import GraphItem, place_variables
-from autodist.graph.placement import Placement
+from autodist.graph.keeper import Pace
+from autodist.graph.placement import Placement, shard_name
 from autodist.kernels import LOCAL_KERNELS
 from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
@@ -162,11 +163,20 @@ class RunningStep:
             placement = rewritten.placement(name)
             if name in planned or placement != Placement():
                 self.run.settle(tracked, placement)
+            tracked.is_asynchronous |= _is_asynchronous(rewritten, name)
         self._rewritten_for = self._placements
 
     @property
     def _placements(self) -> tuple[Placement, ...]:
         return tuple(tracked.placement for tracked in self.variables.values())
+
+
+def _is_asynchronous(rewritten: GraphItem, name: str) -> bool:
+    """Whether any worker's step writes a variable at its owner, or a shard of it, and waits for nobody."""
+    keepers = rewritten.replication.keepers if rewritten.replication else {}
+    cut = rewritten.cuts.get(name)
+    parts = [name] if cut is None else [shard_name(name, k) for k in range(len(cut.sizes))]
+    return any(keepers[part].pace is Pace.ASYNCHRONOUS for part in parts if part in keepers)
 
 
 def _as_settled(item: GraphItem, variables: Mapping[str, Tracked]) -> GraphItem:

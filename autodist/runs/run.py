@@ -191,7 +191,7 @@ class Run:
         tracked.is_settled = True
         placement = placement.with_copies_of(tracked.placement)
         if placement != tracked.placement:
-            if tracked.is_behind:
+            if tracked.may_be_behind:
                 self.pull()
             tracked.placement, tracked.is_ahead = placement, True
 
@@ -376,12 +376,29 @@ class Run:
 
     # -- variables -------------------------------------------------------------------------------------------------
 
-    def pull(self) -> None:
-        """Brings the script's variables up to date with the session's."""
+    def pull(self, read: Tracked | None = None) -> None:
+        """Brings the script's variables up to date with the session's.
+
+        Args:
+            read: the one that is read, for whose sake it happens: what own steps wrote is brought at once, and
+                what only other workers' steps may have written when it is read itself. None: all.
+        """
         if self._hosts is not None:
             with self.turn:
                 self.land()
-                self.guard(self._pieces.pull, [t for t in self.tracker if t.is_behind])
+                if read is None:
+                    behind = [t for t in self.tracker if t.may_be_behind]
+                else:
+                    behind = [t for t in self.tracker if t.is_behind] if read.is_behind else [read]
+                self.guard(self._pieces.pull, behind)
+
+    def land_together(self) -> None:
+        """Returns once all is written that the steps of all workers have asked for; all of them call it alike.
+
+        Where no variable is asynchronous, what this worker's own steps have asked for is that.
+        """
+        if any(t.is_asynchronous for t in self.tracker):
+            self.talk.land_together()
 
     def land(self) -> None:
         """Waits until all updates of this worker's steps are written, which may come some steps late."""

@@ -142,9 +142,18 @@ class Talk:
         self.has_work = True
         with self._missed_step.turn:
             self._join()
+            self._land()  # what the script reads next has what all workers' steps have asked for
             self.passes()
             parts = self.gather(mine)
             return unpack(self.exchange(combine_parts(parts) if parts else b""))
+
+    def land_together(self) -> None:
+        """Returns once all is written that the steps of all workers have asked for; all of them call it alike."""
+        with self._missed_step.noted():
+            self._land()
+            self.passes()
+            self.gather(b"")
+            self.exchange()
 
     def agree(self, said: str, decide: Callable[[list[str]], str]) -> str:
         """What the chief decides of what each worker says, on every worker; all of them call it alike, between steps.

@@ -50,7 +50,8 @@ class Tracked:
         placement: where its value lies in the session; at every worker until a step says otherwise.
         is_settled: whether a step that trains it, or that keeps something for one that does, has decided the placement.
         is_ahead: Python assigned it, and the session is to be told (true at first).
-        is_behind: a step wrote it, and the script's object has an older value.
+        is_behind: a step of this worker wrote it, and the script's object has an older value.
+        is_asynchronous: steps of other workers write it as well, whatever this one does meanwhile.
         is_aliased: something else has its handle, too (a data set's function, say), and uses it unseen.
         known: of an aliased variable, the value when it was last compared, which the session has as well.
         is_seed: whether it is a random generator's state.
@@ -62,9 +63,15 @@ class Tracked:
     is_settled: bool = False
     is_ahead: bool = True
     is_behind: bool = False
+    is_asynchronous: bool = False
     is_aliased: bool = False
     known: np.ndarray | None = None
     is_seed: bool = False
+
+    @property
+    def may_be_behind(self) -> bool:
+        """Whether the session may have a newer value than the script's object."""
+        return self.is_behind or (self.is_asynchronous and not self.is_ahead)
 
     @property
     def kept(self) -> Kept:
@@ -117,10 +124,11 @@ class VariableTracker:
     date after each step, and its value compared before the next.
 
     Args:
-        pull: brings the objects of variables that are behind up to date.
+        pull: brings the objects of variables that are behind up to date: all that may be, or those that one asks for
+            which is read.
     """
 
-    def __init__(self, pull: Callable[[], None]) -> None:
+    def __init__(self, pull: Callable[[Tracked | None], None]) -> None:
         begin()
         self._pull = pull
         self._by_id: dict[int, Tracked] = {}
@@ -176,8 +184,8 @@ class VariableTracker:
 
     def refresh_aliased(self) -> None:
         """Brings variables up to date that may be read unseen."""
-        if any(t.is_behind for t in self._aliased):
-            self._pull()
+        if any(t.may_be_behind for t in self._aliased):
+            self._pull(None)
         for tracked in self._aliased:
             tracked.known = np.array(tracked.read())
 
@@ -191,8 +199,8 @@ class VariableTracker:
 
     def _watcher(self, tracked: Tracked) -> Watcher:
         def before_read() -> None:
-            if tracked.is_behind:
-                self._pull()
+            if tracked.may_be_behind:
+                self._pull(tracked)
 
         def after_write() -> None:
             tracked.is_ahead, tracked.is_behind = True, False

@@ -34,7 +34,7 @@ def train(name, staleness):
         if me != slow and staleness is not None and number > staleness:  # a note is left before the step it tells of
             assert has_note(f"{{name}}: slow starts {{number - staleness}}"), f"{{name}}: {{number}} is too far ahead"
         note(f"{{name}}: worker {{me}} ended {{number}}")
-    return kernel.numpy()
+    return kernel
 """
 
 
@@ -70,13 +70,35 @@ from autodist.strategies import PS, StrategyBuilder, synced_variables
 class ByVariable(StrategyBuilder):
     def build(self, graph_item, resource_spec):
         (variable,) = synced_variables(graph_item)
-        return PS(**{BY_VARIABLE}[variable.name]).build(graph_item, resource_spec)
+        options = {BY_VARIABLE}.get(variable.name, {{"sync": False}})
+        return PS(**options).build(graph_item, resource_spec)
 """
 PACED = (
     TRAIN
     + f"""
-kept = {{name: train(name, staleness) for name, staleness in
-        (("synchronous", {STALENESS}), ("asynchronous", {STALENESS}), ("unbounded", None))}}
+import keras
+
+kernels = {{name: train(name, staleness) for name, staleness in
+           (("synchronous", {STALENESS}), ("asynchronous", {STALENESS}), ("unbounded", None))}}
+kept = {{name: kernel.numpy() for name, kernel in kernels.items()}}
+ad.reduce(0)
+kept |= {{f"{{name}}, all": kernel.numpy() for name, kernel in kernels.items()}}
+
+class SlowAtLast(keras.callbacks.Callback):  # makes its last step when the chief has made all of its own
+    def on_train_batch_begin(self, batch, logs=None):
+        if me == slow and batch == STEPS - 1:
+            wait_for("fit: the chief's epoch is over")
+    def on_epoch_end(self, epoch, logs=None):
+        if me == 0:
+            note("fit: the chief's epoch is over")
+    def on_train_end(self, logs=None):
+        kept["fit, in a callback"] = self.model.get_weights()[0]
+
+with ad.scope():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(keras.optimizers.SGD(0.5), lambda y, z: z)
+model.fit(np.ones([6 * STEPS, 3]), np.ones([6 * STEPS, 1]), batch_size=6, verbose=0, callbacks=[SlowAtLast()])
+kept["fit"] = model.get_weights()[0]
 with tf.Graph().as_default(), ad.scope():
     x = tf.compat.v1.placeholder(tf.float64, [None, 3])
     rate = tf.compat.v1.placeholder(tf.float64, [])
@@ -116,6 +138,12 @@ def test_workers_get_ahead_of_a_slow_one_by_the_staleness_or_freely_and_what_is_
         kept = run.kept(worker)
         for name in ("synchronous", "of_session"):  # the last update is there before a value is read
             np.testing.assert_allclose(kept[name], mean_of_all(3), rtol=1e-12, err_msg=f"{name} of {worker}")
+        for name in ("fit", "fit, in a callback"):  # each worker's gradient is 1, and an update of its own
+            np.testing.assert_array_equal(kept[name], np.full([3, 1], -0.5 * 3 * STEPS), err_msg=f"{name} of {worker}")
+        for name in ("asynchronous", "unbounded"):
+            np.testing.assert_allclose(
+                kept[f"{name}, all"], each_by_itself(3), rtol=1e-12, err_msg=f"{name} of {worker}"
+            )
     for name in ("asynchronous", "unbounded"):
         np.testing.assert_allclose(run.kept(2)[name], each_by_itself(3), rtol=1e-12, err_msg=name)
 

@@ -337,7 +337,7 @@ def test_who_leaves_one_that_all_make_is_noted(name, is_together):
     evaluations = Evaluations(
         lambda own, *_: Step(own), lambda describe, is_certain: is_together, str, noting_interrupts=noting,
     )  # type: ignore[arg-type]  # fmt: skip
-    fits = Fits(True, lambda said: said)
+    fits = Fits(True, lambda said: said, lambda: None)
     with KerasModels(lambda own, *_: Step(own), fits, evaluations).adopting():  # type: ignore[arg-type]
         model = two_outputs()
     for leaves in (Leaves(), LeavesAtOnce()):

@@ -39,7 +39,7 @@ class Chief:
 
 
 def models(is_chief: bool, share: Callable[[str], str] = lambda said: said) -> KerasModels:
-    return KerasModels(as_ever, Fits(is_chief, share))
+    return KerasModels(as_ever, Fits(is_chief, share, lambda: None))
 
 
 def build() -> keras.Model:

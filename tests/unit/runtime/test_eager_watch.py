@@ -47,7 +47,7 @@ class Trained:
             tracked.fall_behind()
         self.tracker.refresh_aliased()
 
-    def pull(self) -> None:
+    def pull(self, read: Tracked | None) -> None:
         self.pulls += 1
         for tracked, value in self.session.items():
             if tracked.is_behind:
@@ -415,7 +415,7 @@ def test_a_data_set_that_was_made_before_the_first_step_writes(trained: Trained)
 
 
 def test_two_runs_see_one_variable(trained: Trained):
-    other = VariableTracker(lambda: None)
+    other = VariableTracker(lambda read: None)
     tracked = other.track(trained.variable)
     tracked.is_ahead = False
     trained.variable.assign([8.0, 8.0, 8.0])

@@ -30,7 +30,7 @@ class Session:
         for tracked in self.values:
             tracked.is_behind = True
 
-    def pull(self):
+    def pull(self, read):
         self.pulls += 1
         for tracked, value in self.values.items():
             tracked.write(value)
@@ -75,6 +75,17 @@ def test_reading_what_is_up_to_date_pulls_nothing(session, variable):
     session.track(variable, NEW)
     np.testing.assert_array_equal(variable.numpy(), [1.0, 2.0])
     assert session.pulls == 0
+
+
+def test_what_others_write_at_any_time_is_read_anew_each_time_unless_python_has_assigned_it(session, variable):
+    tracked = session.track(variable, NEW)
+    tracked.is_asynchronous = True
+    np.testing.assert_array_equal(variable.numpy(), NEW)
+    session.values[tracked] = [8.0, 9.0]
+    np.testing.assert_array_equal(variable.numpy(), [8.0, 9.0])
+    variable.assign([7.0, 8.0])
+    assert not tracked.may_be_behind
+    np.testing.assert_array_equal(variable.numpy(), [7.0, 8.0])
 
 
 def test_an_assignment_is_ahead_and_asks_for_nothing(session, variable):
@@ -131,12 +142,12 @@ def test_generators_go_on_as_soon_as_a_step_has_them():
             tracker.track(variable, is_seed=True)
         return found
 
-    first = VariableTracker(lambda: None)
+    first = VariableTracker(lambda read: None)
     tracked(first, ([1, 2], [3, 4]))
     first.track(tf.Variable(1.0, name="layer/kernel"))
     states = {name: np.asarray(one.read()) for name, one in first.generators.items()}
     assert list(states) == ["layer/seed_generator_state#0", "layer/seed_generator_state#1"]
-    second = VariableTracker(lambda: None)
+    second = VariableTracker(lambda read: None)
     here = tracked(second, ([5, 6],))
     second.resume(states)
     later = tracked(second, ([7, 8], [9, 9]))
