@@ -121,9 +121,7 @@ class AutoDist:
     @property
     def is_chief(self) -> bool:
         """Whether this is the process that the user started."""
-        self._run.talk.is_told_apart = True
-        self._run.check_others()
-        return self._run.index == 0
+        return self.worker_index == 0
 
     @property
     def worker_index(self) -> int:

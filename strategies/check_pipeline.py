@@ -69,44 +69,51 @@ def check_pipeline(strategy: strategy_pb2.Strategy, variables: Mapping[str, Sync
     Raises:
         StrategyError: names the variable, the reason and the mend.
     """
-    stages = {stage.worker for stage in strategy.pipeline.stages}
     _check_seats(strategy)
-    for node in strategy.nodes if stages else ():
-        if cut_of(node) is not None:
-            raise StrategyError(
-                f"{node.variable} is partitioned, and a pipeline's stages hold whole variables. Leave the partition "
-                "out.",
-                place_of(node.variable, "partition"),
-            )
-        (said,) = synchronizers_of(node)
-        if not isinstance(said, ParameterServer):
-            raise StrategyError(
-                f"{node.variable} is to be all-reduced, and in a pipeline each variable is held by its stage's worker "
-                "alone. Take it out of `variables`, and say by the patterns of `stages` where it lies.",
-                place_of(node.variable, "synchronizer"),
-            )
-        if said.asynchronous or said.staleness:
-            raise StrategyError(
-                f"{node.variable} is to be updated asynchronously (sync: false, or staleness), and a pipeline's "
-                "workers make each step together. Leave that out.",
-                place_of(node.variable, "staleness" if said.staleness else "sync"),
-            )
-        if said.local_proxy:
-            raise StrategyError(
-                f"{node.variable} has a proxy, and in a pipeline no other worker reads it. Leave "
-                "local_proxy_variable out.",
-                place_of(node.variable, "local_proxy_variable"),
-            )
-        if said.owner not in stages:
-            raise StrategyError(
-                f"{node.variable} is owned by worker {said.owner}, which is not the first of those that compute a stage"
-                f": these are {listed(map(str, sorted(stages)))}. Take one of them for owner.",
-                place_of(node.variable, "owner"),
-            )
-        mark, stage = variables[node.variable].stage, stage_of(strategy, node)
-        if mark is not None and mark != stage:
-            raise StrategyError(
-                f"{node.variable} is made in ad.stage({mark}), and is given to worker {said.owner}, which computes "
-                f"stage {stage}. Leave one of them out, or let both say the same.",
-                place_of(node.variable, "owner"),
-            )
+    for node in strategy.nodes if strategy.pipeline.stages else ():
+        fault = _fault(strategy, node, variables[node.variable].stage)
+        if fault is not None:
+            problem, option = fault
+            raise StrategyError(f"{node.variable} {problem}", place_of(node.variable, option))
+
+
+def _fault(
+    strategy: strategy_pb2.Strategy, node: strategy_pb2.VariableNode, mark: int | None
+) -> tuple[str, str] | None:
+    """What is wrong with a variable in a pipeline, and the option that says it; None if nothing is.
+
+    Args:
+        strategy: with pipeline stages.
+        node: of the variable.
+        mark: the stage in which the script has made it; None: it does not say.
+    """
+    if cut_of(node) is not None:
+        return "is partitioned, and a pipeline's stages hold whole variables. Leave the partition out.", "partition"
+    (said,) = synchronizers_of(node)
+    if not isinstance(said, ParameterServer):
+        return (
+            "is to be all-reduced, and in a pipeline each variable is held by its stage's worker alone. Take it out of "
+            "`variables`, and say by the patterns of `stages` where it lies."
+        ), "synchronizer"
+    if said.asynchronous or said.staleness:
+        return (
+            "is to be updated asynchronously (sync: false, or staleness), and a pipeline's workers make each step "
+            "together. Leave that out."
+        ), "staleness" if said.staleness else "sync"
+    if said.local_proxy:
+        return (
+            "has a proxy, and in a pipeline no other worker reads it. Leave local_proxy_variable out."
+        ), "local_proxy_variable"
+    owners = {stage.worker for stage in strategy.pipeline.stages}
+    if said.owner not in owners:
+        return (
+            f"is owned by worker {said.owner}, which is not the first of those that compute a stage: these are "
+            f"{listed(map(str, sorted(owners)))}. Take one of them for owner."
+        ), "owner"
+    stage = stage_of(strategy, node)
+    if mark is not None and mark != stage:
+        return (
+            f"is made in ad.stage({mark}), and is given to worker {said.owner}, which computes stage {stage}. Leave "
+            "one of them out, or let both say the same."
+        ), "owner"
+    return None

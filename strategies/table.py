@@ -67,33 +67,26 @@ def strategy_table(
     workers = worker_count(config)
     names = worker_names or [f"worker {index}" for index in range(workers)]
     variables = {variable.name: variable for variable in synced_variables(graph_item)}
-    # Text, not markup: a variable's name may hold square brackets.
-    if held is None:
-        caption = _held(trained_bytes(strategy, graph_item), names, " of trained variables")
-    else:
-        caption = _held(held, names, "")
     costs = _costs(strategy, variables, rows or {})
     shown = _largest(costs)
-    smaller = counted(len(costs) - len(shown), "smaller variable") if len(shown) < len(costs) else ""
-    # Not in a cell, whose column would be as wide.
-    more = smaller and f"`autodist plan --json` tells of the {smaller}"
-    caption = "; ".join(filter(None, (caption, told_sums(strategy, graph_item, resource_spec), more)))
-    is_narrow = width is not None and width < NARROW
-    table = Table(title=Text(_title(strategy, workers)), show_footer=True, caption=Text(caption), show_lines=is_narrow)
+    lines = [_row(strategy, one, names) for one in shown]
     total = _total(tuple(variables.values()), costs, names)
-    spec = effective_spec(strategy)
-    lines = [_row(one.variable, resolve_node(one.node, spec), one, names) for one in shown]
-    if strategy.pipeline.stages:
-        lines = [
-            (*line[:4], f"stage {stage}", listed([names[worker] for worker in workers_of(strategy, stage)]), line[6])
-            for line, one in zip(lines, shown, strict=True)
-            for stage in [stage_of(strategy, one.node)]
-        ]
+    smaller = counted(len(costs) - len(shown), "smaller variable") if len(shown) < len(costs) else ""
     if smaller:
         left = sum(one.variable.byte_size for one in costs) - sum(one.variable.byte_size for one in shown)
         lines.append((f"and {smaller}", "", readable_bytes(left), "", "", "", ""))
+    is_narrow = width is not None and width < NARROW
     if is_narrow:
         lines, total = [_narrow(line) for line in lines], _narrow(total)
+    if held is None:
+        holds = _held(trained_bytes(strategy, graph_item), names, " of trained variables")
+    else:
+        holds = _held(held, names, "")
+    # Not in a cell, whose column would be as wide.
+    more = smaller and f"`autodist plan --json` tells of the {smaller}"
+    caption = "; ".join(filter(None, (holds, told_sums(strategy, graph_item, resource_spec), more)))
+    # Text, not markup: a variable's name may hold square brackets.
+    table = Table(title=Text(_title(strategy, workers)), show_footer=True, caption=Text(caption), show_lines=is_narrow)
     for column, footer in zip(NARROW_COLUMNS if is_narrow else COLUMNS, total, strict=True):
         table.add_column(column, Text(footer), justify="right" if column in NUMBERS else "left", overflow="fold")
     for line in lines:
@@ -200,26 +193,19 @@ def _narrow(cells: tuple[str, ...]) -> tuple[str, ...]:
     return f"{name}\n{about}", "\n".join(part for part in (synchronizer, where) if part), cost
 
 
-def _row(
-    variable: SyncedVariable,
-    node: strategy_pb2.VariableNode,
-    cost: _Cost,
-    names: Sequence[str],
-) -> tuple[str, ...]:
-    workers = len(names)
-    sent = Traffic(cost.step.by_worker(workers), cost.row.by_worker(workers))
+def _row(strategy: strategy_pb2.Strategy, cost: _Cost, names: Sequence[str]) -> tuple[str, ...]:
+    """The cells of one variable, in the order of `COLUMNS`."""
+    variable, node = cost.variable, resolve_node(cost.node, effective_spec(strategy))
+    if strategy.pipeline.stages:
+        stage = stage_of(strategy, node)
+        synchronizer, where = f"stage {stage}", listed([names[worker] for worker in workers_of(strategy, stage)])
+    else:
+        synchronizer, where = synchronizer_text(node), _where(node, names)
     shape = " × ".join(str(length) for length in variable.shape) or "scalar"
     kind = "sparse" if variable.is_sparse else "dense"
+    sent = Traffic(cost.step.by_worker(len(names)), cost.row.by_worker(len(names)))
     size = readable_bytes(variable.byte_size)
-    return (
-        variable.name,
-        shape,
-        size,
-        kind,
-        synchronizer_text(node),
-        _where(node, names),
-        _cost(sent, node, cost.touched),
-    )
+    return variable.name, shape, size, kind, synchronizer, where, _cost(sent, node, cost.touched)
 
 
 def synchronizer_text(node: strategy_pb2.VariableNode) -> str:

@@ -24,10 +24,12 @@ from autodist.recorded import ERROR, NOTES, Recording
 PERMUTATIONS = 2
 """Of the examples of each batch, by which the rounding floor is measured."""
 
+_ONE_DEVICE = Asked(workers=1, replicas=1)
+
 
 @dataclass(frozen=True)
 class Verified:
-    """What came of it.
+    """What a verification has found.
 
     Attributes:
         compared: the two runs.
@@ -117,22 +119,12 @@ def verify_script(target: Target, asked: Asked, steps: int, folder: Path, shows_
         with target.as_main():  # a builder of the user's may stand beside the script
             named_builder(asked.strategy)
     runs = _Runs(target, steps, folder, shows_output)
-    alone = Asked(workers=1, replicas=1)
     reference = runs.alone_in_float64()
     in_float64 = reference is not None
     limit, precision = FLOAT64_LIMIT, "in float64"
     if reference is None:
-        reference = runs.run("alone-as-written", alone, in_float64=False, is_reference=True)
-        permuted = [
-            runs.run(f"permuted-{k}", alone, in_float64=False, is_reference=True, permutation=k)
-            for k in range(PERMUTATIONS)
-        ]
-        if not all(_notes(run)["is_permuted"] for run in permuted):
-            raise UsageError(
-                "the variables are not in float64, and how far rounding goes cannot be measured, since the step takes "
-                "sparse or ragged examples, which are not permuted. Let the script make its variables in float64."
-            )
-        floor = max(rounding_floor(reference, run) for run in permuted)
+        reference = runs.alone_as_written()
+        floor = runs.rounding_floor_of(reference)
         limit = max(FLOORS * floor, LAST_BIT)
         precision = f"in the script's own precision, whose rounding floor is {floor:.1e}"
     other = runs.run("many", asked, in_float64=in_float64, is_reference=False)
@@ -172,10 +164,31 @@ class _Runs:
     def alone_in_float64(self) -> Path | None:
         """The run on one device in float64; None where the script does not allow that."""
         try:
-            folder = self.run("alone", Asked(workers=1, replicas=1), in_float64=True, is_reference=True)
+            folder = self.run("alone", _ONE_DEVICE, in_float64=True, is_reference=True)
         except ScriptFailedError:  # what is none of float64's is told when it runs as it was written
             return None
         return folder if _notes(folder)["is_in_float64"] else None
+
+    def alone_as_written(self) -> Path:
+        """The run on one device in the script's own precision."""
+        return self.run("alone-as-written", _ONE_DEVICE, in_float64=False, is_reference=True)
+
+    def rounding_floor_of(self, reference: Path) -> float:
+        """How far runs on one device lie from `reference` whose batches have their examples in another order.
+
+        Raises:
+            UsageError: the examples cannot be put in another order.
+        """
+        permuted = [
+            self.run(f"permuted-{k}", _ONE_DEVICE, in_float64=False, is_reference=True, permutation=k)
+            for k in range(PERMUTATIONS)
+        ]
+        if not all(_notes(run)["is_permuted"] for run in permuted):
+            raise UsageError(
+                "the variables are not in float64, and how far rounding goes cannot be measured, since the step takes "
+                "sparse or ragged examples, which are not permuted. Let the script make its variables in float64."
+            )
+        return max(rounding_floor(reference, run) for run in permuted)
 
     def run(
         self, name: str, asked: Asked, in_float64: bool, is_reference: bool, permutation: int | None = None
