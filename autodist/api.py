@@ -132,13 +132,13 @@ class AutoDist:
 
     @property
     def num_workers(self) -> int:
-        """Workers, of which each feeds its own part of the data."""
+        """How many workers there are, of which each feeds its own part of the data."""
         self._alone.divides_data = True
         return len(self._told_spec.workers)
 
     @property
     def num_replicas(self) -> int:
-        """Replicas of all workers."""
+        """How many replicas all workers have together."""
         return len(self._told_spec.replicas)
 
     @property
@@ -275,8 +275,11 @@ class AutoDist:
             dataset: of global batches, the same on every worker (the run's seed reaches shuffles that have none). Under
                 `shard: files` in the YAML its files are dealt out, and a part may have no rows.
 
+        Returns:
+            What gives, iteration by iteration, the same nests with this worker's rows alone.
+
         Raises:
-            ResourceSpecError: they cannot be.
+            ResourceSpecError: `shard: files` is asked for, and the files cannot be dealt out.
         """
         self._run.check_others()
         self._alone.divides_data = True
@@ -284,16 +287,16 @@ class AutoDist:
             dataset,
             self._run.spec.replica_workers,
             self._run.index,
-            self._run.first_batches.tell_of_data_set,
-            self._share.reading(),
-            self._run.missed_step.note,
+            on_first=self._run.first_batches.tell_of_data_set,
+            reading=self._share.reading(),
+            on_own_failure=self._run.missed_step.note,
         )
         if self._automatic is not None:
             self._automatic.loop.add(made)
         return made
 
     def sampler(self, records: int, batch: int, seed: int | None = 0, *, drop_remainder: bool = False) -> Sampler:
-        """The numbers of the records that this worker reads of each global batch, in an order that all workers share.
+        """The numbers of the records that this worker reads, batch by batch, in an order that all workers share.
 
         ```python
         for numbers in ad.sampler(len(files), 64, seed=1):  # an epoch; the next iteration has another order
@@ -305,6 +308,9 @@ class AutoDist:
             batch: how many a global batch has.
             seed: from which the order of each epoch is drawn; None: they come in order.
             drop_remainder: whether a last batch that would have fewer is left out.
+
+        Returns:
+            What gives, iteration by iteration, a vector of int64 for each batch: numbers from 0 to `records` - 1.
 
         Raises:
             ValueError: there are no records, or batches would have none.
@@ -329,6 +335,10 @@ class AutoDist:
             return load(self.files[rows]), self.labels[rows]
         ```
 
+        Args:
+            start: the first example, counted from 0 in all that the global batches hold.
+            stop: the one behind the last.
+
         Raises:
             ValueError: there are no such examples.
         """
@@ -341,6 +351,10 @@ class AutoDist:
         Args:
             value: a number, truth value, array or tensor.
             how: "mean", "sum", "max" or "min".
+
+        Returns:
+            An array of the value's shape, with the same bits on every worker, as NumPy reduces it over an axis of
+            workers: a mean of integers is float64, for example.
 
         Raises:
             ReductionError: it cannot be reduced so, or workers called it with different values; on all workers.

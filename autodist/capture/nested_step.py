@@ -11,7 +11,7 @@ from autodist.errors import CaptureError
 
 
 def call_in_function(function: Any, name: str, args: Any, kwargs: Any) -> Any:
-    """Calls a `tf.function` in the place of the step that is made of it.
+    """Calls the plain `tf.function` of a step, where the step is called within another function.
 
     Within a step that is captured it is taken inline. Within a `tf.function` of the script's own, which this process
     runs by itself, it computes the whole of what it is given.

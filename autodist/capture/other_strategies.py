@@ -15,7 +15,7 @@ from autodist.errors import CaptureError
 
 @functools.cache
 def _default() -> type[Any]:
-    """Of the strategy that is there where the script has none; it shares out nothing.
+    """The class of TensorFlow's default strategy, which is there where the script has none and shares out nothing.
 
     A graph of its own, since no scope of the script's is open there. It is not asked for by the import, because
     TensorFlow begins a thread with its first graph, and a script may fork before it makes any.
@@ -45,7 +45,7 @@ def require_no_strategy(strategy: Any, what: str) -> None:
 
 @contextmanager
 def refusing_strategies() -> Iterator[None]:
-    """Within it, and around it, no strategy of `tf.distribute` is in use.
+    """Refuses strategies of `tf.distribute` around it and, while it is open, within it.
 
     Raises:
         CaptureError: one is; where it is opened, or runs something.

@@ -77,7 +77,7 @@ def share_files(write: Write) -> None:
 
 @contextmanager
 def saving_models_alone() -> Iterator[None]:
-    """Models that are saved within are saved by this worker alone, so that nobody needs to be asked."""
+    """While it is open, models are saved by this worker alone, without asking the others."""
     with _noted("filepath", "export_dir"):
         yield
 

@@ -40,10 +40,10 @@ class _Writing(SessionInterface):
 
 
 def write_by_one(plain: Callable[..., Any], write: Callable[[str, Callable[[], Any]], Any]) -> Callable[..., Any]:
-    """`Saver.save`, of which `write` lets one worker write.
+    """`Saver.save`, by which one worker alone writes, as `write` decides.
 
     Args:
-        plain: it.
+        plain: TensorFlow's `Saver.save`.
         write: is told what is written, and how; gives what that gives, or None where another worker writes.
     """
 

@@ -71,7 +71,7 @@ def _rest_of(batches_of: EpochIterator, epochs: int, batches: int, passing: Pass
 
 
 def _pass_over(batches_of: EpochIterator, epoch: int, passing: Passing) -> None:
-    """An epoch, of which no batch is used, and of most data sets only the first one read."""
+    """Passes over an epoch: of most data sets only its first batch is read."""
     adapter = batches_of.data_adapter
     if isinstance(adapter, PyDatasetAdapter) and not reads_on(batches_of):
         adapter.py_dataset.on_epoch_begin()  # none is read, which would run ahead and draw for itself

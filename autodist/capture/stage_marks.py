@@ -17,7 +17,7 @@ from autodist.graph.stage_marks import STAGE_MARK
 
 
 class _Open(threading.local):
-    """The stages that are open in a thread, the innermost last: those that the script has opened, and of layers."""
+    """The stages that are open in a thread, the innermost last: by the script's `with`, and around calls of layers."""
 
     def __init__(self) -> None:
         self.by_script: list[int] = []
@@ -91,7 +91,7 @@ def _marking(stage: int) -> Iterator[None]:
 
 
 class _LayerStages:
-    """In which stages a layer was made, and called on symbolic inputs."""
+    """The stages in which a layer was made and in which it was called on symbolic inputs."""
 
     def __init__(self) -> None:
         self.made: int | None = None

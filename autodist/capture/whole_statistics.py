@@ -92,7 +92,7 @@ class WholeStatistics:
             return whole(value) if weight is None else whole(value * weight) / whole(weight)
 
     def _weight(self, statistic: Statistic, value: tf.Tensor) -> tf.Tensor | None:
-        """Of this part of the batch in a mean of the whole; None for a sum."""
+        """The weight of this part of the batch in a mean of the whole; None for a sum."""
         if not isinstance(statistic, Mean):
             return None
         named = value.graph.get_tensor_by_name

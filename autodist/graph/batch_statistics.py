@@ -1,4 +1,4 @@
-"""Sums and means of the batch that a loss sets beside values of single examples, as normalised advantages do.
+"""Sums and means of the batch that a loss combines with values of single examples, as normalised advantages do.
 
 On one device they are those of the whole batch, so replicas need those of all of them before they can go on.
 """
@@ -36,8 +36,8 @@ Statistics = Mapping[Place, Statistic]
 def find_statistics(item: GraphItem, flows: Propagation, is_left: Callable[[str], bool]) -> Statistics | None:
     """The sums and means behind which it is no longer known how a loss depends on the batch, by the place of each.
 
-    With a mean of what examples make of one another comes what they make it with: a variance's own mean; also where it
-    is known how the loss depends on the batch, as of the covariances of features.
+    With a mean of what examples make of one another comes the mean that they make it with, as with a variance its own
+    mean. That is so, too, where it is known how the loss depends on the batch, as with covariances of features.
 
     Args:
         item: the step.
@@ -66,7 +66,7 @@ def met_behind(
 def met_mixing(
     item: GraphItem, flows: Propagation, names: Sequence[str], is_left: Callable[[str], bool]
 ) -> dict[Place, Statistic]:
-    """Those that examples meet before some tensors."""
+    """The sums and means that examples meet before some tensors."""
     found: dict[Place, Statistic] = {}
     for node in _mixing(item, flows, names):
         if not is_left(node):

@@ -12,7 +12,7 @@ _MERGES, _BACK, _EXITS = map(having, (Trait.MERGE, Trait.BACK, Trait.EXIT))
 
 
 def find_inside(wiring: Wiring) -> list[str]:
-    """The nodes that have no value in each run, or many: those in branches and loops, what leads out left aside."""
+    """The nodes in branches and loops, which may have no value in a run, or many; without those that lead out."""
     entrances = {node.name for node in wiring.having(Trait.SWITCH | Trait.ENTER)}
     return _within(wiring, entrances, 2)  # a loop's value has gone through an Enter and a Switch
 

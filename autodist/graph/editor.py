@@ -107,7 +107,7 @@ class GraphEditor:
         self._work.library.function.extend(f for f in graph_def.library.function if f.signature.name not in known)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Removes nodes; what others still ask of them is the caller's to mend (`rewire`, `replace_control`)."""
+        """Removes nodes; inputs of others that name them are the caller's to mend (`rewire`, `replace_control`)."""
         for name in names:
             self._gone.append(self._positions.pop(name))
             self._leave(name, self._nodes.pop(name).input)
@@ -189,7 +189,7 @@ class GraphEditor:
             self.drop_lost_colocation()
 
     def drop_lost_colocation(self) -> None:
-        """Nodes that were to stand where a removed node stood may stand anywhere."""
+        """Drops the wish of nodes to stand where a node stood that was removed."""
         drop_lost_colocation(self._nodes)
 
     # -- walking ---------------------------------------------------------------------------------------------------

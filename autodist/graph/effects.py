@@ -72,7 +72,7 @@ class Effects:
         return self._handles[name]
 
     def of(self, node: tf.compat.v1.NodeDef) -> Effect:
-        """What `node` reads and writes; an op that is not known to read alone is taken to write."""
+        """What `node` reads and writes; an op counts as a write unless it is known to read only."""
         if node.op in QUERIES or node.op in PASSES or node.op == "VarHandleOp":
             return NO_EFFECT
         if self.carriers.isdisjoint(map(node_of, node.input)):

@@ -42,7 +42,7 @@ class _Functions:
         self._met: dict[str, str] = {}
 
     def name(self, name: str) -> str:
-        """What a function is called here."""
+        """The name that a function has in the text."""
         if name not in self._met:
             self._met[name] = f"{_COUNT.sub('', name)}#{len(self._met)}" if name in self._known else name
         return self._met[name]
@@ -110,7 +110,7 @@ def _attribute(value: Any, functions: _Functions) -> str:
 
 
 def _elements(values: Any, functions: _Functions) -> list[str]:
-    """Of a list; where nodes are to stand is no order."""
+    """The elements of a list attribute; colocation classes are sorted, since their order means nothing."""
     for field, found in values.ListFields():
         shown = [_scalar(field.name, one, functions) for one in found]
         return sorted(shown) if any(one.startswith("'loc:@") for one in shown) else shown

@@ -39,7 +39,7 @@ _UNREAD = Wiring(tf.compat.v1.GraphDef())
 
 @dataclass(frozen=True)
 class Replication:
-    """What came of replicating a step, for all that is done with it later.
+    """What is known of a replicated step, for the kernels after `Replicate`.
 
     Attributes:
         stages: what runs once, as it was before; those nodes keep their names.

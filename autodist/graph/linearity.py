@@ -221,12 +221,12 @@ def _grade_by_table(op: str, taken: Sequence[Grade]) -> Grade:
 
 
 def _unknown(taken: Iterable[Grade]) -> Grade:
-    """What an op makes of which nothing is said."""
+    """The grade of an op's outputs of which the table says nothing."""
     return Grade.BENT if any(grade in (Grade.LINEAR, Grade.BENT) for grade in taken) else Grade.FREE
 
 
 def _either(grades: Iterable[Grade]) -> Grade:
-    """Of a sum, or of one of several: zeros fit all."""
+    """The grade of a sum, or of one of several values: zeros fit all."""
     found = set(grades) - {Grade.ZERO}
     if not found:
         return Grade.ZERO

@@ -22,7 +22,7 @@ _TOLD = 3
 
 
 def no_origins(_: str) -> str | None:
-    """Nothing is known."""
+    """The origins of a graph of which nothing is known."""
     return None
 
 

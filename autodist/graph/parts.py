@@ -154,7 +154,7 @@ class JoinKind(enum.Enum):
 
 
 class Merge(enum.Enum):
-    """By what the values of several parts become one."""
+    """How the values of several parts are merged into one."""
 
     ADD = "add"
     MAX = "max"

@@ -100,7 +100,7 @@ class Assignment:
         return reach([s for s in seeds if s in self.wiring.nodes], self.wiring.consumers.__getitem__)
 
     def _given(self, name: str) -> list[str]:
-        """What a node computes with: its inputs, and what has written before it the shared variables that it reads."""
+        """What a node computes with: its inputs, and earlier writes of the shared variables that it reads."""
         effects = self.stages.effects
         before = self.shared_before.get(name, ())
         return [*self.wiring.data[name], *(b for b in before if effects[b].writes & effects[name].reads)]
@@ -313,7 +313,7 @@ class Assignment:
             self.leads[name] = of_gradient.get(name, set()).union(*readers)
 
     def _stages_using(self, name: str) -> set[int]:
-        """Where the batch meets a node that is made of variables alone, or what it is made of."""
+        """The stages in which the batch meets a node that is made of variables alone, or one of its variables."""
         if name in self.used_at:
             return self.used_at[name]
         return set().union(*(self._stages_using(s) for s in self.wiring.data[name] if s in self.made_of))

@@ -1,4 +1,4 @@
-"""Sums and means of the batch that a step writes to a variable and reads again, before it differentiates what it made.
+"""Sums and means of the batch that a step writes to a variable and reads again for what it differentiates.
 
 So do centres and running averages that a loss is made of. On one device it reads what the whole batch has left there,
 so that replicas need the others' parts before they can go on.
@@ -29,7 +29,7 @@ from autodist.graph.walks import reach
 def find_behind(
     writes: Iterable[str], item: GraphItem, flows: Propagation, is_left: Callable[[str], bool]
 ) -> Statistics:
-    """Them, by the place of each: the write, or before it where it writes more than a sum or mean.
+    """The sums and means that are read again, by place: the write, or before it where more than one is written.
 
     Args:
         writes: what `writes_read_again` gives.

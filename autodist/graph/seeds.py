@@ -102,7 +102,7 @@ def joined_calls(item: GraphItem) -> set[int]:
 
 
 def summed_on_the_way(item: GraphItem, but: Collection[int]) -> set[int]:
-    """Positions of the calls whose gradients a whole sum adds up over the replicas before they are what they are.
+    """Positions of the calls whose gradients a whole sum adds up over the replicas on the way.
 
     Args:
         item: the step.

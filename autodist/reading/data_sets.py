@@ -21,7 +21,7 @@ def kind_of(dataset: Any) -> str:
 
 
 def begins_within(dataset: Any) -> bool:
-    """Whether an iteration begins some of what it reads anew before its end, where a shuffle draws another order."""
+    """Whether one iteration begins something that it reads several times, each time with another shuffled order."""
     if not isinstance(dataset, tf.data.Dataset) or dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
         return False
     return any(kind_of(one) in ("Repeat", "Concatenate") for one in all_of(dataset))

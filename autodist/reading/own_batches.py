@@ -16,7 +16,7 @@ class Slices:
     """Tells a script which examples of a batch are this worker's, and whether it has asked.
 
     Args:
-        share: the first of so many examples that is this worker's, and the one behind its last.
+        share: gives, of a number of examples, the index of this worker's first and the one behind its last.
     """
 
     def __init__(self, share: Callable[[int], tuple[int, int]]) -> None:
@@ -35,7 +35,7 @@ class Slices:
         return slice(start + first, start + end)
 
     def are_asked_by(self, call: Callable[[], Any]) -> tuple[Any, bool]:
-        """What a call returns, and whether it has asked."""
+        """What `call` returns, and whether it has asked for a slice."""
         before = self._asked
         return call(), self._asked > before
 
@@ -72,7 +72,7 @@ class Reading:
     """How a worker reads its own part of global batches.
 
     Attributes:
-        rows: which ones; None: it reads whole batches, of what does not give it its part.
+        rows: says which rows of a batch; None: it reads whole batches, unless the data gives it its part.
         workers: how many there are.
         slices: by which a script gives it its part.
         files: how the files of data sets are dealt out, in place of rows of batches; None: they are not.
@@ -89,7 +89,7 @@ class Counted(NamedTuple):
 
     Attributes:
         examples: how many the global batch has; int64.
-        order: what all workers have to have alike where they follow one order, the numbers of its examples say.
+        order: what is alike on all workers that follow one order, such as the numbers of the batch's examples.
         rows: this worker's.
     """
 

@@ -209,7 +209,7 @@ def _why_not_alone(data: Any) -> str | None:
 
 
 def _why_not_by_rows(data: Any) -> str | None:
-    """Why a map of batches may give for a part of one something else than that part of what it gives for the whole."""
+    """Why a map of batches may give other rows for a part of a batch than for the whole; None: it does not."""
     reason = _why_not_alone(data)
     if reason is not None:
         return reason

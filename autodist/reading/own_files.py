@@ -185,7 +185,7 @@ class FilesIterator(PartsIterator):
         self._round = max(1, min(2 * self._round, MOST_AHEAD, _BYTES_AHEAD // max(said["bytes"], 1)))
 
     def _read_ahead(self) -> Exception | None:
-        """Reads what is said to be there; returns what was raised."""
+        """Reads ahead as many parts as are to be told of; returns what was raised, None: nothing."""
         try:
             while len(self._ahead) < self._round and not self._has_ended:
                 try:
@@ -257,7 +257,7 @@ def dealt_otherwise(taken: int) -> str:
 
 
 def part_sizes(rows: int, full: int, replicas: Sequence[int], worker: int) -> list[int]:
-    """Into parts of which numbers of examples a worker's batch is cut, one for each of as many steps.
+    """The numbers of examples of the parts into which a worker's batch is cut, one part for each step.
 
     Where all workers have equally many replicas, their parts of a step add up to a full batch, which has an example for
     each of them. No part has none: other workers may have none left.
@@ -305,7 +305,7 @@ def _decide(said: list[str]) -> str:
 
 
 def _dealt(dataset: tf.data.Dataset, files: Files) -> Any:
-    """The data set, of every n-th file."""
+    """The data set with every n-th of its files."""
     options = tf.data.Options()
     options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.FILE
     readers = files.readers

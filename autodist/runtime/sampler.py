@@ -68,7 +68,7 @@ class Sampler(tf.train.experimental.PythonState):
         return self._records // self._batch if self._drops else math.ceil(self._records / self._batch)
 
     def __iter__(self) -> Iterator[NDArray[np.int64]]:
-        """This worker's numbers of each batch; none, where it has no share of one of few examples."""
+        """This worker's numbers of each batch, as a vector; an empty one where it has no share of a small batch."""
         if not self._is_placed:
             self._taken = 0
         self._is_placed = False

@@ -19,7 +19,7 @@ ANY_FREE_PORT = "20000-31999"
 
 
 class Exposure(pydantic.BaseModel):
-    """Of one machine.
+    """What of one machine is open to others.
 
     Attributes:
         machine: its address.

@@ -57,7 +57,7 @@ def see_gpus() -> SeenGPUs:
 
 
 def _cores() -> int:
-    """Of the machine, or what the process, or its container, may use of them."""
+    """How many cores the machine has or, if that is fewer, this process or its container may use."""
     cores = len(os.sched_getaffinity(0))
     with contextlib.suppress(OSError, ValueError):
         quota, period = (_CGROUP / "cpu.max").read_text().split()

@@ -44,7 +44,7 @@ class Order(pydantic.BaseModel):
 
 
 class Link(pydantic.BaseModel):
-    """Between two workers.
+    """The link between two workers.
 
     Attributes:
         one: name of one of them.
@@ -68,7 +68,7 @@ class Link(pydantic.BaseModel):
 
 @dataclass(frozen=True)
 class Measured:
-    """What came of it.
+    """The links that were measured, and those that were not.
 
     Attributes:
         links: that were measured.

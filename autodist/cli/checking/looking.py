@@ -37,7 +37,7 @@ class Found:
         workers: that run there.
         machine: what it has to say; None: it was not reached.
         problem: why it was not reached, or stopped answering.
-        clock: None: not known.
+        clock: against the chief's; None: not known.
         unreachable: by address of another machine's worker, or of its own, why it cannot be connected to from here.
     """
 
@@ -83,7 +83,7 @@ def look_at_all(
 
 
 class _Look:
-    """At one machine."""
+    """A look at one machine."""
 
     def __init__(self, spec: ResourceSpec, node: Node, script: str | None, directory: str | None) -> None:
         self._spec, self._node = spec, node

@@ -138,7 +138,7 @@ class Reach(_Part):
 
 
 class Reached(_Part):
-    """What came of it.
+    """Which addresses could not be connected to.
 
     Attributes:
         problems: by address, why it cannot be connected to; those that can are left out.

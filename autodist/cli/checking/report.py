@@ -56,7 +56,7 @@ class MachineReport(pydantic.BaseModel):
 
 
 class Report(pydantic.BaseModel):
-    """All of it.
+    """All that `autodist check` has found.
 
     Attributes:
         cluster: the YAML file.

@@ -272,7 +272,7 @@ class Frame:
         return [_named(site, fact) for fact in found] if isinstance(found, list) else _named(site, found)
 
     def _summed(self, whole: WholeSum, own: Fact) -> Fact:
-        """What a sum over all replicas is, or what they gather."""
+        """The fact of a sum over all replicas, or of the rows that they gather."""
         first = whole.of or whole.node
         before = self.fact(tensor_name(_data_inputs(self._nodes[first])[0])) if first in self._nodes else None
         if before == SAME:

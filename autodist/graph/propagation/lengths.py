@@ -78,7 +78,7 @@ def _both(scope: Scope, sources: list[str], element: int, depth: int) -> tuple[L
 
 
 def _times(left: Length, right: Length) -> Length:
-    """A number of rows some times."""
+    """A number of rows, multiplied."""
     if isinstance(left, int) and isinstance(right, int):
         return left * right
     rows, number = (left, right) if isinstance(left, Rows) else (right, left)
@@ -95,7 +95,7 @@ def is_same_length(left: Length, right: Length) -> bool:
 
 
 def _less(left: Length, right: Length) -> Length:
-    """What is left of one length where another is taken away."""
+    """One length minus another."""
     if isinstance(left, int) and isinstance(right, int):
         return left - right
     if is_same_length(left, right):

@@ -37,7 +37,7 @@ class Scope(Protocol):
         """The first tensor that was given for a key: what tensors with one key are is the same, by different nodes."""
 
     def call(self, site: Site, function: str, arguments: list[Fact], tensors: list[str]) -> list[Fact]:
-        """What a function of the library gives for these arguments."""
+        """The facts of a library function's results for these arguments."""
 
 
 @dataclass(frozen=True)
