@@ -23,9 +23,9 @@ class Preemption:
     """On the chief: SIGTERM, to it or to another worker, has the run saved at the next step to which all come.
 
     Then the run is ended by it, as by an exception: other workers are stopped, `finally` and exit handlers run, and the
-    process ends by the signal. So it is at once between two steps where nothing was trained since the last save, and
-    with a second one to the chief. Where it came to others alone and the run may start again, it is lost by the first
-    of them instead.
+    process ends by the signal. So it is at once between two steps where nothing was trained since the last save, where
+    the run is lost, so that no step comes, and with a second one to the chief. Where it came to others alone and the
+    run may start again, it is lost by the first of them instead.
 
     Args:
         run: that is saved.
@@ -66,9 +66,9 @@ class Preemption:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         is_saved = any(schedule.saved_step >= self._run.step for schedule in self._schedules)
-        if self._has_come or (is_saved and not self._run.is_in_step):
+        if self._has_come or self._run.end.is_lost or (is_saved and not self._run.is_in_step):
             self._end_by_signal("SIGTERM came")
-        self._has_come = True
+        self._has_come = self._run.end.is_leaving = True
         log.warning("SIGTERM: what is trained is saved after this step, and the run ends; another one ends it at once.")
         self._ask()
 

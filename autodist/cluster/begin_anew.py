@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autodist.cluster.script_end import watch_script_end
 from autodist.cluster.start import noted_start
 
 
@@ -24,12 +26,15 @@ class _AtTheVeryEnd:
 
     def __init__(self) -> None:
         self._program: tuple[str, list[str], Mapping[bytes, bytes]] | None = None
+        self._is_wanted: Callable[[], bool] = lambda: True
 
-    def become(self, command: list[str], environment: Mapping[bytes, bytes]) -> None:
-        self._program = command[0], command, environment
+    def become(
+        self, command: list[str], environment: Mapping[bytes, bytes], is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
+        self._program, self._is_wanted = (command[0], command, environment), is_wanted
 
     def __del__(self, execve: Callable[..., Any] = os.execve) -> None:
-        if self._program is not None:
+        if self._program is not None and self._is_wanted():
             execve(*self._program)
 
 
@@ -38,6 +43,8 @@ _end = _AtTheVeryEnd()
 
 def begin_anew_at_the_end(environment: Mapping[str, str]) -> None:
     """Lets this process's script run once more after all that it does at its end, its exit handlers included.
+
+    A signal that ends the process, and comes in one of these, ends it.
 
     Args:
         environment: variables beside those with which the process was started.
@@ -51,7 +58,12 @@ def begin_anew_at_the_end(environment: Mapping[str, str]) -> None:
     if _stdin_at is not None and _place_in_stdin() is not None:  # the script may have closed it
         os.lseek(0, _stdin_at, os.SEEK_SET)
     told = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
-    _end.become([sys.executable, *sys.orig_argv[1:]], _first_environment() | told)
+    script_end, now = watch_script_end(), time.monotonic()
+    _end.become(
+        [sys.executable, *sys.orig_argv[1:]],
+        _first_environment() | told,
+        lambda: not script_end.was_told_to_end_since(now),
+    )
 
 
 def cannot_begin_anew() -> str | None:

@@ -59,6 +59,14 @@ class ScriptEnd:
         """What ends the script, and nobody caught; None: nothing does."""
         return getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
 
+    def was_told_to_end_since(self, moment: float) -> bool:
+        """Whether a signal has come by which the process ends.
+
+        Args:
+            moment: a time of `time.monotonic`, since when Ctrl-C counts; what the script has caught before is its own.
+        """
+        return self.is_terminated or (self.interrupted_at is not None and self.interrupted_at >= moment)
+
     def end_by(self, number: signal.Signals) -> None:
         """Lets the process end by a signal, once all its exit handlers have run; the first call counts.
 

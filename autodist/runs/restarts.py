@@ -11,12 +11,14 @@ import json
 import logging
 import os
 import re
+import signal
 import threading
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from autodist.cluster.begin_anew import begin_anew_at_the_end, cannot_begin_anew, has_lost_input
 from autodist.cluster.failure import is_of_machines, would_repeat
+from autodist.cluster.script_end import watch_script_end
 from autodist.errors import ClusterError, ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
 
@@ -106,6 +108,7 @@ class Lost:
         saved: step of the last checkpoint; None: none was saved.
         away: addresses of nodes, where it could not start without them and nothing else was wrong.
         leaving: addresses of nodes that have said, by SIGTERM, that they go away; the chief's is none of them.
+        chief_leaves: whether SIGTERM has come to this process.
     """
 
     error: ClusterError
@@ -113,6 +116,7 @@ class Lost:
     saved: int | None
     away: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
+    chief_leaves: bool = False
 
     @property
     def fault(self) -> str:
@@ -141,13 +145,15 @@ def restart(lost: Lost, spec: ResourceSpec) -> None:
         spec: of that run.
     """
     earlier, limit = before(), spec.max_restarts
-    if earlier.count and lost.away and _are_enough_without(lost.away, spec):
+    if earlier.count and lost.away and not lost.chief_leaves and _are_enough_without(lost.away, spec):
         # This start has trained nothing, so that it is none of those which are counted.
         _leave_out(lost, spec, earlier)
         return
     reason = why_not(earlier, lost, limit)
     if reason is not None:
         log.error("not started again: %s", reason)
+        if lost.chief_leaves:
+            watch_script_end().end_by(signal.SIGTERM)
         return
     count, wait = earlier.count + 1, backoff(earlier.count + 1)
     left_out = lost.leaving if _are_enough_without(lost.leaving, spec) else ()
@@ -204,6 +210,8 @@ def why_not(earlier: Before, lost: Lost, limit: int) -> str | None:
         limit: how often it may be started again.
     """
     error = lost.error
+    if lost.chief_leaves:
+        return "SIGTERM came, which ends the run."
     if not isinstance(error, WorkerFailedError) and earlier.count == 0:
         return "the workers could not be started, which is no loss"
     if isinstance(error, WorkerFailedError) and would_repeat(error):

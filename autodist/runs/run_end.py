@@ -36,6 +36,7 @@ class RunEnd:
             that.
         reason: why the others are stopped where the script ends badly by itself.
         error: by what the run's end failed, after the script itself had ended; None: by nothing.
+        is_leaving: whether SIGTERM has come to this process, by which it ends once all is saved.
     """
 
     def __init__(
@@ -53,6 +54,12 @@ class RunEnd:
         self.before: list[Callable[[], None]] = []
         self.reason = "the chief's script failed"
         self.error: AutoDistError | None = None
+        self.is_leaving = False
+
+    @property
+    def is_lost(self) -> bool:
+        """On the chief, whether another worker's end has ended the run, in which no step is made any more."""
+        return self._peers.failure is not None
 
     @property
     def is_bad(self) -> bool:
@@ -103,10 +110,11 @@ class RunEnd:
             saved_step: of the last checkpoint; None: there was none.
         """
         fault, ended_by = self._peers.fault, self._script_end.raised
-        if fault is None or self._is_interrupted or not (ended_by is None or _comes_of_others(ended_by)):
+        is_ended = self._is_interrupted or self._script_end.is_terminated
+        if fault is None or is_ended or not (ended_by is None or _comes_of_others(ended_by)):
             return None
         away = self._nodes_of(fault.workers if isinstance(fault, MachinesAwayError) else ())
-        return Lost(fault, step, saved_step, away, self._nodes_of(self._peers.leaving))
+        return Lost(fault, step, saved_step, away, self._nodes_of(self._peers.leaving), self.is_leaving)
 
     def _nodes_of(self, workers: Collection[str]) -> tuple[str, ...]:
         """Addresses of other nodes than the chief's that run one of these workers."""

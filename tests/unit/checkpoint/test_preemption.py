@@ -30,7 +30,7 @@ class Run:
 class RunEnd:
     """As far as it is asked."""
 
-    reason = ""
+    reason, is_lost, is_leaving = "", False, False
 
     def heed_leaving(self, heed: Callable[[str], None]) -> None:
         self.leaves = heed
@@ -85,15 +85,17 @@ def test_the_run_is_saved_before_it_ends_by_the_signal(ended_by: list[Any], capl
     )
 
 
-@pytest.mark.parametrize("is_second", [True, False])
-def test_it_ends_at_once_by_a_second_one_and_where_all_is_saved(is_second: bool, ended_by: list[Any]) -> None:
+@pytest.mark.parametrize("case", ["a second one", "all is saved", "the run is lost"])
+def test_it_ends_at_once_by_a_second_one_and_where_nothing_more_is_saved(case: str, ended_by: list[Any]) -> None:
     run, of_steps = Run(), schedule()
     preempted = Preemption(run)  # type: ignore[arg-type]
     preempted.begin()
     preempted.watch(of_steps)
-    if is_second:
-        run.step = 1
+    if case != "all is saved":
+        run.step, run.end.is_lost = 1, case == "the run is lost"
+    if case == "a second one":
         terminate()
+        assert run.end.is_leaving
     with pytest.raises(SystemExit):
         terminate()
     assert ended_by == [signal.SIGTERM]

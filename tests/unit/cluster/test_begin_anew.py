@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,28 @@ def test_the_script_runs_again_with_all_that_it_had_after_its_exit_handlers(tmp_
     assert out.splitlines() == [f"0 {line}", "left", f"1 {line}", "left", f"2 {line}", "left"], err
     assert process.returncode == 3
     assert err.count("ValueError: ends it") == 2
+
+
+TOLD_TO_END = """
+import atexit, os, signal, sys
+atexit.register(lambda: os.kill(os.getpid(), int(sys.argv[1])))  # before the import: it comes after what that registers
+import autodist
+from autodist.cluster.begin_anew import begin_anew_at_the_end
+from autodist.cluster.script_end import watch_script_end
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+watch_script_end().run_handlers_on_termination()
+print("start", flush=True)
+begin_anew_at_the_end({})
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_in_an_exit_handler_ends_the_process(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "script.py").write_text(TOLD_TO_END)
+    command = [sys.executable, "script.py", str(int(number))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=environment, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout) == (-number, "start\n"), done.stderr

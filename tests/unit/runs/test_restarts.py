@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,6 +126,17 @@ def test_a_machine_that_stays_away_may_come_back_later() -> None:
     assert why_not(Before(1, "b was lost: it was not heard of for 25 s", None), Lost(cut, None, 4), 3) is None
     away = MachinesAwayError("b: no route to host", ("b",))
     assert why_not(Before(1, "b: no route to host", None), Lost(away, None, 4), 3) is None
+
+
+def test_where_sigterm_has_come_to_the_chief_the_process_ends_by_it(
+    begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A worker died before the step at which the run would have been saved."""
+    ends: list[int] = []
+    monkeypatch.setattr(restarts, "watch_script_end", lambda: SimpleNamespace(end_by=ends.append))
+    restart(Lost(KILLED, 5, 4, chief_leaves=True), spec_of(2, 3))
+    assert (begun, ends) == ([], [signal.SIGTERM])
+    assert caplog.messages == ["not started again: SIGTERM came, which ends the run."]
 
 
 def test_it_ends_when_it_was_tried_as_often_as_it_may() -> None:

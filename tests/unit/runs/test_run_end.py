@@ -32,6 +32,7 @@ class Script:
     def __init__(self) -> None:
         self.raised: BaseException | None = None
         self.interrupted_at: float | None = None
+        self.is_terminated = False
         self.uncaught: list[BaseException] = []
 
     @property
@@ -136,6 +137,17 @@ def test_a_run_is_not_lost_where_the_script_ended_it(
 ) -> None:
     script.raised, script.interrupted_at = raised, interrupted_at
     assert end_of(done, fault=AWAY).lost(5, 3) is None
+
+
+def test_a_run_that_sigterm_to_the_chief_ends_is_not_lost_and_one_that_is_to_save_first_says_so(
+    script: Script, done: list[str]
+) -> None:
+    end = end_of(done, fault=AWAY)
+    end.is_leaving = True
+    lost = end.lost(5, 3)
+    assert lost is not None and lost.chief_leaves
+    script.is_terminated = True
+    assert end.lost(5, 3) is None
 
 
 def test_a_run_that_nothing_has_ended_is_not_lost(script: Script, done: list[str]) -> None:
