@@ -14,6 +14,7 @@ from autodist.graph.names import node_of
 from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Kernel, find_placements, only_sets, rewrite
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import in_one_session
+from tests.unit.kernels.without_stacks import without_stacks
 
 v1 = tf.compat.v1
 
@@ -51,7 +52,8 @@ class Cluster:
         contexts = [
             Context(self.strategy, w, joins_outputs=False, fetches_alike=fetches_alike) for w in range(self.workers)
         ]
-        runs = [self._add(item, context, SETTING_KERNELS if sets else KERNELS, fed) for context in contexts]
+        with without_stacks():
+            runs = [self._add(item, context, SETTING_KERNELS if sets else KERNELS, fed) for context in contexts]
         return [self._run([one])[0] for one in runs] if sets else self._run(runs)
 
     def _axis(self, name: str) -> int | None:

@@ -29,6 +29,7 @@ from autodist.kernels.registry import own_kernels
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.proto import strategy_pb2
 from autodist.runtime.batches import share_of, take
+from tests.unit.kernels.without_stacks import without_stacks
 
 Values = dict[str, np.ndarray]
 Batch = Sequence[np.ndarray]
@@ -42,14 +43,18 @@ def capture(
     is_whole: bool = False,
     is_split: bool = False,
 ) -> CapturedFunction:
-    """A step whose arguments of rank 1 and more are split along their first axis."""
+    """A step whose arguments of rank 1 and more are split along their first axis.
+
+    Where its nodes were made is not noted.
+    """
     specs, axes = [], []
     for example in examples:
         shape = list(example.shape)
         axes.append(0 if shape else None)
         specs.append(tf.TensorSpec([None, *shape[1:]] if shape else [], example.dtype))
     demands = Demands(may_evaluate=is_whole)
-    captured = capture_function(step, tuple(specs), axes, demands, jit_compile, is_split=is_split)
+    with without_stacks():
+        captured = capture_function(step, tuple(specs), axes, demands, jit_compile, is_split=is_split)
     return replace(captured, item=replace(captured.item, is_global=is_global, is_whole=is_whole))
 
 
@@ -103,9 +108,10 @@ def rewritten(
     before is a third of the time and made once.
     """
     alike = () if own_kernels() else tuple(itertools.takewhile(lambda k: not isinstance(k, Replicate), kernels))
-    item = rewrite(captured.item, Context(strategy, 0), kernels=alike)
     workers = range(Context(strategy, 0).workers)
-    return [rewrite(item, Context(strategy, worker), kernels=kernels[len(alike) :]) for worker in workers]
+    with without_stacks():
+        item = rewrite(captured.item, Context(strategy, 0), kernels=alike)
+        return [rewrite(item, Context(strategy, worker), kernels=kernels[len(alike) :]) for worker in workers]
 
 
 @dataclass(frozen=True)
@@ -156,7 +162,7 @@ class Session:
         self.graph = ImportedGraph()
         for worker, item in enumerate(self.items):
             self.graph.import_nodes(in_one_session(item.graph_def), f"worker_{worker}")
-        with self.graph.as_default():
+        with self.graph.as_default(), without_stacks():
             self.handles = [self._handles(worker) for worker in range(len(self.items))]
             self._assign = [
                 tf.raw_ops.AssignVariableOp(resource=handle, value=initial[name])
