@@ -280,6 +280,7 @@ def run_to_its_end(
     via: Callable[[list[str]], list[str]] = list,
     mark: str | None = None,
     is_forked: bool = False,
+    forked_workers: int = 0,
 ) -> Ended:
     """Runs a command in a session of its own; nothing of it is left afterwards.
 
@@ -289,14 +290,15 @@ def run_to_its_end(
         limit: seconds of a `Stopwatch` after which it is ended.
         via: makes the command that starts it elsewhere.
         mark: value of `MARK`, if its processes on other hosts already have one.
-        is_forked: whether the process, but none that it starts, is forked from one that has imported TensorFlow.
+        is_forked: whether the process is forked from one that has imported TensorFlow.
+        forked_workers: how many workers that it starts on this machine are, too.
     """
     mark = mark or secrets.token_hex(8)
     environment = os.environ | ON_CPU | {MARK: mark}
     with tempfile.TemporaryFile() as told, open(os.devnull, "rb") as nothing:
         process: Chief | None = None
         if is_forked:
-            process = forked_python.start(command[1:], (nothing, told, told), environment, directory, 0)
+            process = forked_python.start(command[1:], (nothing, told, told), environment, directory, forked_workers)
         if process is None:
             words = via(list(command))
             streams: dict[str, Any] = {"stdin": nothing, "stdout": told, "stderr": subprocess.STDOUT}

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 
 from autodist.tensorflow_log import is_log_line
 from tests.cluster.hosts import HOST_KINDS, Hosts
-from tests.cluster.runs import MARK
+from tests.cluster.runs import MARK, workers_here
 from tests.equivalence.harness import ROOT, run_to_its_end
 
 pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
@@ -23,7 +24,7 @@ pytestmark = [pytest.mark.equivalence, pytest.mark.processes, pytest.mark.slow]
 LIMIT = 150.0
 
 AS_A_USER = "digits_keras"
-"""Of this one the chief, too, is started as a user's; of the others it is forked, and TensorFlow there already."""
+"""Started as a user's, chief and worker; of the others both are forked, and TensorFlow there already."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +44,14 @@ class Example:
     result: str
     tolerance: float
 
-    def run(self, *arguments: str, script: Path | None = None, hosts: Hosts | None = None) -> float:
+    def run(
+        self, *arguments: str, script: Path | None = None, hosts: Hosts | None = None, forked_workers: int = 0
+    ) -> float:
         """Runs it; nothing may be left of it. Returns the number that it ends with, which the chief alone prints."""
         command = [sys.executable, str(script or ROOT / "examples" / f"{self.script}.py"), *self.arguments, *arguments]
         if hosts is None:
-            ended = run_to_its_end(command, ROOT, LIMIT, is_forked=script is not None or self.script != AS_A_USER)
+            is_forked = script is not None or self.script != AS_A_USER
+            ended = run_to_its_end(command, ROOT, LIMIT, is_forked=is_forked, forked_workers=forked_workers)
         else:
             mark = hosts.ssh["host1"]["shared_envs"][MARK]
             ended = run_to_its_end(command, ROOT, LIMIT, hosts.chief_command, mark)
@@ -120,7 +124,9 @@ class Alone:
 
 @pytest.mark.parametrize("script, cluster", CASES)
 def test_an_example_trains_on_two_workers_as_it_does_alone(script: str, cluster: str, alone: Alone) -> None:
-    many = EXAMPLES[script].run("--cluster", str(ROOT / "examples" / f"{cluster}.yml"))
+    file = ROOT / "examples" / f"{cluster}.yml"
+    others = workers_here(yaml.safe_load(file.read_text())) - 1
+    many = EXAMPLES[script].run("--cluster", str(file), forked_workers=others)
     assert many == pytest.approx(alone.result(script), abs=EXAMPLES[script].tolerance)
 
 

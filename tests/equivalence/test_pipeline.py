@@ -18,9 +18,9 @@ TITLES = {
 }
 
 
-def told_by(machines: str, checkpoints: Path) -> list[str]:
+def told_by(machines: str, checkpoints: Path, forked_workers: int = 0) -> list[str]:
     script = [sys.executable, "-m", "tests.equivalence.staged_script", machines, str(checkpoints / machines)]
-    ended = run_to_its_end(script, ROOT, 240, is_forked=True)
+    ended = run_to_its_end(script, ROOT, 240, is_forked=True, forked_workers=forked_workers)
     assert ended.problem is None, ended.output
     assert TITLES.get(machines, "") in ended.output
     assert ("in 3 micro-batches, of which 1 are empty" in ended.output) == (machines == "stages")
@@ -59,4 +59,4 @@ def test_fit_evaluate_predict_and_a_function_are_those_of_replicas_on_one_worker
 
 
 def test_two_pipelines_side_by_side_give_the_bits_of_two_replicas(tmp_path: Path) -> None:
-    assert_all_tell(told_by("replicas of mesh", tmp_path), told_by("mesh", tmp_path), workers=4)
+    assert_all_tell(told_by("replicas of mesh", tmp_path), told_by("mesh", tmp_path, forked_workers=3), workers=4)

@@ -197,7 +197,7 @@ def _is_module(name: str) -> Fits:
 
 
 def _is_script(line: Sequence[str]) -> bool:
-    return line[:1] != () and not line[0].startswith("-")
+    return line[:1] == ("-m",) or (line[:1] != () and not line[0].startswith("-"))
 
 
 CHAINS: dict[str, tuple[Fits, ...]] = {
