@@ -13,7 +13,7 @@ from autodist.cluster.given.meet import meet, warn_if_alone
 from autodist.errors import MisusedError, ResourceSpecError
 from autodist.look import look
 from autodist.messages import log_to_the_terminal
-from autodist.reading.own_files import require_files_fit
+from autodist.reading.own_files import why_not_dealt
 from autodist.recording import recorder
 from autodist.resources import ResourceSpec
 from autodist.runs.restarts import before, require_can_restart
@@ -59,9 +59,9 @@ def choose(
         if recording.is_reference and find_pipeline(chosen) is not None:
             chosen = AllReduce()  # which is not asked of one device, where there are no stages either
     log_to_the_terminal(is_chief=True)
-    require_files_fit(
-        spec.shard is not None, recording is not None, find_pipeline(chosen) is not None, spec.shard_refused
-    )
+    reason = why_not_dealt(is_compared=recording is not None, is_pipeline=find_pipeline(chosen) is not None)
+    if spec.shard is not None and reason is not None:
+        raise spec.shard_refused(reason)
     if spec.is_given:
         spec = meet(spec, asked.replicas, _count_gpus)
     else:

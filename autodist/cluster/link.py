@@ -78,7 +78,7 @@ class Link:
         self._sending = threading.Lock()
         self._lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         self._complaints: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
-        self._complaining = threading.Thread(target=self._read_complaints, daemon=True)
+        self._complaining = threading.Thread(target=self._read_complaints, name=f"autodist-{name}-errors", daemon=True)
         self._complaining.start()
         self._reading = threading.Thread(target=self._read, name=f"autodist-{name}", daemon=True)
         self._reading.start()

@@ -73,27 +73,24 @@ class Files:
         return sorted(set(self.replicas))
 
 
-def require_files_fit(
-    are_dealt: bool, is_compared: bool, is_pipeline: bool, refused: Callable[[str], AutoDistError]
-) -> None:
-    """Passes where files can be dealt out, or are not to be.
+def why_not_dealt(is_compared: bool, is_pipeline: bool) -> str | None:
+    """Why files cannot be dealt out in a run, with what is allowed; None: they can.
 
     Args:
-        are_dealt: whether they are to be.
         is_compared: whether the run is compared with one device.
-        is_pipeline: whether the strategy is one, of which one stage reads all data.
-        refused: makes the error.
+        is_pipeline: whether the strategy is a pipeline.
     """
-    if are_dealt and is_compared:
-        raise refused(
+    if is_compared:
+        return (
             "where each worker reads files of its own, batches are others than on one device, with which a run is "
             "compared; allowed: no `shard` under autodist verify and autodist diff."
         )
-    if are_dealt and is_pipeline:
-        raise refused(
+    if is_pipeline:
+        return (
             "the stages of a pipeline work on the same examples, and one worker reads them; allowed: no `shard` with a "
             "Pipeline, or another strategy."
         )
+    return None
 
 
 class OwnFiles:

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.choosing import choose
 from autodist.errors import AutoDistError, ClusterError, ResourceSpecError
 from autodist.reading.own_batches import Reading, Slices
-from autodist.reading.own_files import Files, OwnFiles, part_sizes, require_files_fit
+from autodist.reading.own_files import Files, OwnFiles, part_sizes, why_not_dealt
 from autodist.resources import ResourceSpec
 from autodist.runtime.dataset import DistributedDataset
 
@@ -330,12 +331,11 @@ def test_an_epoch_of_files_that_were_dealt_to_others_begins_anew_and_that_is_tol
 
 
 def test_files_fit_neither_a_comparison_nor_a_pipeline():
-    require_files_fit(False, True, True, refused)
-    require_files_fit(True, False, False, refused)
-    with pytest.raises(ResourceSpecError, match=r"^shard: .*compared"):
-        require_files_fit(True, True, False, refused)
+    assert why_not_dealt(is_compared=False, is_pipeline=False) is None
+    assert "compared" in (why_not_dealt(is_compared=True, is_pipeline=False) or "")
+    spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}], "shard": "files"})
     with pytest.raises(ResourceSpecError, match=r"^shard: .*a pipeline"):
-        require_files_fit(True, False, True, refused)
+        choose(None, spec, "Pipeline", is_first=True)
 
 
 def test_the_yaml_says_it_and_where(tmp_path: Path):
