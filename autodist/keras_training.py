@@ -37,15 +37,15 @@ def keras_models(run: Run, around_fit: AroundFit, share: OwnShare) -> KerasModel
     fits = Fits(run.index == 0, run.talk.share, run.land_together) if run.workers > 1 else None
     evaluations = Evaluations(
         lambda step, jit_compile: EvaluationStep(step, run, jit_compile),
-        run.talk.makes_together,
-        digest_of,
-        fits.validates if fits is not None else lambda model: False,
-        run.end.noting_interrupts,
+        together=run.talk.makes_together,
+        digest_of=digest_of,
+        validates=fits.validates if fits is not None else lambda model: False,
+        noting_interrupts=run.end.noting_interrupts,
     )
     return KerasModels(
         distribute,
-        fits,
-        evaluations if run.spec.shares_batches and steps_are_global else None,
-        around_fit,
-        share.reading() if steps_are_global else None,
+        fits=fits,
+        evaluations=evaluations if run.spec.shares_batches and steps_are_global else None,
+        around_fit=around_fit,
+        reading=share.reading() if steps_are_global else None,
     )

@@ -125,28 +125,38 @@ class KerasModels:
 
         vars(model)["make_train_function"] = make_train_function
         model.train_function = None
-        if self._evaluations is not None and not batch_axis:  # else each worker evaluates the whole of batches
-            self._evaluations.adopt(model)
-        reading = self._reading
-        if reading is not None and batch_axis:  # rows are not what is split, or not all of it
-            if reading.files is not None:
-                raise reading.files.refused(
-                    "batch_axis says that examples lie along other axes than the first, along which data sets make "
-                    "batches of them; allowed: no batch_axis, or no `shard`."
-                )
-            reading = replace(reading, rows=None)
+        evaluations = None if batch_axis else self._evaluations  # else each worker evaluates the whole of batches
+        if evaluations is not None:
+            evaluations.adopt(model)
+        reading = self._reading_along(batch_axis)
         for name in ("fit",) if self._fits is None and reading is None else SHOW_PROGRESS:
-            method = getattr(type(model), name).__get__(model)
-            if self._fits is not None:
-                method = self._fits.wrapped(method)
-            if reading is not None:
-                method = reading_own_batches(method, model, reading)
-            if name != "fit" and self._evaluations is not None and not batch_axis:
-                method = self._evaluations.noting_interrupts(method, model)
-            if name == "fit":
-                are_known = reading is None or reading.files is None  # else a part is of any length
-                method = self._around_fit(noting_lengths(method, model) if are_known else method)
-            vars(model)[name] = hiding_own_frames(method)
+            vars(model)[name] = hiding_own_frames(self._method(model, name, reading, evaluations))
+
+    def _reading_along(self, batch_axis: BatchAxis) -> Reading | None:
+        """How this worker reads its part of batches that are split so."""
+        reading = self._reading
+        if reading is None or not batch_axis:
+            return reading
+        if reading.files is not None:
+            raise reading.files.refused(
+                "batch_axis says that examples lie along other axes than the first, along which data sets make "
+                "batches of them; allowed: no batch_axis, or no `shard`."
+            )
+        return replace(reading, rows=None)  # rows are not what is split, or not all of it
+
+    def _method(
+        self, model: keras.Model, name: str, reading: Reading | None, evaluations: Evaluations | None
+    ) -> Callable[..., Any]:
+        """A model's `fit`, `evaluate` or `predict`, as the script is to call it."""
+        method = getattr(type(model), name).__get__(model)
+        if self._fits is not None:
+            method = self._fits.wrapped(method)
+        if reading is not None:
+            method = reading_own_batches(method, model, reading)
+        if name != "fit":
+            return method if evaluations is None else evaluations.noting_interrupts(method, model)
+        are_known = reading is None or reading.files is None  # else a part is of any length
+        return self._around_fit(noting_lengths(method, model) if are_known else method)
 
     def _train_function(self, model: keras.Model, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:
         @ours
