@@ -19,9 +19,9 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f" Did you mean {by_lower[near[0]]}?" if near else ""
 
 
-def nearest(word: str, known: Iterable[str], count: int = 3) -> list[str]:
-    """The names most like a word, best first, however unlike."""
-    return difflib.get_close_matches(word, list(known), n=count, cutoff=0.0)
+def nearest(word: str, known: Iterable[str]) -> list[str]:
+    """The three names most like a word, best first, however unlike."""
+    return difflib.get_close_matches(word, list(known), n=3, cutoff=0.0)
 
 
 def listed(names: Iterable[str]) -> str:

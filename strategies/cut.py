@@ -15,7 +15,7 @@ def shards_of(variable: SyncedVariable, cut: Cut | None) -> tuple[SyncedVariable
     """The shards, each seen as a variable of its own; a variable that is not cut is its only one."""
     if cut is None:
         return (variable,)
-    alike = {length: variable.shard(0, cut.axis, length) for length in set(cut.sizes)}
+    alike = {length: variable.first_shard(cut.axis, length) for length in set(cut.sizes)}
     return tuple(alike[length].named(shard_name(variable.name, index)) for index, length in enumerate(cut.sizes))
 
 

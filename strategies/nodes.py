@@ -48,7 +48,7 @@ def alike_pieces(
     if cut is None:
         yield variable, said[0], 1
         return
-    of_length = {length: variable.shard(0, cut.axis, length) for length in set(cut.sizes)}
+    of_length = {length: variable.first_shard(cut.axis, length) for length in set(cut.sizes)}
     counts = Counter(zip(cut.sizes, map(Synchronizer.without_group, said), strict=True))
     for (length, synchronizer), count in counts.items():
         yield of_length[length], synchronizer, count

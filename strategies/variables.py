@@ -93,11 +93,11 @@ class SyncedVariable:
         """Bytes of one row, the slice at one index of the first axis."""
         return self.byte_size // self.shape[0] if self.shape and self.shape[0] else self.byte_size
 
-    def shard(self, index: int, axis: int, length: int) -> SyncedVariable:
-        """A shard of so many indices along an axis, seen as a variable of its own."""
+    def first_shard(self, axis: int, length: int) -> SyncedVariable:
+        """A shard of so many indices along an axis, seen as a variable of its own that is named as the first one."""
         shape = (*self.shape[:axis], length, *self.shape[axis + 1 :])
         byte_size = self.element_bytes * prod(shape)
-        return replace(self, name=shard_name(self.name, index), shape=shape, byte_size=byte_size)
+        return replace(self, name=shard_name(self.name, 0), shape=shape, byte_size=byte_size)
 
     def named(self, name: str) -> SyncedVariable:
         """The same under another name."""

@@ -100,7 +100,7 @@ def tell_error(problem: str) -> None:
         typer.echo(f"autodist: error: {problem}", err=True)
 
 
-def output(width: int | None = None) -> rich.console.Console:
+def output() -> rich.console.Console:
     """Where a command's result goes: standard output, as wide as the terminal."""
     # Text is printed as it is: names of variables may hold square brackets.
-    return rich.console.Console(width=width, markup=False, highlight=False, soft_wrap=False)
+    return rich.console.Console(markup=False, highlight=False, soft_wrap=False)

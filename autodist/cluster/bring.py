@@ -33,7 +33,7 @@ def bring_to_all(spec: ResourceSpec, is_stopped: Callable[[], bool]) -> None:
         is_stopped: asked now and then whether to end.
 
     Raises:
-        MachinesAwayError: the same, where all faults are that machines do not answer.
+        MachinesAwayError: all that is wrong is that machines do not answer.
         ClusterError: with the fault of every machine that has one.
     """
     if spec.sync is None:

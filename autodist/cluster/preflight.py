@@ -18,7 +18,7 @@ def check_all(answers: Mapping[str, Facts | Lost], chief: Facts, script: str | N
         script: its path, if it has one.
 
     Raises:
-        MachinesAwayError: the same, where all faults are that machines do not answer.
+        MachinesAwayError: all that is wrong is that machines do not answer.
         ClusterError: with every fault of every worker.
     """
     rows = [(name, fault) for name, answer in answers.items() for fault in faults(answer, chief, script)]

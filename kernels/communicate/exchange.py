@@ -75,12 +75,12 @@ class Exchange:
         self.send_to_others(what, tensors)
         return self.parts(what, tensors)
 
-    def send_to_others(self, what: str, tensors: Sequence[tf.Tensor], after: Sequence[tf.Operation] = ()) -> None:
+    def send_to_others(self, what: str, tensors: Sequence[tf.Tensor]) -> None:
         """Puts `tensors` into a queue of every other worker, if this one computes."""
         if self.context.computes:
             for to in range(self.context.workers):
                 if to != self.context.worker:
-                    self.send(to, what, tensors, after)
+                    self.send(to, what, tensors)
 
     def parts(
         self, what: str, mine: Sequence[tf.Tensor], sources: Sequence[int] | None = None

@@ -236,7 +236,7 @@ def fill_empty_rows(site: Site) -> list[Fact]:
 
 def segments(site: Site) -> Fact:
     """SegmentSum and its like: data, and of each row the segment, ascending."""
-    return _by_example(site, 0, 1, None)
+    return _by_example(site, None)
 
 
 def sparse_segments(site: Site) -> Fact:
@@ -256,7 +256,7 @@ def sparse_segments(site: Site) -> Fact:
 
 def unsorted_segments(site: Site) -> Fact | None:
     """UnsortedSegmentSum and its like, where a segment is what belongs to an example; None where it is not."""
-    return _by_example(site, 0, 1, 2) if isinstance(site.facts[1], Positions) else None
+    return _by_example(site, 2) if isinstance(site.facts[1], Positions) else None
 
 
 def beside_segments(site: Site, data: Form, depth: int | None) -> Fact:
@@ -277,10 +277,11 @@ def beside_segments(site: Site, data: Form, depth: int | None) -> Fact:
     return with_axis(data, data.rows.axis - depth + 1)
 
 
-def _by_example(site: Site, data: int, owners: int, number: int | None) -> Fact:
-    positions, form = site.facts[owners], site.form(data)
+def _by_example(site: Site, number: int | None) -> Fact:
+    """What segments are of data and, of each row, the segment; `number`: the input that says how many there are."""
+    form, positions = site.form(0), site.facts[1]
     if isinstance(form, Form) and form.rows is not None and form_of(positions) == SAME:
-        return beside_segments(site, form, site.rank(owners))
+        return beside_segments(site, form, site.rank(1))
     if isinstance(positions, Positions) and isinstance(form, Form) and are_entries(form, positions):
         if form.factors and not site.node.op.endswith("Sum"):
             return site.opaque("it is not linear in rows that are scaled by sums over the batch")
