@@ -104,8 +104,8 @@ def _elements(join: Join) -> int:
 def key_of(joins: Iterable[Join]) -> str:
     """A short name that is the same wherever the same joins are reduced."""
     told = ";".join(
-        f"{j.kind.value} {j.name} {j.dtype.name} {j.shape} {j.level} {j.is_sparse} {j.weight_dtype} "
-        f"{j.merge.value} {j.depth}"
+        f"{j.kind.value} {j.name} {j.dtype.name} {j.shape} {j.level} {j.index_dtype.name if j.index_dtype else False} "
+        f"{j.weight_dtype} {j.merge.value} {j.depth}"
         for j in joins
     )
     return digest(told)
