@@ -43,17 +43,17 @@ class Plan:
 
     @property
     def pipelines(self) -> int:
-        """How many stand side by side, each over its part of the batch."""
+        """How many pipelines stand side by side, each over its part of the batch."""
         return len(self.seats[0]) if self.seats else 1
 
     @cached_property
     def mates(self) -> dict[int, tuple[int, ...]]:
-        """For an owner the others that hold the same: those of its pipeline stage."""
+        """For each owner the other workers of its pipeline stage, which hold the same variables."""
         return {workers[0]: workers[1:] for workers in self.seats if len(workers) > 1}
 
     @property
     def variables(self) -> Collection[str]:
-        """All that are synchronised, in the strategy's order."""
+        """The names of all variables that are synchronised, in the strategy's order."""
         return self._pieces.keys()
 
     def owners_of(self, variable: str) -> dict[str, int]:
@@ -62,7 +62,7 @@ class Plan:
 
     @cached_property
     def collective(self) -> str | None:
-        """The collective that all variables use, if they do: then nothing may travel in another way beside it."""
+        """The collective that all variables use, if there is one: then nothing may travel in another way beside it."""
         return next((said.way for said in self._said.values() if said.way in COLLECTIVES), None)
 
     def owner(self, variable: str) -> int | None:
@@ -90,7 +90,7 @@ class Plan:
         return self.collective is None and self.owner_of(join) is None
 
     def in_teams(self, join: Join) -> bool:
-        """Whether a join is added up within teams first, where there are any; one that is for no variable is."""
+        """Whether a join is added up within teams first, where there are teams; a join for no variable always is."""
         said = self._said.get(join.variable) if join.kind is JoinKind.GRADIENT and join.variable else None
         return not isinstance(said, AllReduce) or said.way == HIERARCHICAL
 

@@ -67,7 +67,7 @@ def register_kernel(*, after: str) -> Callable[[KernelClass], KernelClass]:
 
 
 def with_own(kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
-    """Kernels, each with those of the script's own behind it; those alone, where they do not replicate a step."""
+    """The kernels, each followed by the script's own that stand behind it; as they are if they replicate no step."""
     if not any(kernel.name == "replicate" for kernel in kernels):
         return tuple(kernels)
     return tuple(one for kernel in kernels for one in (kernel, *_behind(kernel.name)))
@@ -83,7 +83,7 @@ _own: dict[str, tuple[str, Kernel]] = {}
 
 
 def _chain(name: str) -> Iterator[str]:
-    """A kernel's name, and those of the kernels that it stands behind because of one another."""
+    """A kernel's name, and the names of those that it directly and indirectly stands behind."""
     yield name
     if name in _own:
         yield from _chain(_own[name][0])

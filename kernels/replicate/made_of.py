@@ -1,4 +1,4 @@
-"""Made of: the tensors over which a value has to be computed once more, when these are joined over the replicas."""
+"""Made of: the tensors from which a value is computed once more when they have been joined over the replicas."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class Parts:
         named: name of a captured tensor in a local replica.
         spec_of: shape and dtype of a captured tensor.
         is_global: whether every worker knows how many examples there are in all.
-        apart: the same for inputs that have other numbers of rows, by the first one of as many.
+        apart: as `sizes`, for inputs that have other numbers of rows, by the first input of that number.
     """
 
     sizes: Sequence[str] | None

@@ -32,7 +32,7 @@ class GradientJoins:
         self._seeds: dict[int, Seeds] = {}
 
     def weigh_losses(self) -> None:
-        """Seeds each gradient with its replica's share of the batch, so that the gradients need only be added.
+        """Gives each gradient a seed, its replica's share of the batch, so that gradients need only be added.
 
         Where no one weight suits all of a loss, each of its terms has a seed. Gradients that nothing adds up, since
         they are for no variable, have such seeds, too.
@@ -188,7 +188,7 @@ class GradientJoins:
             self._joiner.editor.rewire(name, self._whole(f"boundary/{position}", name, statistics), readers)
 
     def _whole(self, label: str, name: str, statistics: Statistics) -> str:
-        """The tensor that holds the whole batch's value of one that an update asks of the compute part."""
+        """The tensor with the whole batch's value, for one that an update reads of the compute part."""
         kind = self._joiner.flows.kind(name)
         if isinstance(kind, Mean | Sum):
             return self._join(label, name, kind)

@@ -39,7 +39,7 @@ SOME_EXAMPLES = "some_examples"
 
 
 def _takes_along(join: Join) -> bool:
-    """Whether a number may share the bucket of a join: its own type, not so short that counts are lost in it."""
+    """Whether a number may travel in the bucket of a join: of the same dtype, and one that holds counts exactly."""
     is_plain = join.kind is JoinKind.STATE and join.merge is Merge.ADD and not join.depth and not join.is_sparse
     return is_plain and join.dtype in (tf.float32, tf.float64)
 
@@ -62,7 +62,7 @@ class _Local:
     Attributes:
         local: of its replicas.
         total: the sum of their weights, by which the sum of all parts is divided; None: it is not.
-        merge: by what the parts become one.
+        merge: how the parts are merged.
         is_squared: whether the root is taken of the whole.
     """
 
@@ -82,7 +82,7 @@ class Joiner:
     Attributes:
         joins: what has to be summed over the workers; empty where there is one.
         checks: nodes that stop a step whose parts cannot be joined.
-        even_parts: why all replicas need equally many examples; None where they do not.
+        even_parts: why all replicas need equally many examples; None where they need not.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class Joiner:
     def template(
         self, key: Hashable, dtypes: Sequence[tf.DType], build: Callable[..., Sequence[tf.Tensor]]
     ) -> Template:
-        """One for each kind of arithmetic that many variables need."""
+        """The template of arithmetic that many variables need; made once for each kind."""
         if key not in self._templates:
             self._templates[key] = Template(dtypes, build)
         return self._templates[key]
 
     def require_known(self, name: str, kind: Kind) -> None:
-        """Passes unless the step may not be guessed at, and it is not known how a tensor is that of the whole batch.
+        """Passes unless it is not known how a tensor joins, in a step of which nothing may be guessed.
 
         Raises:
             RewriteError: it is not known, or examples see those of their own replica alone.
@@ -127,7 +127,7 @@ class Joiner:
             raise RewriteError(f"it is not known how {name} depends on the batch ({kind.reason})")
 
     def late_readers(self, name: str) -> list[str]:
-        """What reads a captured tensor and runs once."""
+        """The nodes that read a captured tensor and run once."""
         return sorted(c for c in self.editor.consumers(node_of(name)) if c in self.stages.once)
 
     def note(self, join: Join) -> None:
@@ -148,11 +148,11 @@ class Joiner:
 
         Args:
             name: of the join.
-            purpose: of it.
+            purpose: what the join is for.
             captured: the tensor.
             kind: how it joins.
-            copies: what stands for it in each local replica, if it is not the replica's own.
-            depth: how many joins stand one behind the other before it.
+            copies: the tensor that stands for `captured` in each local replica; None: the replica's own copy.
+            depth: length of the chain of joins before it.
         """
         with fragment(self.editor, name) as f:
             made = self._locally(f, captured, kind, copies)
@@ -220,7 +220,7 @@ class Joiner:
         return self.stages.level_of(node_of(name))
 
     def kept(self, f: Fragment, value: tf.Tensor, k: int, merge: Merge = Merge.ADD) -> tf.Tensor:
-        """A local replica's value, or what changes nothing if it has no examples."""
+        """A local replica's value, or, if it has no examples, one that changes nothing where it is joined."""
         if not self.parts.sizes:
             return value
         return tf.where(self.parts.is_used(f, k), value, nothing_like(value, merge))

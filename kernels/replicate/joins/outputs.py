@@ -109,13 +109,13 @@ class OutputJoins:
         return self._joined_as(label, name, self._guess(name, kind) if isinstance(kind, Unknown) else kind)
 
     def _made_of_joined(self, label: str, name: str) -> str | None:
-        """An output, of unknown kind itself, made of what is joined; None if it is not known to be made of that."""
+        """An output of unknown kind, computed from joined values; None if it is not known to be made of such."""
         if self._is_of_all(name) or self._joiner.context.workers == 1:
             return self._whole.of(label, name) if self._whole.has(name) else None  # the root of a mean, say
         return self._made_here(label, name)
 
     def _made_here(self, label: str, name: str) -> str | None:
-        """Such an output, joined over this worker's replicas alone."""
+        """The same over this worker's replicas alone."""
         if not self._joiner.context.computes or self._whole.is_of_written(name):
             return None
         made_of = find_made_of(self._joiner.item, name, self._joiner.flows.kind, self._is_known)
@@ -198,7 +198,7 @@ class OutputJoins:
         return self._joiner.join_here(label, name, kind, copies)
 
     def _nothing(self, label: str, spec: tf.TensorSpec) -> str:
-        """What a worker without replicas has of them: no rows, a mean or sum of 0."""
+        """The value on a worker without replicas: no rows, or 0 for a mean or sum."""
         shape = [length or 0 for length in spec.shape.as_list()] if spec.shape.rank is not None else []
         with fragment(self._joiner.editor, label) as f:
             nothing = tf.zeros(shape, spec.dtype)

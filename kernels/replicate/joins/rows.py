@@ -23,7 +23,7 @@ def concatenated(joiner: Joiner, label: str, name: str, axis: int) -> str:
 
 
 def _true_rows(f: Fragment, parts: Parts, value: tf.Tensor, axis: int, k: int) -> tf.Tensor:
-    """No rows, where the replica has no examples and computed on a row that is not its own."""
+    """A replica's rows; none where it has no examples and computed on a row that stands in for them."""
     rows = _number_of(f, parts, value, axis, k)
     if value.shape.rank is None:
         return value[(slice(None),) * axis + (slice(rows),)]
@@ -40,12 +40,12 @@ def _cut(value: tf.Tensor, axis: int, start: tf.Tensor, rows: tf.Tensor) -> tf.T
 
 
 def _lengths(value: tf.Tensor, axis: int, rows: tf.Tensor) -> tf.Tensor:
-    """Of a slice: so many rows, and all of the other axes."""
+    """The lengths of a slice of so many rows, whole along the other axes."""
     return tf.stack([rows if a == axis else tf.constant(-1, tf.int64) for a in range(value.shape.rank)])
 
 
 class WholeRows:
-    """The rows of one tensor that all replicas gather, and what each gets back of what all make of them.
+    """The rows of one tensor, gathered from all replicas; and back: for each replica its rows of a sum over all.
 
     What replicas read is the same on all, so that the gradient of a replica's rows is the sum of what all replicas have
     for them.

@@ -47,7 +47,7 @@ class Seeds:
 
 
 class Shares:
-    """Makes the seeds of means, so that every cotangent is what it is on one device: the share of the whole batch.
+    """Makes the seeds of means: each replica's share of the whole batch, so that cotangents are one device's.
 
     The whole is known on one worker, or of a batch that every worker is given. Elsewhere it costs an exchange while the
     forward pass runs; that is spared where nothing but the sums of gradients can tell: where they are proportional to
@@ -184,7 +184,7 @@ class Shares:
         return None
 
     def _is_exchanged(self, seen: Linearity) -> bool:
-        """Whether workers add up cotangents on the way, which have to be of one scale then."""
+        """Whether workers add up cotangents on the way, which then have to be of one scale."""
         return any(seen.depends(tensor(s.node)) for s in self._joiner.item.whole_sums)
 
     def _linearity(self, call: GradientCall) -> Linearity:
@@ -192,7 +192,7 @@ class Shares:
         return find_linearity(self._joiner.item.wiring, [call.seed], without=self._joiner.stages.once)
 
     def _other_readers(self, call: int, seen: Linearity) -> set[str]:
-        """What runs once and reads of what is proportional something else than the call's gradients, added up."""
+        """The nodes that run once and read something proportional to the seed other than the summed gradients."""
         joined = {t for g in self._joiner.stages.gradients if g.call == call for t in g.tensors}
         wiring, once = self._joiner.item.wiring, self._joiner.stages.once
         found = set()
@@ -204,7 +204,7 @@ class Shares:
 
     @cached_property
     def _needed(self) -> set[str]:
-        """All that runs."""
+        """All nodes that run."""
         return self._leading_to([*map(node_of, self._joiner.item.outputs), *self._joiner.item.targets])
 
     @cached_property

@@ -1,4 +1,4 @@
-"""State: what the compute part writes is combined as its variable declares it, or to what one device makes of it."""
+"""State: what the compute part writes is combined as its variable declares, or as one device would leave it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StateJoins:
         self._averaged: dict[str, list[str]] = {}
 
     def join_state(self, changes: Sequence[StateChange]) -> None:
-        """Combines what the compute part writes: as the variable declares it, else to what one device leaves there."""
+        """Combines what the compute part writes: as its variable declares, or as one device would leave it."""
         combined = []
         whole = self._whole
         with fragment(self._joiner.editor, "state") as f:

@@ -1,4 +1,4 @@
-"""Statistics: what compares examples with a mean or a largest value of all of them is made of that of the whole batch.
+"""Statistics: a value that compares examples with their own mean or maximum is made with the whole batch's.
 
 A variance, the logarithm of a sum of exponentials, a coefficient of determination: each replica's own, averaged, is not
 that of the whole.
@@ -89,7 +89,7 @@ class Statistics:
         return reach(targets, item.wiring.data.__getitem__)
 
     def _is_exact(self, kind: Kind) -> bool:
-        """Whether examples see no others but where they do so in the training."""
+        """Whether examples see one another nowhere but where they do so in the training, too."""
         at = kind.mixed_at if isinstance(kind, Joined | PerExample) else None
         return at is None or at in self._trained
 
@@ -232,7 +232,7 @@ class _Making:
         return prefix + name
 
     def _instead(self, name: str, k: int | None) -> str | None:
-        """What a copy reads in the place of a captured tensor; None: what it is a copy of reads the same."""
+        """The tensor that a copy reads in place of a captured one; None: it reads the same as its original."""
         if k is not None:
             return self._own(name, k) if self._is_affected(name) else None
         is_same = isinstance(self._statistic.flows.kind(name), Replicated) and not self._is_affected(name)

@@ -1,4 +1,4 @@
-"""Terms: a loss of which each term has a weight of its own, and what of the whole batch its arithmetic reads."""
+"""Terms: a loss whose terms have weights of their own, and what its arithmetic reads of the whole batch."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class TermSeeds:
         return found
 
     def _whole(self, sums: Sums) -> Sums:
-        """The same over all workers; they travel as one."""
+        """The same sums over all workers; they travel as one."""
         if self._joiner.context.workers == 1:
             return sums
         label = f"loss/{self._call}"

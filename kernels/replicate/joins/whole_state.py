@@ -54,7 +54,7 @@ class WholeState:
         return self._unknown_after(_Written(change, node_of(change.after)))
 
     def unknown_parts(self, change: StateChange) -> list[str]:
-        """The tensors of which it is not known, among those that a replica assigns and adds."""
+        """Of the tensors that a replica assigns and adds, those for which that is not known."""
         made = change.in_all
         return [t for t in dict.fromkeys((made.base, *made.changes)) if t is not None and self._unknown(t)]
 
@@ -112,7 +112,7 @@ class WholeState:
         return list(found.wholes) if found is not None else []
 
     def of(self, label: str, name: str) -> str:
-        """Such arithmetic, done once on the means and sums of all replicas.
+        """A tensor that is arithmetic on means and sums, computed once from those of all replicas.
 
         Args:
             label: for the names of what is made.
@@ -193,7 +193,7 @@ class WholeState:
         return None
 
     def _statistic(self, name: str) -> WholeStatistic | None:
-        """What compares examples with what all of them have in common, if it is that."""
+        """A tensor as a statistic of the whole batch; None if it is none."""
         return None if node_of(name) in self._own else self._statistics.find(name)
 
     # -- what it is ------------------------------------------------------------------------------------------------

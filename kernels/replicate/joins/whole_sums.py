@@ -26,7 +26,7 @@ class WholeSums:
         self._rows: dict[str, WholeRows] = {}
 
     def join(self) -> None:
-        """Lets all that stands for a whole sum be it."""
+        """Puts the sum over all replicas in place of each placeholder that stands for one."""
         joiner, item = self._joiner, self._joiner.item
         depths = find_depths(item) if item.whole_sums else {}
         trains = reach(joiner.stages.writes, item.wiring.sources.__getitem__) if item.whole_sums else set()
@@ -38,7 +38,7 @@ class WholeSums:
                 self._become(node_of(joiner.parts.named(tensor(asked.node), k)), whole)
 
     def _sums(self, asked: WholeSum, depth: int, is_of_all: bool) -> list[str]:
-        """What each local replica gets."""
+        """The tensor that each local replica gets."""
         joiner, name, captured = self._joiner, f"whole_sum/{asked.node}", self._given(asked)
         if is_of_all:
             whole = joiner.join_value(name, JoinKind.WHOLE, captured, Sum(), depth=depth)
