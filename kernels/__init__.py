@@ -1,6 +1,6 @@
 """Kernels: the graph-to-graph passes that carry out a strategy, one a file; `pipeline.py` has their order."""
 
-from autodist.kernels.base import Context, Kernel, run_pipeline
+from autodist.kernels.base import Context, Fetching, Kernel, run_pipeline
 from autodist.kernels.pipeline import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, rewrite
 from autodist.kernels.place.assign_owners import find_placements
 from autodist.kernels.place.set_by_chief import only_sets
@@ -11,6 +11,7 @@ __all__ = [
     "LOCAL_KERNELS",
     "SETTING_KERNELS",
     "Context",
+    "Fetching",
     "Kernel",
     "find_placements",
     "only_sets",

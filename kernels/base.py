@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,6 +21,19 @@ from autodist.proto import strategy_pb2
 from autodist.synchronizers import Teams
 
 
+class Fetching(enum.Enum):
+    """Which workers fetch what a step returns, and over whose replicas its scalars are joined."""
+
+    BY_ALL = enum.auto()
+    """All workers fetch the same, and scalars are joined over all workers: functions, Keras."""
+
+    ALIKE = enum.auto()
+    """All workers fetch the same, and scalars are joined over each one's own replicas: a session's run, if told so."""
+
+    BY_EACH = enum.auto()
+    """Workers may fetch different things, and scalars are joined over each one's own replicas: sessions."""
+
+
 @dataclass(frozen=True)
 class Context:
     """For whom the graph is rewritten: one worker of a run.
@@ -27,15 +41,12 @@ class Context:
     Attributes:
         strategy: the plan, the same on all workers.
         worker: index of the worker whose graph this is.
-        joins_outputs: whether scalar outputs are combined over all workers (functions, Keras), or over this worker's
-            replicas alone (sessions, whose workers may fetch different things).
-        fetches_alike: whether the workers of a session all fetch the same in this run.
+        fetching: which workers fetch what the step returns.
     """
 
     strategy: strategy_pb2.Strategy
     worker: int
-    joins_outputs: bool = True
-    fetches_alike: bool = False
+    fetching: Fetching = Fetching.BY_ALL
 
     @functools.cached_property
     def plan(self) -> Plan:
@@ -43,9 +54,14 @@ class Context:
         return Plan(self.strategy)
 
     @property
+    def joins_outputs(self) -> bool:
+        """Whether scalar outputs are joined over all workers, or else over this worker's replicas alone."""
+        return self.fetching is Fetching.BY_ALL
+
+    @property
     def sends_fetched(self) -> bool:
         """Whether owners send others what these fetch: only where all workers are known to fetch the same."""
-        return self.joins_outputs or self.fetches_alike
+        return self.fetching is not Fetching.BY_EACH
 
     @property
     def replicas(self) -> Sequence[strategy_pb2.Replica]:

@@ -15,7 +15,7 @@ from autodist.graph.find_stages import written_handles
 from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.keeper import Pace
 from autodist.graph.placement import Placement, shard_name
-from autodist.kernels import LOCAL_KERNELS
+from autodist.kernels import LOCAL_KERNELS, Fetching
 from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
 from autodist.runs.written_values import keeps_pace
@@ -53,7 +53,7 @@ def prepare(
     for table in tables:
         if table.name not in run.tables:
             run.tables.add(table.name)
-            program, _ = run.program(table.filling(), step.strategy, {}, joins_outputs=False, kernels=LOCAL_KERNELS)
+            program, _ = run.program(table.filling(), step.strategy, {}, Fetching.BY_EACH, LOCAL_KERNELS)
             program.run([table.keys, table.values], 0)
     return step
 
@@ -157,7 +157,7 @@ class RunningStep:
         """Makes the program for where the variables lie, and moves those that nothing has placed yet."""
         item = _as_settled(self.item, self.variables)
         names = {name: one.shared_name for name, one in self.variables.items()}
-        self._program, rewritten = self.run.program(item, self.strategy, names, joins_outputs=True)
+        self._program, rewritten = self.run.program(item, self.strategy, names, Fetching.BY_ALL)
         planned = {node.variable for node in self.strategy.nodes}
         for name, tracked in self.variables.items():
             placement = rewritten.placement(name)

@@ -20,7 +20,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.ops import Trait
 from autodist.graph.placement import Placement
 from autodist.graph.renaming import Renaming
-from autodist.kernels import KERNELS, SETTING_KERNELS, Kernel, own_kernels
+from autodist.kernels import KERNELS, SETTING_KERNELS, Fetching, Kernel, own_kernels
 from autodist.look import look
 from autodist.proto import strategy_pb2
 from autodist.recording import SEED, recorder
@@ -237,9 +237,8 @@ class Run:
         item: GraphItem,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
-        joins_outputs: bool,
+        fetching: Fetching,
         kernels: Sequence[Kernel] = KERNELS,
-        fetches_alike: bool = False,
     ) -> tuple[Program, GraphItem]:
         """A step rewritten for this worker and ready to run, and the rewritten item.
 
@@ -247,9 +246,8 @@ class Run:
             item: the step.
             strategy: as `plan` gave it.
             names: under which the session knows each variable.
-            joins_outputs: as in `Context`.
+            fetching: which workers fetch what it returns.
             kernels: that rewrite it.
-            fetches_alike: as in `Context`.
 
         Raises:
             FetchedElsewhereError: an output is computed on other workers, and workers need not fetch the same things.
@@ -258,7 +256,7 @@ class Run:
         if item.gradients:
             self.on_training()
             self.draws |= {node.name for node in item.wiring.having(Trait.SEEDED)}
-        rewritten = self._plans.rewritten(item, strategy, names, joins_outputs, kernels, fetches_alike)
+        rewritten = self._plans.rewritten(item, strategy, names, fetching, kernels)
         program = Program(self.hosts, rewritten, list(item.inputs), self._updates)
         if program.land is not None:
             self._landings.append(program.land)

@@ -11,7 +11,7 @@ from autodist.errors import StrategyError
 from autodist.graph.item import GraphItem
 from autodist.graph.renaming import Renaming
 from autodist.graph.stage_marks import has_stage_marks
-from autodist.kernels import KERNELS, Context, Kernel, rewrite
+from autodist.kernels import KERNELS, Context, Fetching, Kernel, rewrite
 from autodist.proto import strategy_pb2
 from autodist.recording import Recorder
 from autodist.resources import ResourceSpec
@@ -129,9 +129,8 @@ class StepPlans:
         item: GraphItem,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
-        joins_outputs: bool,
+        fetching: Fetching,
         kernels: Sequence[Kernel],
-        fetches_alike: bool,
     ) -> GraphItem:
         """A step rewritten for this worker; the arguments are those of `Run.program`.
 
@@ -141,7 +140,7 @@ class StepPlans:
         rehearsed, self._rehearsed = self._rehearsed, None
         if rehearsed is not None and rehearsed[0] is item.graph_def:
             return rehearsed[1]
-        return self._rewrite(item, strategy, names, kernels, joins_outputs, fetches_alike)
+        return self._rewrite(item, strategy, names, fetching, kernels)
 
     def _through_stages(self, strategy: strategy_pb2.Strategy) -> strategy_pb2.Strategy:
         """The strategy of a step that does not train, through the stages in which a training step has put variables."""
@@ -157,12 +156,11 @@ class StepPlans:
         item: GraphItem,
         strategy: strategy_pb2.Strategy,
         names: Mapping[str, str],
+        fetching: Fetching = Fetching.BY_ALL,
         kernels: Sequence[Kernel] = KERNELS,
-        joins_outputs: bool = True,
-        fetches_alike: bool = False,
         seen: Rewriting | None = None,
     ) -> GraphItem:
-        context = Context(self._through_stages(strategy), self._index, joins_outputs, fetches_alike)
+        context = Context(self._through_stages(strategy), self._index, fetching)
         if self._recorder is not None:
             kernels = self._recorder.kernels(kernels)
         with telling_places(self._builder):

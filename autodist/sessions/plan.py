@@ -12,7 +12,7 @@ from autodist.errors import CaptureError, CaptureMismatchError
 from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.parts import Variable
 from autodist.graph.placement import Placement
-from autodist.kernels import Kernel, find_placements
+from autodist.kernels import Fetching, Kernel, find_placements
 from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
 from autodist.runtime.program import Program
@@ -83,19 +83,16 @@ class SessionPlan:
         placement = self._placements.get(variable.name, Placement())
         return Kept(self._names[variable.name], variable.dtype, tuple(variable.shape), placement)
 
-    def program(self, item: GraphItem, kernels: Sequence[Kernel], fetches_alike: bool = False) -> Program:
+    def program(self, item: GraphItem, kernels: Sequence[Kernel], fetching: Fetching = Fetching.BY_EACH) -> Program:
         """A run of the graph, rewritten for this worker.
 
         Args:
             item: the run.
             kernels: that rewrite it.
-            fetches_alike: whether all workers are known to fetch the same in it.
+            fetching: which workers fetch what it returns.
 
         Raises:
-            FetchedElsewhereError: they are not, and something is at other workers.
+            FetchedElsewhereError: workers may fetch different things, and one is at other workers.
         """
         shared = share_tables(share_iterators(item, self._prefix), self._prefix)
-        return self._run.program(
-            shared, self._strategy, self._names,
-            joins_outputs=False, kernels=kernels, fetches_alike=fetches_alike,
-        )[0]  # fmt: skip
+        return self._run.program(shared, self._strategy, self._names, fetching, kernels)[0]

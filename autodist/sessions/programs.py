@@ -20,7 +20,7 @@ from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.propagation import PerExample, Replicated
-from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Kernel, only_sets
+from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Fetching, Kernel, only_sets
 from autodist.messages import ALIKE_EVERYWHERE
 from autodist.runs.run import Run
 from autodist.runtime.batches import tell_of_empty_micro_batches
@@ -132,7 +132,7 @@ class SessionPrograms:
         try:
             return self._plan.program(item, kernels), ""
         except FetchedElsewhereError as error:
-            return self._plan.program(item, kernels, fetches_alike=True), str(error)
+            return self._plan.program(item, kernels, Fetching.ALIKE), str(error)
 
     def _tell_of_own_share(self, item: GraphItem, axes: Mapping[tf.Tensor, int | None]) -> None:
         """Warns of fetches that are of this worker's share of a global batch alone, in a run that writes state."""

@@ -17,6 +17,7 @@ from autodist import AutoDist, ResourceSpec
 from autodist.capture.gradients import noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.graph.item import GraphItem
+from autodist.kernels import Fetching
 from autodist.runs.run import Run
 from autodist.runs.step_plans import share_names
 from tests.equivalence.cases import PROGRAMS
@@ -115,7 +116,7 @@ def _noting(name: str, positions: Sequence[int]) -> Iterator[dict[str, StoredSte
         if all(asked["item"].graph_def is not graph_def for graph_def in planned.values()):
             pipeline = next(key for key, kernels in PIPELINES.items() if kernels is asked["kernels"])
             item = undecided(share_names(asked["item"], asked["names"]))
-            note(StoredStep(item, next(iter(planned), None), pipeline, asked["joins_outputs"]))
+            note(StoredStep(item, next(iter(planned), None), pipeline, asked["fetching"] is Fetching.BY_ALL))
         return program(self, *given, **told)
 
     with mock.patch.object(Run, "plan", noting_plan), mock.patch.object(Run, "program", noting_program):

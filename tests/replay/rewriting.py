@@ -14,7 +14,7 @@ from autodist.graph.parts import Join
 from autodist.graph.placement import Placement
 from autodist.graph.step_text import text_of_step
 from autodist.graph.verify import verify
-from autodist.kernels import Context, find_placements, run_pipeline
+from autodist.kernels import Context, Fetching, find_placements, run_pipeline
 from autodist.kernels.normalise.whole_cotangents import WholeCotangents
 from autodist.kernels.rows.rewrite_rows import RULES
 from autodist.proto import strategy_pb2
@@ -56,7 +56,12 @@ def replay(case: Case) -> Replayed:
     text = _text_of_strategy(strategy)
     for worker in range(workers):
         watch.verifies = worker == workers - 1 and case in LOOKED_AT
-        rewritten = _rewrite(step, captured, Context(strategy, worker, step.joins_outputs), watch)
+        rewritten = _rewrite(
+            step,
+            captured,
+            Context(strategy, worker, Fetching.BY_ALL if step.joins_outputs else Fetching.BY_EACH),
+            watch,
+        )
         text += f"worker {worker}\n" + text_of_step(rewritten, captured)
     return Replayed(text, strategy, frozenset(watch.changed_by), tuple(watch.joins), watch.fault)
 
@@ -105,7 +110,7 @@ def _rewrite(step: StoredStep, captured: GraphItem, context: Context, watch: _Wa
     try:
         return run_pipeline(kernels, captured, context, watch)
     except FetchedElsewhereError:
-        return run_pipeline(kernels, captured, Context(context.strategy, context.worker, False, True), watch)
+        return run_pipeline(kernels, captured, Context(context.strategy, context.worker, Fetching.ALIKE), watch)
 
 
 @dataclass

@@ -39,7 +39,7 @@ class StoredStep:
         planned_by: name of the stored step that the strategy is built for and that places the variables, where that is
             another one: what a session runs is a part of its whole graph.
         pipeline: a key of PIPELINES.
-        joins_outputs: as in `Context`.
+        joins_outputs: whether it was rewritten with `Fetching.BY_ALL`, or else `BY_EACH`.
     """
 
     item: GraphItem

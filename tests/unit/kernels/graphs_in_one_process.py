@@ -11,7 +11,7 @@ import tensorflow as tf
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.graph.item import EXAMPLES, GraphItem, place_variables
 from autodist.graph.names import node_of
-from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Kernel, find_placements, only_sets, rewrite
+from autodist.kernels import KERNELS, SETTING_KERNELS, Context, Fetching, Kernel, find_placements, only_sets, rewrite
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import in_one_session
 from tests.unit.kernels.without_stacks import without_stacks
@@ -50,7 +50,8 @@ class Cluster:
         item = place_variables(self.captured.step(outputs, targets, inputs), self.placements)
         sets = only_sets(item)
         contexts = [
-            Context(self.strategy, w, joins_outputs=False, fetches_alike=fetches_alike) for w in range(self.workers)
+            Context(self.strategy, w, Fetching.ALIKE if fetches_alike else Fetching.BY_EACH)
+            for w in range(self.workers)
         ]
         with without_stacks():
             runs = [self._add(item, context, SETTING_KERNELS if sets else KERNELS, fed) for context in contexts]

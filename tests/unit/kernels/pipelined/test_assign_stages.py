@@ -13,7 +13,7 @@ from autodist.capture.gradients import noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.stage_marks import StageMark
 from autodist.errors import StrategyError
-from autodist.kernels import Context, rewrite
+from autodist.kernels import Context, Fetching, rewrite
 from tests.unit.kernels.in_one_process import Session, assert_same, capture, one_device, train
 from tests.unit.kernels.pipelined.models import pipelined, pipelined_item
 from tests.unit.kernels.whole_sum_steps import gathered
@@ -177,7 +177,7 @@ def rewrite_graph_of(inner):
         v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
     captured = CapturedGraph.of(graph, notes.calls)
     strategy = pipelined_item(captured.whole(), {"v0": 0, "v1": 1}, 2, 2)
-    context = Context(strategy, 0, joins_outputs=False, fetches_alike=True)
+    context = Context(strategy, 0, Fetching.ALIKE)
     rewrite(captured.step([], ["train"], {"x:0": 0}), context)
 
 

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import FetchedElsewhereError, StrategyError
-from autodist.kernels import Context, rewrite
+from autodist.kernels import Context, Fetching, rewrite
 from tests.unit.kernels.in_one_process import (
     Session,
     assert_same,
@@ -137,8 +137,8 @@ def test_a_run_whose_workers_may_fetch_different_things_is_refused():
     captured = capture(models.of_two_kernels(kernels), np.ones((1, 3)))
     strategy = models.pipelined(captured, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
     with pytest.raises(FetchedElsewhereError, match="not all workers fetch it"):
-        rewrite(captured.item, Context(strategy, 0, joins_outputs=False))
-    rewrite(captured.item, Context(strategy, 0, joins_outputs=False, fetches_alike=True))
+        rewrite(captured.item, Context(strategy, 0, Fetching.BY_EACH))
+    rewrite(captured.item, Context(strategy, 0, Fetching.ALIKE))
 
 
 def test_what_all_micro_batches_make_together_is_refused_where_the_schedule_does_not_bear_it():

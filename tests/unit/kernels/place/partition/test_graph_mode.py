@@ -14,7 +14,7 @@ from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.placement import Cut
-from autodist.kernels import SETTING_KERNELS, Context, rewrite
+from autodist.kernels import SETTING_KERNELS, Context, Fetching, rewrite
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.graphs_in_one_process import Cluster
 from tests.unit.kernels.in_one_process import plan
@@ -101,7 +101,7 @@ def test_what_a_branch_reads_is_read_after_the_question_whether_there_is_a_value
         item = place_variables(cluster.captured.step((), ["init"], {}), cluster.placements)
         questions = {n.name for n in item.graph_def.node if n.op == "VarIsInitializedOp" and n.input[0] == "v"}
         assert len(questions) == 1
-        made = rewrite(item, Context(cluster.strategy, 0, joins_outputs=False), kernels=SETTING_KERNELS)
+        made = rewrite(item, Context(cluster.strategy, 0, Fetching.BY_EACH), kernels=SETTING_KERNELS)
     editor = GraphEditor(made.graph_def)
     (read,) = (node.name for node in editor if node.name.startswith("v/whole/for/") and node.name.endswith("/refresh"))
     assert questions <= editor.ancestors([read])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.kernels import Context, rewrite
+from autodist.kernels import Context, Fetching, rewrite
 from tests.unit.kernels.in_one_process import EXAMPLES, capture, in_one_session, one_device, plan, rewritten, train
 from tests.unit.kernels.replicate.steps import batches, check, every_shape, hardest_shape, variable
 
@@ -62,7 +62,7 @@ def test_a_summary_that_a_function_returns_is_that_of_all_workers(cluster, caplo
 
 def test_a_summary_that_a_session_fetches_is_that_of_its_own_workers_replicas():
     captured = capture(summarised(means_and_sums), *BATCHES[0])
-    context = Context(plan(captured.item, 2, 2), 0, joins_outputs=False)
+    context = Context(plan(captured.item, 2, 2), 0, Fetching.BY_EACH)
     item = rewrite(captured.item, context)
     assert not [join for join in item.replication.joins if join.name.startswith("output")]
     x = BATCHES[0][0]
@@ -157,9 +157,10 @@ def test_rows_that_a_step_returns_come_in_order(shape):
 
 
 @pytest.mark.parametrize(
-    ("shape", "joins_outputs", "says"), [((2, 1), False, 0), ((2, 1), True, 2), ((1, 2), False, 1)]
+    ("shape", "fetching", "says"),
+    [((2, 1), Fetching.BY_EACH, 0), ((2, 1), Fetching.BY_ALL, 2), ((1, 2), Fetching.BY_EACH, 1)],
 )
-def test_an_output_of_unknown_kind_is_told_of_where_replicas_are_joined(shape, joins_outputs, says, caplog):
+def test_an_output_of_unknown_kind_is_told_of_where_replicas_are_joined(shape, fetching, says, caplog):
     weight = variable("w", 4, 1)
 
     def step(x):
@@ -172,5 +173,5 @@ def test_an_output_of_unknown_kind_is_told_of_where_replicas_are_joined(shape, j
     strategy = plan(captured.item, *shape)
     with caplog.at_level(logging.WARNING, "autodist"):
         for worker in range(shape[0]):
-            rewrite(captured.item, Context(strategy, worker, joins_outputs))
+            rewrite(captured.item, Context(strategy, worker, fetching))
     assert caplog.text.count("is averaged over the replicas") == says

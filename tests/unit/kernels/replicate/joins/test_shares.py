@@ -15,7 +15,7 @@ from autodist.errors import RewriteError
 from autodist.graph.item import ALL_EXAMPLES
 from autodist.graph.names import node_of
 from autodist.graph.parts import JoinKind
-from autodist.kernels import Context, rewrite
+from autodist.kernels import Context, Fetching, rewrite
 from autodist.kernels.normalise.whole_cotangents import WholeCotangents
 from autodist.kernels.pipeline import KERNELS
 from autodist.kernels.replicate.replicate import Replicate
@@ -176,6 +176,6 @@ def test_sessions_that_fetch_a_cotangent_send_what_others_send():
     position = next(k for k, kernel in enumerate(KERNELS) if isinstance(kernel, Replicate))
     travels = []
     for item in (captured.item, alone):
-        made = rewrite(item, Context(strategy, 0, joins_outputs=False), kernels=KERNELS[: position + 1])
+        made = rewrite(item, Context(strategy, 0, Fetching.BY_EACH), kernels=KERNELS[: position + 1])
         travels.append([(j.name, j.kind, j.dtype, j.weight_dtype) for j in made.replication.joins])
     assert travels[0] == travels[1] != []

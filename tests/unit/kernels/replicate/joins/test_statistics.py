@@ -13,7 +13,7 @@ import tensorflow as tf
 from autodist.capture.function import CapturedFunction
 from autodist.graph.item import GraphItem
 from autodist.graph.parts import JoinKind
-from autodist.kernels import Context, rewrite
+from autodist.kernels import Context, Fetching, rewrite
 from autodist.kernels.communicate.buckets import make_buckets
 from autodist.kernels.communicate.reduce_by_shuffle import ReduceByShuffle
 from autodist.kernels.pipeline import KERNELS
@@ -207,7 +207,7 @@ def fetched_by(worker: int, values: Values, shape: tuple[int, int], x: np.ndarra
     """What a worker's session fetches of its own part."""
     captured = capture(step_that(values), x)
     value = captured.sources[0].numpy()
-    item = rewrite(captured.item, Context(plan(captured.item, *shape), worker, joins_outputs=False))
+    item = rewrite(captured.item, Context(plan(captured.item, *shape), worker, Fetching.BY_EACH))
     assert not [join for join in item.replication.joins if join.name.startswith("output")]
     with tf.Graph().as_default() as graph, tf.compat.v1.Session() as session:
         tf.import_graph_def(in_one_session(item.graph_def), name="")
