@@ -150,8 +150,7 @@ class Automatic(StepObserver):
 
     def save(self, background: bool = True) -> None:
         """Saves now; all workers call it between two steps."""
-        self._run.chief.do(
-            "checkpoint",
+        self._run.chief.save(
             lambda: self._saves.save(lambda _: self._content(), background),
             is_certain=True,
             tell=self.loop.state,

@@ -91,8 +91,7 @@ class Checkpoints:
         """
         self._prepare()
         above = self._count()
-        return self._run.chief.do(
-            "checkpoint",
+        return self._run.chief.save(
             lambda: self._saves.save(lambda n: self._content(n, step, beside()), background, above),
             is_certain,
             tell,

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("autodist")
 
-_WRITE = "write"
+_SAVE, _WRITE = "checkpoint", "write"
+"""What the calls are named by which workers ask one another whether they come to the same."""
 
 
 class ChiefActs:
@@ -37,14 +38,13 @@ class ChiefActs:
         self.scripts: Mapping[int, Any] = {}
         self.all_wait = run.workers == 1
 
-    def do(
-        self, what: str, act: Callable[[], str], is_certain: bool = False, tell: Callable[[], Any] = lambda: None
+    def save(
+        self, save: Callable[[], str], is_certain: bool = False, tell: Callable[[], Any] = lambda: None
     ) -> str | None:
-        """Lets the chief act between two steps, while workers that come to this call wait; returns what `act` gives.
+        """Lets the chief save between two steps, while workers that come to this call wait; returns what `save` gives.
 
         Args:
-            what: names the act, so that workers know that they come to the same one.
-            act: what the chief does.
+            save: what the chief calls.
             is_certain: whether all workers that still make steps are known to come to this call, however late.
             tell: gives what a worker says of its script, a value that JSON can hold; called on each that comes to this
                 call.
@@ -53,9 +53,9 @@ class ChiefActs:
             CheckpointError: on another worker, that the chief could not do it.
         """
         others_wait = self._run.have_joined and self._run.workers > 1
-        if not (others_wait and self._run.talk.makes_together(lambda: (what, ""), is_certain)):
-            return self._does_alone(act, tell) if self._run.index == 0 else None
-        return self.do_while_all_wait(act, tell)
+        if not (others_wait and self._run.talk.makes_together(lambda: (_SAVE, ""), is_certain)):
+            return self._does_alone(save, tell) if self._run.index == 0 else None
+        return self.do_while_all_wait(save, tell)
 
     def write(self, what: str, write: Callable[[], Any]) -> Any:
         """Lets the chief alone write what all workers are about to write alike, and others what they alone do.
@@ -82,7 +82,7 @@ class ChiefActs:
         return found[0]
 
     def do_while_all_wait(self, act: Callable[[], str], tell: Callable[[], Any] = lambda: None) -> str | None:
-        """As `do`, where all other workers are known to come to this call.
+        """Lets the chief act while all other workers wait, which are known to come to this call; as `save`.
 
         Raises:
             CheckpointError: on another worker, that the chief could not do it.
