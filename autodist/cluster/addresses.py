@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Sequence
+import socket
+import time
+from collections.abc import Iterable, Sequence
 
+from autodist.cluster.patience import Stopwatch
 from autodist.errors import ClusterError
+
+_RESOLVE_LIMIT, _RETRY_INTERVAL = 10.0, 0.5
 
 
 def host_and_port(host: str, port: int) -> str:
@@ -37,6 +42,35 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def unresolved(hosts: Iterable[str], limit: float = _RESOLVE_LIMIT) -> dict[str, str]:
+    """Which of some names this machine cannot resolve, with the reasons.
+
+    They are tried again for a while: the name of a machine that has just been started may come later than that.
+
+    Args:
+        hosts: names and IP addresses.
+        limit: seconds for all of them.
+    """
+    stopwatch = Stopwatch()
+    left = {host: "" for host in hosts if host != "localhost"}  # which is announced as an IP address
+    while True:
+        left = {host: reason for host in left if (reason := _why_unresolved(host)) is not None}
+        if not left or stopwatch.read() >= limit:
+            return left
+        time.sleep(_RETRY_INTERVAL)
+
+
+def _why_unresolved(host: str) -> str | None:
+    """Why a name cannot be resolved; None: it can."""
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        return error.strerror or str(error)
+    except UnicodeError:
+        return "it is no name of a machine"
+    return None
 
 
 def check_reach(hosts: Sequence[str]) -> None:

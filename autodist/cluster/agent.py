@@ -20,6 +20,7 @@ from importlib import metadata
 from types import FrameType
 from typing import BinaryIO
 
+from autodist.cluster.addresses import unresolved
 from autodist.cluster.launch import LaunchedScript
 from autodist.cluster.ports import PortHeld, hold_port
 from autodist.cluster.protocol import (
@@ -174,6 +175,7 @@ def find_facts(inspect: Inspect) -> tuple[Facts, PortHeld | None]:
         VERSION,
         installed_versions(inspect.packages),
         inspect.script and content_digest(inspect.script),
+        unresolved(inspect.hosts),
     )
     return facts, held
 

@@ -357,7 +357,8 @@ class Coordinator:
     def _inspect(self, script: Script | None) -> tuple[dict[str, Facts | Lost], Facts]:
         """The facts of every worker's machine, by the worker's name, and those of the chief's own."""
         file, directory = (script.file, script.directory) if script else (None, os.getcwd())
-        asks = [Inspect(file, directory, worker.port, compared_packages()) for worker in self._workers]
+        hosts = tuple(dict.fromkeys(worker.node.address for worker in self._workers))
+        asks = [Inspect(file, directory, worker.port, compared_packages(), hosts) for worker in self._workers]
         for link, ask in zip(self._links, asks[1:], strict=True):
             link.send(ask)
         own, self._held = find_facts(asks[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from autodist.cluster.protocol import Facts, Lost
 from autodist.errors import ClusterError, MachinesAwayError
@@ -21,11 +21,12 @@ def check_all(answers: Mapping[str, Facts | Lost], chief: Facts, script: str | N
         MachinesAwayError: all that is wrong is that machines do not answer.
         ClusterError: with every fault of every worker.
     """
-    rows = [(name, fault) for name, answer in answers.items() for fault in faults(answer, chief, script)]
+    away = tuple(name for name, answer in answers.items() if isinstance(answer, Lost) and answer.is_away)
+    gone = {name.rpartition(":")[0] for name in away}  # whose names may have gone with them
+    rows = [(name, fault) for name, answer in answers.items() for fault in faults(answer, chief, script, gone)]
     if not rows:
         return
     problem = "The run cannot start:\n" + table(rows)
-    away = tuple(name for name, answer in answers.items() if isinstance(answer, Lost) and answer.is_away)
     if {name for name, _ in rows} == set(away):
         raise MachinesAwayError(problem, away)
     raise ClusterError(problem)
@@ -36,11 +37,17 @@ def compared_packages() -> tuple[str, ...]:
     return ("keras", *(["tf_keras"] if "tf_keras" in sys.modules else []))
 
 
-def faults(answer: Facts | Lost, chief: Facts, script: str | None = None) -> list[str]:
-    """What keeps one worker from taking part, each with its mend."""
+def faults(answer: Facts | Lost, chief: Facts, script: str | None = None, gone: Collection[str] = ()) -> list[str]:
+    """What keeps one worker from taking part, each with its mend; machines that are gone need no names."""
     if isinstance(answer, Lost):
         return [answer.problem]
-    return [*_version_faults(answer, chief), *_script_faults(answer, chief, script), *answer.problems]
+    names = [
+        f"the name {host} cannot be resolved there: {reason}; let its DNS or /etc/hosts know it, or give the node an "
+        "IP address"
+        for host, reason in answer.unresolved.items()
+        if host not in gone
+    ]
+    return [*_version_faults(answer, chief), *_script_faults(answer, chief, script), *answer.problems, *names]
 
 
 def table(rows: Sequence[tuple[str, str]]) -> str:

@@ -42,6 +42,7 @@ class Inspect(Message):
         directory: where the script is to run.
         port: that the worker's server is to use, None for any free one.
         packages: whose versions are to be told.
+        hosts: of all workers, as they reach one another.
     """
 
     kind: Literal["Inspect"] = field(default="Inspect", kw_only=True)
@@ -49,6 +50,7 @@ class Inspect(Message):
     directory: _Text
     port: int | None
     packages: tuple[_Text, ...] = ()
+    hosts: tuple[_Text, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Facts(Message):
         autodist: its version there; None of one that does not tell.
         packages: versions of what was asked for and is installed.
         digest: of the script's content; None if there is none, or it cannot be read.
+        unresolved: of the hosts, the names that cannot be resolved there, with the reasons.
     """
 
     kind: Literal["Facts"] = field(default="Facts", kw_only=True)
@@ -73,6 +76,7 @@ class Facts(Message):
     autodist: _Text | None = None
     packages: Mapping[_Text, _Text] = field(default_factory=dict)
     digest: _Text | None = None
+    unresolved: Mapping[_Text, _Text] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

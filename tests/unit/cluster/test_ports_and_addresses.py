@@ -5,8 +5,8 @@ import socket
 
 import pytest
 
-from autodist.cluster import ports
-from autodist.cluster.addresses import check_reach, host_and_port, is_loopback, split_host_and_port
+from autodist.cluster import addresses, ports
+from autodist.cluster.addresses import check_reach, host_and_port, is_loopback, split_host_and_port, unresolved
 from autodist.cluster.ports import hold_port, leave_listening_to_this_process
 from autodist.errors import ClusterError
 
@@ -108,3 +108,24 @@ def test_a_process_that_was_forked_keeps_nothing_of_a_descriptor_that_is_no_serv
     assert os.listdir("/proc/self/fd") == before
     os.close(reading)
     os.close(writing)
+
+
+def test_names_are_tried_for_a_while_and_those_that_nobody_knows_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not "no server listens", minutes later, which a firewall would be looked at for."""
+    asked: list[str] = []
+    resolve = socket.getaddrinfo
+
+    def getaddrinfo(host: str, *about: object, **more: object) -> object:
+        asked.append(host)
+        if host == "nobody" or (host == "booting" and asked.count(host) < 2):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [] if host == "booting" else resolve(host, None)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(addresses, "_RETRY_INTERVAL", 0.001)
+    hosts = ("10.0.0.1", "fd00::1", "localhost", "booting", "nobody", "no..name")
+    assert unresolved(hosts, limit=0.02) == {
+        "nobody": "Name or service not known",
+        "no..name": "it is no name of a machine",
+    }
+    assert asked.count("10.0.0.1") == 1 and asked.count("booting") == 2

@@ -40,6 +40,10 @@ def test_other_micro_version_of_python_is_no_fault() -> None:
         (replace(FIT, packages={"keras": "3.14.0"}), ["Keras is 3.14.0, on the chief 3.15.1", "install keras==3.15.1"]),
         (replace(FIT, packages={}), ["Keras is not installed; run `pip install keras==3.15.1` there"]),
         (replace(FIT, digest="ffff"), ["the script /train.py is another than the one that the chief runs; copy that"]),
+        (
+            replace(FIT, unresolved={"gpu-7": "Name or service not known"}),
+            ["the name gpu-7 cannot be resolved there: Name or service not known; let its DNS", "an IP address"],
+        ),
         (Lost("connection refused"), ["connection refused"]),
     ],
 )
@@ -79,3 +83,12 @@ def test_machines_that_are_away_are_named_where_nothing_else_is_wrong() -> None:
         with pytest.raises(ClusterError) as other:
             check_all(away | more, FIT)
         assert type(other.value) is ClusterError
+
+
+def test_the_name_of_a_machine_that_is_gone_is_no_other_ones_fault() -> None:
+    """With `min_nodes` the run goes on without it."""
+    seen = replace(FIT, unresolved={"gpu-7": "Name or service not known"})
+    with pytest.raises(MachinesAwayError) as caught:
+        check_all({"gpu-1:0": seen, "gpu-7:0": Lost("no answer", is_away=True)}, FIT)
+    assert caught.value.workers == ("gpu-7:0",)
+    assert "resolved" not in str(caught.value)
