@@ -162,9 +162,18 @@ class RunningStep:
         for name, tracked in self.variables.items():
             placement = rewritten.placement(name)
             if name in planned or placement != Placement():
-                self.run.settle(tracked, placement)
+                self._settle(tracked, placement)
             tracked.is_asynchronous |= _is_asynchronous(rewritten, name)
         self._rewritten_for = self._placements
+
+    def _settle(self, tracked: Tracked, placement: Placement) -> None:
+        """Moves a variable to where this step wants it."""
+        tracked.is_settled = True
+        placement = placement.with_copies_of(tracked.placement)
+        if placement != tracked.placement:
+            if tracked.may_be_behind:
+                self.run.pull()
+            tracked.placement, tracked.is_ahead = placement, True
 
     @property
     def _placements(self) -> tuple[Placement, ...]:

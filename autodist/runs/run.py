@@ -18,7 +18,6 @@ from autodist.errors import ClusterError
 from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
 from autodist.graph.ops import Trait
-from autodist.graph.placement import Placement
 from autodist.graph.renaming import Renaming
 from autodist.kernels import KERNELS, SETTING_KERNELS, Fetching, Kernel, own_kernels
 from autodist.look import look
@@ -185,15 +184,6 @@ class Run:
             self.spec.check_gpus(present, node, lambda: GPUSupport.of_this_process().why_too_few(present))
 
     # -- steps -----------------------------------------------------------------------------------------------------
-
-    def settle(self, tracked: Tracked, placement: Placement) -> None:
-        """Moves a variable to where a training step wants it, or a step that keeps something for a training step."""
-        tracked.is_settled = True
-        placement = placement.with_copies_of(tracked.placement)
-        if placement != tracked.placement:
-            if tracked.may_be_behind:
-                self.pull()
-            tracked.placement, tracked.is_ahead = placement, True
 
     def plan(
         self,

@@ -24,7 +24,7 @@ _NEVER = 1 << 62
 
 
 class Turn(enum.Enum):
-    """What a worker does next."""
+    """What a worker does with the step that comes next."""
 
     STEP = "step"
     VOID = "void"  # the step, which all make again

@@ -49,9 +49,9 @@ def share_of(examples: int, replicas: Sequence[int], worker: int) -> Share:
 
 
 def rows_to_read(replicas: Sequence[int], worker: int) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
-    """Where, in a graph, the rows of a global batch start that a worker has to have, and how many they are.
+    """The rows of a global batch that a worker has to read: the index of the first, and how many, as tensors.
 
-    They are its share or, as for `take`, one row that does not count.
+    They are its share or, where that is empty, one row that does not count, as for `take`.
 
     Args:
         replicas: for each replica, the index of its worker, in rising order.
@@ -99,7 +99,7 @@ def count_examples(split: Sequence[tuple[str, Any, int]]) -> int:
 
 
 def group_rows(counts: Sequence[int], known: Sequence[int] | None = None) -> tuple[int, ...]:
-    """For each input a number; those of one number have as many rows, and the first has 0.
+    """The group of each input: inputs of one group have equally many rows, and the first is in group 0.
 
     Args:
         counts: of rows, by input.
@@ -116,7 +116,7 @@ def group_rows(counts: Sequence[int], known: Sequence[int] | None = None) -> tup
 
 
 def require_rows_for_all(split: Sequence[tuple[str, int]], groups: Sequence[int], replicas: int) -> None:
-    """Passes a batch all of whose inputs have one number of rows, or each a row for every replica at least.
+    """Passes a batch whose inputs have one number of rows, or each at least one row for every replica.
 
     Args:
         split: name and number of rows of what is split.
@@ -185,7 +185,7 @@ def tell_of_empty_micro_batches(examples: int, micro_batches: int) -> None:
 
 
 def uneven(even: EvenParts, fault: str, among: int) -> UnevenBatchError:
-    """What is said of replicas with different numbers of examples, where all need equally many.
+    """The text of the error for replicas with different numbers of examples, where all need equally many.
 
     Args:
         even: why they do.

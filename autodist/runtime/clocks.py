@@ -12,7 +12,7 @@ _ASKED = 8
 
 @dataclass(frozen=True)
 class Clock:
-    """A clock against another one. In seconds.
+    """How far a clock is ahead of another one, in seconds.
 
     Attributes:
         ahead: how far it is ahead.

@@ -50,7 +50,7 @@ class Note:
     """What one worker tells another of calls.
 
     Attributes:
-        word: what it says.
+        word: what the note says.
         worker: who says it.
         place: how many things that all workers do alike the worker had come to.
         call: that is made.

@@ -38,7 +38,7 @@ class Place:
         ended: iterations that are over.
         taken: batches of the one under way.
         seed: for all, under which the data set was made.
-        first: tells the first batch of it from others; "": not known.
+        first: a digest of its first batch; "": not known.
         draws: what NumPy's and Python's generators drew next when it began; None: it has not.
     """
 
@@ -136,7 +136,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return tf.nest.map_structure(self._own_rows, batch)
 
     def _that_count(self, rows: Any, examples: int) -> Any:
-        """What is read, unless it stands for no rows."""
+        """What is read, or no rows where it only stands for none."""
         if share_of(examples, self._replicas, self._worker).size:
             return rows
         return tf.nest.map_structure(lambda value: slice_rows(value, Share(0, 0)), rows)
@@ -219,7 +219,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
             deque(batches, maxlen=0)
 
     def _or_next(self, given: Iterator[_Given]) -> Iterator[_Given]:
-        """What is left of an iteration; of one that is over, the next one."""
+        """What is left of an iteration or, if it is over, the next one."""
         first = next(given, None)
         if first is not None:
             return itertools.chain([first], given)

@@ -23,7 +23,7 @@ class Draws:
     """What `np.random` and `random` draw next; reading it is cheap, so that it can be noted with each step.
 
     Attributes:
-        states: by whose it is.
+        states: by name of the generator.
     """
 
     states: Mapping[str, Any]
@@ -56,7 +56,7 @@ class Draws:
         return ""
 
     def unmoved(self) -> list[str]:
-        """Whose generators have drawn nothing since."""
+        """The names of the generators that have drawn nothing since."""
         now, then = Draws.now().told(), self.told()
         return [whose for whose in then if json.dumps(now[whose]) == json.dumps(then[whose])]
 

@@ -31,10 +31,10 @@ class Letter:
 
     Attributes:
         subject: what it says.
-        step: of which step: how many steps a worker has begun, with that one.
+        step: the step that it is about, counted from 1 as workers begin them.
         worker: who says it.
         names: of variables.
-        again: whether the step has been made for nothing before.
+        again: whether the step was made before and did not count.
         listing: of values.
     """
 

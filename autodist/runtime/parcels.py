@@ -56,7 +56,7 @@ class Part:
         return prod(self.shape) * tf.as_dtype(self.dtype).size
 
     def names_on(self, worker: int) -> list[str]:
-        """What a worker calls it, and copies of it."""
+        """The names of the part, and of copies of it, on a worker."""
         own = [self.name] if self.owner in (EVERY_WORKER, worker) else []
         return own + [self.name + copy for copy in self.copies]
 
@@ -91,7 +91,7 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Listing:
-    """What the chief gives, in the order in which it does.
+    """What the chief gives to all workers, in the order in which it sends it.
 
     Attributes:
         present: those that take part, the chief first; each hands on what all get.

@@ -24,7 +24,7 @@ GROUP_BYTES = 16 << 20
 
 
 class HasSize(Protocol):
-    """What is brought somewhere together with others."""
+    """Something with a size, that is moved together with others."""
 
     @property
     def byte_size(self) -> int: ...

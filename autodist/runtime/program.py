@@ -154,7 +154,7 @@ class Program:
 
     @contextmanager
     def _telling_of_uneven_parts(self, even: EvenParts) -> Iterator[None]:
-        """What stops a run where workers have different numbers of examples, which each of them feeds for itself."""
+        """Explains a run that stopped because workers fed different numbers of examples."""
         try:
             yield
         except tf.errors.InvalidArgumentError as error:
@@ -167,11 +167,11 @@ class Program:
 
     @functools.cached_property
     def _run_with_options(self) -> Callable[..., Any]:
-        """Made when it is first asked for: it takes longer for each run than what takes no options."""
+        """The run that takes options; made when it is first asked for, since each of its runs takes longer."""
         return self._make_run_with_options()
 
     def _first_run(self, run: Callable[..., Any], given: Sequence[Any]) -> list[np.ndarray]:
-        """A step, before which goes what its making left behind, and after it what TensorFlow's preparation did."""
+        """The first run of a step, before and after which memory is freed that importing and preparing it left."""
         self._gives_back = False
         collect_and_trim()
         outputs = run(*given)

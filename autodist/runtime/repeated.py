@@ -88,7 +88,7 @@ def repeated(host: Host, step: Parts, times: int) -> Callable[..., list[np.ndarr
 
 
 def _body(host: Host, step: Parts) -> tf.compat.v1.GraphDef:
-    """What the step consists of, without what is fed."""
+    """The step's nodes, without those that are fed."""
     fed = {tensor.op for tensor in (*step.batch, *step.alike)}
     host.graph.make_operations()
     found: dict[tf.Operation, None] = {}
@@ -126,7 +126,7 @@ def _in_turn(values: Sequence[tf.Tensor]) -> tf.TensorArray:
 
 
 def _of_no_rows(output: tf.Tensor) -> tf.Tensor:
-    """What the loop begins with, in place of an output of the step before the first."""
+    """What the loop begins with, in place of the output of a step before the first; it has no rows."""
     shape = output.shape
     with tf.device(output.device):
         return tf.zeros([] if shape.rank is None else [n or 0 for n in shape.as_list()], output.dtype)

@@ -86,7 +86,7 @@ class Spread:
     # -- messages --------------------------------------------------------------------------------------------------
 
     def _send(self, parcel: Parcel, listing: Listing) -> Callable[..., object]:
-        """What sends a message on the chief."""
+        """A callable that sends a message on the chief."""
         is_for_all = parcel.to == EVERY_WORKER
         key = tuple(listing.after(0)) if is_for_all else parcel.to
         if key not in self._sends:
@@ -99,7 +99,7 @@ class Spread:
         return self._sends[key]
 
     def _receive(self, parcel: Parcel, listing: Listing) -> Callable[..., list[np.ndarray]]:
-        """What gives the next message on another worker, handed on where it is for all."""
+        """A callable that gives the next message on another worker, and hands it on where it is for all."""
         after = tuple(listing.after(self.worker)) if parcel.to == EVERY_WORKER else None
         if after not in self._receives:
             with self._host.graph.as_default():
@@ -117,7 +117,7 @@ class Spread:
     # -- values ----------------------------------------------------------------------------------------------------
 
     def _written_by(self, part: Part, one: Slice) -> _Writes:
-        """What is fed with a part, and what assigns it on this worker."""
+        """The placeholder that is fed with a part, and the operations that assign it on this worker."""
         key = (part, one.stop < 0)
         if key not in self._writes:
             self._writes[key] = self._make_writes(part, has_own_memory=one.stop >= 0)
