@@ -23,7 +23,9 @@ import tensorflow as tf
 
 from autodist.errors import AutoDistError, StrategyError
 from autodist.graph.item import GraphItem
+from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, draws_numbers, having
+from autodist.graph.walks import reach
 from autodist.kernels import KERNELS, LOCAL_KERNELS, Kernel
 from autodist.proto import strategy_pb2
 from autodist.recorded import ERROR, NOTES, OUTPUTS, SLOTS, STATE, VARIABLE, VARIABLES, Recording
@@ -51,7 +53,7 @@ class Recorder:
     def __init__(self, recording: Recording) -> None:
         self._recording, self._folder = recording, Path(recording.folder)
         self._steps = 0
-        self._is_permuted = recording.permutation is not None
+        self._is_permuted = self.permutes
         self._has_noted = False
         self._stages: int | None = None
         self._micro_batches = 0
@@ -60,6 +62,11 @@ class Recorder:
     def is_reference(self) -> bool:
         """Whether the step runs as it was captured, on one device."""
         return self._recording.is_reference
+
+    @property
+    def permutes(self) -> bool:
+        """Whether the examples of each batch are given in another order than the script's."""
+        return self._recording.permutation is not None
 
     def begin(self) -> None:
         """Called before the script builds anything."""
@@ -101,6 +108,8 @@ class Recorder:
         if not all(axis is None or isinstance(v, np.ndarray | tf.Tensor) for v, axis in zip(values, axes, strict=True)):
             self._is_permuted = False  # sparse ones
             return list(values)
+        if any(map(np.ndim, values)) and all(axis is None for axis in axes):
+            self._is_permuted = False
         seed = [self._recording.permutation, self._steps]
         return [
             value if axis is None else _permuted(np.asarray(value), axis, np.random.default_rng(seed))
@@ -133,7 +142,7 @@ class Recorder:
         if self._has_noted:
             return
         self._has_noted = True
-        ops = sorted({node.op for node in item.graph_def.node})
+        ops = sorted({item.wiring.nodes[name].op for name in _trained_by(item)})
         notes = {
             "is_in_float64": is_in_float64(item),
             "draws": [op for op in ops if draws_numbers(op) or op in having(Trait.SEEDED | Trait.GENERATOR)],
@@ -173,6 +182,13 @@ class Recorder:
 def _permuted(array: np.ndarray, axis: int, draws: np.random.Generator) -> np.ndarray:
     """The array with its examples in another order; arrays of one length get the same one of equal `draws`."""
     return np.take(array, draws.permutation(array.shape[axis]), axis)
+
+
+def _trained_by(item: GraphItem) -> set[str]:
+    """The nodes of a step's training: of a session's graph, none of those that make initial values."""
+    gradients = [node_of(t) for gradient in item.gradients for t in gradient.tensors]
+    updates = reach(gradients, item.wiring.consumers.__getitem__)
+    return reach(updates, item.wiring.data.__getitem__)
 
 
 def is_in_float64(item: GraphItem) -> bool:

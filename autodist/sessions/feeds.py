@@ -48,7 +48,7 @@ class SessionFeeds:
     shared: frozenset[str] = frozenset()
     rows: int | None = None
 
-    def with_rows(self, whole: GraphItem, captured: CapturedGraph) -> SessionFeeds:
+    def with_rows(self, whole: GraphItem, captured: CapturedGraph, even_alone: bool = False) -> SessionFeeds:
         """The same, knowing how many examples a worker feeds at a time where no placeholder's first axis is open.
 
         That is known where all that the training reads has equally many rows. It holds for workers of one replica,
@@ -57,9 +57,10 @@ class SessionFeeds:
         Args:
             whole: all of the graph, with its gradients.
             captured: the graph.
+            even_alone: whether it is asked for where there is one replica, too, which splits nothing.
         """
         replicas = [self.spec.replicas_of(worker) for worker in range(len(self.spec.workers))]
-        if max(replicas) > 1 or sum(replicas) == 1 or self.spec.batch == "global":
+        if max(replicas) > 1 or (sum(replicas) == 1 and not even_alone) or self.spec.batch == "global":
             return self
         read = [t for t in _read_by_training(whole, captured) if t.name not in self.batch_axis]
         if any(t.op.type in GETS or t.shape[0] is None for t in read):

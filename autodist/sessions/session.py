@@ -66,7 +66,7 @@ class DistributedSession(SessionInterface):
         named = dict(itertools.starmap(self._named_axis, require_mapping(batch_axis, "placeholders").items()))
         whole = captured.whole()
         feeds = SessionFeeds(run.spec, run.index, named, frozenset(v.shape for v in captured.variables), shared)
-        self._feeds = feeds.with_rows(whole, captured)
+        self._feeds = feeds.with_rows(whole, captured, even_alone=run.recorder is not None and run.recorder.permutes)
         require_training(captured, whole)
         tell_unordered(whole)
         self._batches = SessionBatches(run.spec, captured, lambda item: self._plan.program(item, LOCAL_KERNELS))

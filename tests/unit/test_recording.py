@@ -93,6 +93,16 @@ def test_a_batch_that_cannot_be_permuted_is_noted(tmp_path: Path, item: GraphIte
     assert json.loads((tmp_path / NOTES).read_text())["is_permuted"] is False
 
 
+def test_a_batch_of_which_no_axis_is_known_is_noted_and_rates_are_no_batch(tmp_path: Path, item: GraphItem) -> None:
+    for number, (values, is_permuted) in enumerate([([np.arange(3), np.array(0.1)], False), ([np.array(0.1)], True)]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        one = recorder(folder, permutation=0)
+        one.in_order(values, [None] * len(values))
+        one.after_step(item, 0, VALUES, dict)
+        assert json.loads((folder / NOTES).read_text())["is_permuted"] is is_permuted
+
+
 @pytest.mark.parametrize(
     "node, told",
     [

@@ -91,6 +91,7 @@ ONE_EACH = ((0,), (0,))
         ([None, [6, 4]], {}, {}, [0, 0]),  # of any shape, as rates are
         ([[6], [6, 4]], {}, {"batch": "global"}, [None, None]),
         ([[6], [6, 4]], {}, {"cpus": ((0,),)}, [None, None]),
+        ([[6], [6, 4]], {}, {"cpus": ((0,),), "even_alone": True}, [0, 0]),
     ],
 )
 def test_fixed_shapes_of_one_length_hold_a_row_for_each_example_of_a_worker(shapes, named, options, axes):
@@ -101,7 +102,9 @@ def test_fixed_shapes_of_one_length_hold_a_row_for_each_example_of_a_worker(shap
         loss = tf.add_n([tf.reduce_mean(tf.square(weight * x)) for x in read])
         v1.train.GradientDescentOptimizer(0.1).minimize(loss)
         captured = CapturedGraph.of(graph, notes.calls)
-    mine = replace(feeds(0, **({"cpus": ONE_EACH} | options)), batch_axis=named).with_rows(captured.whole(), captured)
+    even_alone = options.get("even_alone", False)
+    given = {"cpus": ONE_EACH} | {name: value for name, value in options.items() if name != "even_alone"}
+    mine = replace(feeds(0, **given), batch_axis=named).with_rows(captured.whole(), captured, even_alone)
     arrays = {t: np.zeros([n or 6 for n in shape or [6]]) for t, shape in zip(read, shapes, strict=True)}
     assert mine.axes_of(arrays, lambda: captured.step([], [], dict.fromkeys((t.name for t in read), None))) == axes
     split = [(t, axis) for t, axis in zip(read, axes, strict=True) if axis is not None]
