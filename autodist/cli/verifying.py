@@ -186,8 +186,8 @@ class _Runs:
         if not all(_notes(run)["is_permuted"] for run in permuted):
             raise UsageError(
                 "the variables are not in float64, and how far rounding goes cannot be measured, since the step takes "
-                "sparse or ragged examples, or none that could be split, which are not permuted. Let the script make its "
-                "variables in float64."
+                "sparse or ragged examples, or none that could be split, which are not permuted. Let the script make "
+                "its variables in float64."
             )
         return max(rounding_floor(reference, run) for run in permuted)
 
