@@ -17,6 +17,7 @@ from tests.chaos.schedules import EVERY, LOSSES, MOST_RESTARTS, SHORT_CUT, STEPS
 from tests.cluster.hosts import Host, LoopbackHosts
 from tests.cluster.runs import MARK, within
 from tests.cluster.trainings import Training
+from tests.forked_python.hosted import HostedPython
 
 _LIMIT = 120.0
 """Seconds for one start, on a machine that has little else to do."""
@@ -119,8 +120,12 @@ def play(schedule: Schedule, directory: Path) -> None:
     mark, folder = secrets.token_hex(8), directory / "checkpoints"
     faults = json.dumps([asdict(fault) for fault in schedule.faults])
     script = _SCRIPT.format(faults=faults, steps=STEPS, every=EVERY, folder=str(folder))
-    with LoopbackHosts(directory / "hosts", 1, {MARK: mark, "CUDA_VISIBLE_DEVICES": "-1"}) as hosts:
+    with (
+        LoopbackHosts(directory / "hosts", 1, {MARK: mark, "CUDA_VISIBLE_DEVICES": "-1"}) as hosts,
+        HostedPython(directory / "python") as python,
+    ):
         spec = hosts.spec(cpus=[0]) | {"max_restarts": MOST_RESTARTS, **_LIMITS}
+        spec["ssh"][hosts.hosts[0].group]["python_venv"] = str(python.folder)
         if SHORT_CUT in {fault.kind for fault in schedule.faults}:
             spec |= _SURVIVES_SHORT_CUTS
         with Training(directory / "run", script, spec, mark=mark) as run:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.runs import MARK, Run, parent, survivors
+from tests.cluster.runs import MARK, Run, all_gone, parent, survivors
+from tests.forked_python.hosted import HostedPython
 from tests.forked_python.start import ON_CPU, forked_python
 
 pytestmark = pytest.mark.processes
@@ -177,3 +179,24 @@ def test_all_ends_with_its_chief_also_who_still_waits_to_be_a_worker(tmp_path: P
         os.kill(run.chief.pid, signal.SIGKILL)
         assert run.wait() == -signal.SIGKILL
         run.assert_gone()
+
+
+def test_a_host_s_python_is_given_all_that_was_handed_to_it_and_ends_as_it_was_ended(tmp_path: Path) -> None:
+    (tmp_path / "said.py").write_text(
+        "import os, signal, sys\n"
+        "print('tensorflow' in sys.modules, sys.argv[1:], os.getcwd(), os.environ['SAID'], sys.stdin.read())\n"
+        "print('beside', file=sys.stderr, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL) if sys.argv[1] == 'dies' else sys.exit(7)\n"
+    )
+    mark = secrets.token_hex(8)
+    environment = {**os.environ, **ON_CPU, MARK: mark, "SAID": "x\udcff"}
+    with HostedPython(tmp_path / "python") as python:
+        for word, status in (("ends", 7), ("dies", -signal.SIGKILL)):
+            command = [str(python.folder / "bin" / "python"), "-m", "said", word, "a b"]
+            done = subprocess.run(
+                command, cwd=tmp_path, env=environment, input=b"given", capture_output=True, timeout=60, check=False
+            )
+            told = done.stdout.decode(errors="surrogateescape")
+            assert told == f"True {[word, 'a b']} {tmp_path} x\udcff given\n", done
+            assert (done.returncode, done.stderr) == (status, b"beside\n")
+    assert all_gone(mark)

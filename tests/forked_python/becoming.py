@@ -202,10 +202,11 @@ def _is_script(line: Sequence[str]) -> bool:
 
 CHAINS: dict[str, tuple[Fits, ...]] = {
     "worker": (_is_module(_AGENT), _is_module(_GUARD), _is_script),
+    "agent": (_is_module(_GUARD), _is_script),
     "launch": tuple(_is_module(name) for name in (_GUARD, _LAUNCHED, _AGENT, _GUARD, _LAUNCHED)),
 }
-"""What a chief starts for a worker, what that starts, and what that starts, which is the script; likewise what `launch`
-starts for a run of two workers."""
+"""What a chief starts for a worker, what that starts, and what that starts, which is the script; likewise what an agent
+starts that is there, and what `launch` does for a run of two workers."""
 
 
 class Waiting:

@@ -20,7 +20,7 @@ ON_CPU = {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
 """With what, beside the environment of the tests, TensorFlow is imported, and a script has to be started."""
 
 _NO_MARK = "0" * 16
-_READ_BY_NO_IMPORT = ("AUTODIST_", "IPYTHONDIR", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "TPU_ML_PLATFORM")
+_READ_BY_NO_IMPORT = ("AUTODIST_", "IPYTHONDIR", "PYTEST_CURRENT_TEST", "PYTHONUNBUFFERED", "SSH_", "TPU_ML_PLATFORM")
 """With what begins what may be another one in the environment than where TensorFlow was imported."""
 
 _SET_BY_IMPORTS = {("TF2_BEHAVIOR", "1"), ("ENABLE_RUNTIME_UPTIME_TELEMETRY", "1"), ("HDF5_PLUGIN_PATH", "disable")}
@@ -69,10 +69,11 @@ class ForkedPython:
 
     Args:
         more: of its environment, with which scripts have to be started, too.
+        environment: all of it; None: that of the tests, and `more`.
     """
 
-    def __init__(self, more: Mapping[str, str] | None = None) -> None:
-        self._more = dict(more or {})
+    def __init__(self, more: Mapping[str, str] | None = None, environment: Mapping[str, str] | None = None) -> None:
+        self._more, self._all = dict(more or {}), environment
         self._channel: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._environment: dict[str, str] = {}
@@ -89,17 +90,17 @@ class ForkedPython:
         """Starts `python line`, in a session of its own; None if it has to be done by others.
 
         Args:
-            line: a script, or `-m` and a module, with its arguments.
+            line: a script, or `-m` and a module, with its arguments; `-P` may stand before that.
             streams: standard input, output and error.
             environment: of the process.
             directory: where it starts.
             chains: how often it starts those of `of` on this machine: these are forked, too.
             of: a key of `becoming.CHAINS`: what a chief starts for a worker, or what `autodist.launch` does for a run.
         """
-        if (line[0].startswith("-") and line[0] != "-m") or len(environment[MARK]) != len(_NO_MARK):
+        if (line[0].startswith("-") and line[0] not in ("-m", "-P")) or len(environment[MARK]) != len(_NO_MARK):
             return None
         channel = self._running()
-        if _of_all(environment) != self._environment:
+        if of_all(environment) != self._environment:
             return None
         start = becoming.of_this_process(
             line=tuple(line),
@@ -121,7 +122,7 @@ class ForkedPython:
 
     def _running(self) -> socket.socket:
         if self._channel is None:
-            self._environment = _of_all(os.environ | ON_CPU | self._more)
+            self._environment = of_all(os.environ | ON_CPU | self._more if self._all is None else self._all)
             self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             boot = _BOOT.format(folder=str(Path(__file__).parent), descriptor=theirs.fileno())
             with theirs:
@@ -142,7 +143,8 @@ class ForkedPython:
         self._process.wait()
 
 
-def _of_all(environment: Mapping[str, str]) -> dict[str, str]:
+def of_all(environment: Mapping[str, str]) -> dict[str, str]:
+    """What of an environment has to be alike where TensorFlow was imported and where a script is started."""
     read = {pair for pair in environment.items() if not pair[0].startswith(_READ_BY_NO_IMPORT)}
     return dict(read - _SET_BY_IMPORTS)
 
