@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
 from typing import Any
+
+from autodist.errors import ClusterError
 
 
 class Caller:
     """Calls functions one after the other in a thread of its own, while the callers wait.
 
     A step that waits for a worker which is gone may never return from TensorFlow, not even when its session is closed.
-    The threads that asked for it wait here instead, where signals (Ctrl-C) and `fail` reach them.
+    The threads that asked for it wait here instead, where signals (Ctrl-C) and `fail` reach them. A process that is
+    forked from this one has no such thread, and is told so.
     """
 
     def __init__(self) -> None:
@@ -25,6 +30,7 @@ class Caller:
         self._waiting: set[Future[Any]] = set()
         self._under_way = 0
         self._changed_at = time.monotonic()
+        _callers.add(self)
         threading.Thread(target=self._serve, name="autodist-caller", daemon=True).start()
 
     def call(self, function: Callable[..., Any], *args: Any) -> Any:
@@ -68,6 +74,14 @@ class Caller:
         with self._lock:
             return not self._under_way
 
+    def _refuse(self) -> None:
+        self._lock, self._waiting = threading.Lock(), set()  # some thread of the parent may have had the lock
+        self._failure = ClusterError(
+            f"Process {os.getpid()} was forked from a worker's, as those of `multiprocessing` are, and takes part in "
+            "nothing that workers do together: steps, and reading what they train. Do that in the worker's own "
+            "process, and hand others what they need."
+        )
+
     def _serve(self) -> None:
         while True:
             future, function, args = self._requests.get()
@@ -86,3 +100,12 @@ def _outcome_of(function: Callable[..., Any], args: tuple[Any, ...]) -> tuple[An
         return function(*args), None
     except BaseException as error:  # noqa: BLE001 - all of it belongs to the thread that asked
         return None, error
+
+
+def _leave_to_parent() -> None:
+    for caller in list(_callers):
+        caller._refuse()
+
+
+_callers: weakref.WeakSet[Caller] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_leave_to_parent)

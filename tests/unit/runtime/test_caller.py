@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 
 import pytest
 
+from autodist.errors import ClusterError
 from autodist.runtime.caller import Caller
 
 
@@ -57,3 +59,24 @@ def test_all_threads_that_wait_are_told_of_a_failure_and_nothing_is_called_after
     while not caller.is_idle:
         pass
     assert not called
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_process_is_told_that_it_takes_no_part() -> None:
+    """It would wait for ever for a thread that it does not have."""
+    caller, heard, said = Caller(), *os.pipe()
+    caller._lock.acquire()  # as some other thread may have it at the moment
+    child = os.fork()
+    if child == 0:  # pragma: no cover - another process
+        try:
+            caller.call(int)
+        except ClusterError as error:
+            os.write(said, str(error).encode())
+        finally:
+            os._exit(0)
+    caller._lock.release()
+    os.close(said)
+    with open(heard) as told:
+        assert told.read().startswith(f"Process {child} was forked from a worker's, as those of `multiprocessing` are")
+    os.waitpid(child, 0)
+    assert caller.call(int) == 0
