@@ -43,18 +43,14 @@ def capture(
     is_whole: bool = False,
     is_split: bool = False,
 ) -> CapturedFunction:
-    """A step whose arguments of rank 1 and more are split along their first axis.
-
-    Where its nodes were made is not noted.
-    """
+    """A step whose arguments of rank 1 and more are split along their first axis."""
     specs, axes = [], []
     for example in examples:
         shape = list(example.shape)
         axes.append(0 if shape else None)
         specs.append(tf.TensorSpec([None, *shape[1:]] if shape else [], example.dtype))
     demands = Demands(may_evaluate=is_whole)
-    with without_stacks():
-        captured = capture_function(step, tuple(specs), axes, demands, jit_compile, is_split=is_split)
+    captured = capture_function(step, tuple(specs), axes, demands, jit_compile, is_split=is_split)
     return replace(captured, item=replace(captured.item, is_global=is_global, is_whole=is_whole))
 
 

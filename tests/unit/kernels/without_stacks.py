@@ -1,6 +1,6 @@
 """Operations that are made without a note of where: TensorFlow keeps a stack for each, down to where pytest begins.
 
-That is a tenth of what a small test takes of a processor. Kernels ask for no operation's stack.
+Kernels ask for no operation's stack; what captures a step does.
 """
 
 from __future__ import annotations
