@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from autodist.graph.op_types import is_stateless
 from autodist.graph.propagation.combine import same_rows
 from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, Opaque, Recovery, form_of, is_noise
 from autodist.graph.propagation.shapes import counted_batch
-from autodist.graph.propagation.site import Rule, Site, op_names
+from autodist.graph.propagation.site import Rule, Site, op_names, tensor_name
 
 
 def of_shape(site: Site) -> Fact:
@@ -16,7 +17,31 @@ def of_shape(site: Site) -> Fact:
     batch = counted_batch(site, 0, dims) if dims is not None else None
     if batch is not None:
         return Form(batch)
+    if _is_drawn_alike(site):
+        return SAME
     return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
+
+
+def _is_drawn_alike(site: Site) -> bool:
+    """Whether replicas draw the same numbers, since the seed is a constant or fed.
+
+    Of a generator's state each replica has another. Which variables hold one is not known here, nor what the arguments
+    of a function are made of.
+    """
+    if not site.node.op.startswith("Stateless"):
+        return False
+    front, seen = list(site.inputs[1:]), set[str]()
+    while front:
+        source = front.pop()
+        node = site.scope.producer(source)
+        if node is None or not (is_stateless(node.op) or node.op == _PICKS_AN_ALGORITHM):
+            return False
+        if node.op == "Placeholder" and form_of(site.scope.fact(source)) != SAME:
+            return False
+        if node.name not in seen:
+            seen.add(node.name)
+            front += [tensor_name(name) for name in node.input if not name.startswith("^")]
+    return True
 
 
 def of_shape_and(*parameters: int) -> Rule:
@@ -66,6 +91,9 @@ def _drawn_for_batch(site: Site, dims: Dims) -> Fact:
         Form(batch) if batch is not None and form_of(site.facts[1]) == SAME else site.opaque("its shape is not known")
     )
 
+
+_PICKS_AN_ALGORITHM = "StatelessRandomGetAlg"
+"""Has a state by what TensorFlow says of it, since it goes by the device."""
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.graph.propagation import Mean, PerExample, Unknown
+from autodist.graph.propagation import Mean, PerExample, Replicated, Unknown
 from tests.unit.graph.propagation_batches import MEAN, reason, tensor
 from tests.unit.graph.propagation_graphs import Case
 
@@ -16,6 +17,16 @@ def test_random_numbers_of_a_fixed_shape_are_noise_beside_rows_only(case):
     assert "each replica draws for itself" in case.kind(noise).reason
     assert case.kind(x * noise) == PerExample(0)
     assert isinstance(case.kind(tf.reduce_sum(x) * noise), Unknown)
+
+
+def test_what_a_seed_draws_that_all_replicas_have_is_the_same_on_all(case):
+    x, state = tensor(case, "x"), tf.compat.v1.get_variable("state", [2], tf.int64)
+    given = tf.compat.v1.placeholder_with_default(np.array([1, 2]), [2])
+    ids = [tf.random.stateless_uniform([3], seed, 0, 9, tf.int64) for seed in ([1, 2], given + 1)]
+    assert all(isinstance(case.kind(drawn), Replicated) for drawn in ids)
+    others = [tf.cast(x[0, :2], tf.int64), state + 1]  # what may be an example's, and what may be a generator's
+    for seed in others:
+        assert isinstance(case.kind(tf.random.stateless_uniform([3], seed, 0, 9, tf.int64)), Unknown)
 
 
 def test_what_is_made_of_noise_and_of_what_all_replicas_share_is_noise(case):
