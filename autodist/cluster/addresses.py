@@ -6,11 +6,13 @@ import ipaddress
 import socket
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from autodist.cluster.patience import Stopwatch
 from autodist.errors import ClusterError
 
 _RESOLVE_LIMIT, _RETRY_INTERVAL = 10.0, 0.5
+_MOST_AT_ONCE = 32
 
 
 def host_and_port(host: str, port: int) -> str:
@@ -51,15 +53,17 @@ def unresolved(hosts: Iterable[str], limit: float = _RESOLVE_LIMIT) -> dict[str,
 
     Args:
         hosts: names and IP addresses.
-        limit: seconds for all of them.
+        limit: seconds after which none is tried again.
     """
     stopwatch = Stopwatch()
     left = {host: "" for host in hosts if host != "localhost"}  # which is announced as an IP address
-    while True:
-        left = {host: reason for host in left if (reason := _why_unresolved(host)) is not None}
-        if not left or stopwatch.read() >= limit:
-            return left
-        time.sleep(_RETRY_INTERVAL)
+    with ThreadPoolExecutor(_MOST_AT_ONCE) as pool:  # where no DNS server answers, each takes seconds
+        while True:
+            reasons = zip(left, pool.map(_why_unresolved, left), strict=True)
+            left = {host: reason for host, reason in reasons if reason is not None}
+            if not left or stopwatch.read() >= limit:
+                return left
+            time.sleep(_RETRY_INTERVAL)
 
 
 def _why_unresolved(host: str) -> str | None:
