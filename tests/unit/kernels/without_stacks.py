@@ -13,16 +13,15 @@ from typing import Any
 
 from tensorflow.python.util import tf_stack  # no public name: where TensorFlow looks for what takes a stack
 
+from autodist.capture.replaced import replaced
+
 
 @contextmanager
 def without_stacks() -> Iterator[None]:
     """All operations that are made within have the same short stack."""
-    one, taken = _one_stack(), tf_stack.extract_stack
-    tf_stack.extract_stack = lambda stacklevel=1: one
-    try:
+    one = _one_stack()
+    with replaced(tf_stack, "extract_stack", lambda stacklevel=1: one):
         yield
-    finally:
-        tf_stack.extract_stack = taken
 
 
 @functools.cache
