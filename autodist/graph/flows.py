@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autodist.graph.item import GraphItem
-from autodist.graph.propagation import Propagation, propagate
+from autodist.graph.propagation import Propagation, Replicated, propagate
 from autodist.graph.seeds import declare_seeds
 
 
@@ -17,6 +17,7 @@ def flows_of(item: GraphItem) -> Propagation:
         nodes=item.wiring.nodes,
         whole_sums={s.node: s for s in item.whole_sums},
         apart=item.apart,
+        declared={variable.handle: Replicated(is_generator=True) for variable in item.variables if variable.is_seed},
     )
     declare_seeds(item, flows)
     return flows

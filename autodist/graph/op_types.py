@@ -31,6 +31,11 @@ def is_in_batches(node: NodeDef) -> bool:
     return "batch_dims" in node.attr and node.attr["batch_dims"].i != 0
 
 
+def input_names(op: str) -> list[str]:
+    """What TensorFlow calls the inputs of an op, in their order."""
+    return [argument.name for argument in op_def_registry.get(op).input_arg]
+
+
 def types_of_inputs(node: NodeDef) -> Iterator[int]:
     """The types of a node's data inputs, in their order."""
     for argument in op_def_registry.get(node.op).input_arg:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import tensorflow as tf
@@ -69,22 +69,39 @@ def _takes(editor: GraphEditor, consumer: str, source: str) -> bool:
     return any(not is_control(i) and node_of(i) == source for i in editor[consumer].input)
 
 
-def draw_apart(editor: GraphEditor, reads: Iterable[tuple[str, str]]) -> tuple[list[str], list[str]]:
-    """Adds to each read a constant that is then multiplied by the replica's index.
+@dataclass(frozen=True)
+class AddedToDraws:
+    """What was put before random draws, so that each replica draws for its own examples.
 
-    Returns:
-        The constants' names, and the names of all nodes that were added.
+    Attributes:
+        indices: names of constants that are then multiplied by the replica's index.
+        nodes: all that was added, with the draw that it is for.
     """
-    constants: list[str] = []
-    added: list[str] = []
+
+    indices: tuple[str, ...] = ()
+    nodes: Mapping[str, str] = field(default_factory=dict)
+
+    def __or__(self, other: AddedToDraws) -> AddedToDraws:
+        return AddedToDraws(self.indices + other.indices, {**self.nodes, **other.nodes})
+
+
+def draw_apart(editor: GraphEditor, item: GraphItem, reads: Iterable[tuple[str, str]]) -> AddedToDraws:
+    """Adds to each read of a state or a seed a constant that is then multiplied by the replica's index.
+
+    Args:
+        editor: of the step.
+        item: the captured step.
+        reads: what draws, and the tensor by which it does.
+    """
+    indices: list[str] = []
+    nodes: dict[str, str] = {}
     for k, (consumer, read) in enumerate(reads):
-        source = editor[node_of(read)]
-        dtype = tf.int64 if source.op == "RngReadAndSkip" else tf.as_dtype(source.attr["dtype"].type)
+        dtype = item.spec_of(read).dtype
         with fragment(editor, f"draw_apart/{k}") as f:
             offset = tf.constant([STRIDE], tf.int64)
             state = f.input(read, dtype, [None])
             drawn = state + tf.pad(tf.cast(offset, dtype), [[0, tf.size(state) - 1]])
         editor.rewire(read, f.name(drawn), [consumer])
-        constants.append(node_of(f.name(offset)))
-        added += f.made
-    return constants, added
+        indices.append(node_of(f.name(offset)))
+        nodes |= dict.fromkeys(f.made, consumer)
+    return AddedToDraws(tuple(indices), nodes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -19,7 +19,8 @@ from autodist.graph.stages import Stages
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.replicate.advance_alike import STRIDE, draw_apart, reads_to_offset
+from autodist.kernels.replicate.advance_alike import STRIDE, AddedToDraws, draw_apart, reads_to_offset
+from autodist.kernels.replicate.draw_by_key import all_examples, draw_for_all, find_alike_draws
 from autodist.kernels.replicate.joins import (
     GradientJoins,
     Joiner,
@@ -70,17 +71,17 @@ class _Replication:
 
     def run(self) -> GraphItem:
         self._free_constants()
-        seeds = reads_to_offset(self.editor, self.item)
-        draws = [node for node, _ in seeds]
+        states = reads_to_offset(self.editor, self.item)
+        draws = [node for node, _ in states]
         varying = set(
             find_varying(self.item, sources_of(self.item, varying_seeds(self.item, self.flows), draws), self.stages)
         )
+        added = self._draw_for_own_examples(states, varying)
         changes = take_state_writes(self.editor, self.item, self.stages, varying)
         varying |= {node_of(c.after) for c in changes}
-        offsets, added = draw_apart(self.editor, seeds)
-        varying.update(added)
+        varying.update(added.nodes)
         clones = self._clone(frozenset(varying) - set(map(node_of, self.item.inputs)))
-        self._vary_draws(clones, offsets)
+        self._vary_draws(clones, added.indices)
         parts = split_batch(self.editor, self.item, clones)
         self._order_after_all(clones)
         joiner = Joiner(self.editor, self.item, self.context, self.stages, self.flows, parts, frozenset(varying))
@@ -100,10 +101,12 @@ class _Replication:
         self.editor.run_no_more(w for w in self.stages.state_writes if w in varying)  # they became values
         self._run_all(clones)
         self.editor.run([*(c.write for c in changes), *joiner.checks])
+        known = self.item.pipeline_parts
         copies = {copy: (k, name) for k, renamed in enumerate(clones) for name, copy in renamed.items()}
         return self.editor.to_item(
             origin_of=_origins_of_copies(self.item.origin_of, copies),
             inputs={**self.item.inputs, **parts.given},
+            pipeline_parts={**known, **{name: known[draw] for name, draw in added.nodes.items() if draw in known}},
             replication=Replication(
                 self.stages,
                 copies=copies,
@@ -118,6 +121,17 @@ class _Replication:
         """Constants wait for nothing, or replicas that share one would wait for each other."""
         free_constants(self.editor, self.item.wiring, {*map(node_of, self.item.outputs), *self.item.targets})
 
+    def _draw_for_own_examples(self, states: list[tuple[str, str]], varying: set[str]) -> AddedToDraws:
+        """Lets random draws be other ones on each replica, or those of its examples on one device."""
+        alike = list(find_alike_draws(self.item, self.flows, varying))
+        examples = all_examples(self.item, self.context)
+        whole = [draw for draw in alike if draw.axis is not None and examples is not None]
+        apart = [(draw.node, draw.seed) for draw in alike if draw not in whole]
+        added = draw_apart(self.editor, self.item, [*states, *apart])
+        if examples is None:
+            return added
+        return added | draw_for_all(self.editor, self.item, whole, examples, len(self.context.replicas))
+
     def _clone(self, varying: frozenset[str]) -> list[dict[str, str]]:
         """For each local replica what its copies are called; the first one's keep their names."""
         names = [name for name in self.editor.names if name in varying]
@@ -126,9 +140,9 @@ class _Replication:
             self.editor.clone(names, f"autodist/replica_{k}/") for k in range(1, count)
         ]
 
-    def _vary_draws(self, clones: list[dict[str, str]], offsets: list[str]) -> None:
+    def _vary_draws(self, clones: list[dict[str, str]], indices: Sequence[str]) -> None:
         for renamed, replica in zip(clones, self.context.copied_replicas, strict=True):
-            for name in offsets:
+            for name in indices:
                 self.editor[renamed[name]].attr["value"].tensor.int64_val[0] *= replica
             for name, copy in renamed.items():
                 node = self.editor[name]

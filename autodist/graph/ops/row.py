@@ -107,6 +107,12 @@ class Trait(enum.Flag):
     """It is stateful, and draws from the seeds in its attributes."""
     GENERATOR = enum.auto()
     """It draws from a variable, which it advances."""
+    BY_KEY = enum.auto()
+    """It draws what a seed or a key among its inputs says, and by the same one always the same."""
+    KEY = enum.auto()
+    """It makes of a seed the key to draw by, or says which algorithm draws."""
+    SHUFFLES = enum.auto()
+    """It puts what lies along the first axis in an order that it draws."""
 
     # -- control flow --
 

@@ -33,11 +33,20 @@ ROWS = (
     # Chance.
     Row("RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal", Trait.SEEDED),
     Row("ParameterizedTruncatedNormal Multinomial RandomGamma RandomPoisson RandomPoissonV2", Trait.SEEDED),
-    Row("RandomShuffle RandomShuffleQueue UniformCandidateSampler LogUniformCandidateSampler", Trait.SEEDED),
+    Row("RandomShuffle", Trait.SEEDED | Trait.SHUFFLES),
+    Row("RandomShuffleQueue UniformCandidateSampler LogUniformCandidateSampler", Trait.SEEDED),
     Row("LearnedUnigramCandidateSampler AllCandidateSampler FixedUnigramCandidateSampler", Trait.SEEDED),
     Row("ThreadUnsafeUnigramCandidateSampler", Trait.SEEDED),
     Row("RngReadAndSkip RngSkip StatefulStandardNormalV2 StatefulTruncatedNormal", Trait.GENERATOR),
     Row("StatefulUniform StatefulUniformFullInt StatefulUniformInt", Trait.GENERATOR),
+    Row("StatelessRandomUniform StatelessRandomUniformInt StatelessRandomUniformFullInt", Trait.BY_KEY),
+    Row("StatelessRandomUniformV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2", Trait.BY_KEY),
+    Row("StatelessRandomNormal StatelessRandomNormalV2 StatelessTruncatedNormal", Trait.BY_KEY),
+    Row("StatelessTruncatedNormalV2 StatelessParameterizedTruncatedNormal StatelessMultinomial", Trait.BY_KEY),
+    Row("StatelessRandomGammaV2 StatelessRandomGammaV3 StatelessRandomPoisson", Trait.BY_KEY),
+    Row("StatelessRandomBinomial", Trait.BY_KEY),
+    Row("StatelessShuffle", Trait.BY_KEY | Trait.SHUFFLES),
+    Row("StatelessRandomGetKeyCounter StatelessRandomGetKeyCounterAlg StatelessRandomGetAlg", Trait.KEY),
     # Other workers.
     Row("CollectiveAssignGroupV2 CollectiveReduceV2 XlaAllReduce XlaRecv XlaReduceScatter XlaSend", Trait.NOT_IN_XLA),
     # Functions, and the branches and loops of TensorFlow 1.

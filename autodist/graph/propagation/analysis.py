@@ -19,11 +19,14 @@ from autodist.graph.propagation.facts import (
     WITHOUT_A_NODE,
     Fact,
     Form,
+    GeneratorState,
     Nothing,
     Opaque,
     Recovery,
     Rows,
+    form_of,
     made_of_noise,
+    made_of_state,
     names_a_sum,
     rows,
 )
@@ -71,6 +74,18 @@ class Propagation:
             return Unknown(f"node '{node.name}' ({node.op}): {kind.reason}")
         return kind
 
+    def rows_for_each(self, tensor: str) -> int | None:
+        """How many rows of a tensor belong to each example.
+
+        None where it has no such rows (a `PerExample` kind says along which axis they lie), they are not in the order
+        of the examples, or their number is not known or not a whole one.
+        """
+        form = form_of(self._frame.fact(tensor_name(tensor)))
+        found = form.rows if isinstance(form, Form) and not form.factors else None
+        if found is None or found.order or found.count != EXAMPLES or found.per is None:
+            return None
+        return int(found.per) if found.per.denominator == 1 else None
+
     def declare_share(self, tensor: str, weight: Weight | None) -> None:
         """Says of a tensor that each replica has its share of the batch there: its weight over that of all replicas.
 
@@ -108,7 +123,7 @@ def propagate(
             is split. They hold the same examples, or in each part numbers of them that are in proportion.
             Placeholders that are not named are the same on all replicas.
         shapes: what is known of each tensor's shape, by name ("x:0").
-        declared: kinds that the user states; they win over what would be computed.
+        declared: kinds that are stated; they win over what would be computed.
         nodes: the graph's nodes by name, where they are at hand.
         whole_sums: by their nodes; the one input of each is added up or gathered over all replicas before the step goes
             on with it. What was the same on all before stays as it is, its gradients, too.
@@ -132,8 +147,8 @@ def propagate(
 def _declared_fact(tensor: str, kind: Kind) -> Fact:
     additive = power(Part(tensor, frozenset()), 1)
     match kind:
-        case Replicated():
-            return SAME
+        case Replicated(is_generator):
+            return GeneratorState() if is_generator else SAME
         case PerExample(axis):
             return rows(axis)
         case Sum():
@@ -253,14 +268,14 @@ class Frame:
         if node.name in self._whole_sums:
             return self._summed(self._whole_sums[node.name], facts[0])
         rule = TABLE.get(node.op)
-        turned = in_turn(Site(node, sources, facts, self), _is_stateless(node.op))
+        turned = in_turn(Site(node, sources, facts, self), is_stateless(node.op))
         if turned is not None:
             return turned
         if node.op not in NOT_FOLDED and (rule is not None or _is_stateless(node.op)):
             if all(fact is SAME or fact == SAME for fact in facts):
                 return SAME
-            if (noise := made_of_noise(facts)) is not None:
-                return noise
+            if (made := made_of_noise(facts) or made_of_state(facts)) is not None:
+                return made
         site = Site(node, sources, facts, self)
         if rule is None and self._library.has(node.op):
             return self.call(site, node.op, facts, sources)

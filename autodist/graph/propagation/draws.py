@@ -1,47 +1,51 @@
-"""Random numbers: one draw an example where the batch says how many, else noise of each replica's own."""
+"""Random numbers: for each example where the batch says how many; else the same by a shared seed, or noise of each."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from autodist.graph.op_types import is_stateless
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.combine import same_rows
-from autodist.graph.propagation.facts import SAME, Dims, Fact, Form, Opaque, Recovery, form_of, is_noise
+from autodist.graph.propagation.facts import (
+    SAME,
+    Dims,
+    Fact,
+    Form,
+    GeneratorState,
+    Opaque,
+    Recovery,
+    form_of,
+    is_noise,
+    made_of_state,
+)
 from autodist.graph.propagation.shapes import counted_batch
-from autodist.graph.propagation.site import Rule, Site, op_names, tensor_name
+from autodist.graph.propagation.site import Rule, Site, op_names
 
 
 def of_shape(site: Site) -> Fact:
-    """Random numbers: one draw an example where the shape holds the batch, else noise of each replica's own."""
+    """Random numbers: one draw an example where the shape holds the batch, else noise of each replica's own.
+
+    By a seed that all replicas share, and that is no generator's state, they draw the same.
+    """
     dims = site.dims(0)
     batch = counted_batch(site, 0, dims) if dims is not None else None
     if batch is not None:
         return Form(batch)
-    if _is_drawn_alike(site):
+    if site.node.op in having(Trait.BY_KEY) and are_drawn_alike(site):
         return SAME
     return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
 
 
-def _is_drawn_alike(site: Site) -> bool:
-    """Whether replicas draw the same numbers, since the seed is a constant or fed.
+def key(site: Site) -> list[Fact]:
+    """What is made of a seed to draw by it, and which algorithm does so."""
+    if (state := made_of_state(site.facts)) is not None:
+        return [state] * _MOST_OUTPUTS
+    return [SAME if are_drawn_alike(site) else site.opaque("its seed is not the same on all replicas")] * _MOST_OUTPUTS
 
-    Of a generator's state each replica has another. Which variables hold one is not known here, nor what the arguments
-    of a function are made of.
-    """
-    if not site.node.op.startswith("Stateless"):
-        return False
-    front, seen = list(site.inputs[1:]), set[str]()
-    while front:
-        source = front.pop()
-        node = site.scope.producer(source)
-        if node is None or not (is_stateless(node.op) or node.op == _PICKS_AN_ALGORITHM):
-            return False
-        if node.op == "Placeholder" and form_of(site.scope.fact(source)) != SAME:
-            return False
-        if node.name not in seen:
-            seen.add(node.name)
-            front += [tensor_name(name) for name in node.input if not name.startswith("^")]
-    return True
+
+def are_drawn_alike(site: Site) -> bool:
+    """Whether all that says what a stateless op draws is the same on all replicas, and no generator's state."""
+    return all(form_of(fact) == SAME and not isinstance(fact, GeneratorState) for fact in site.facts)
 
 
 def of_shape_and(*parameters: int) -> Rule:
@@ -70,6 +74,8 @@ def draw_classes(site: Site) -> Fact:
     form = site.form(0)
     if isinstance(form, Form) and form.rows is not None and form.rows.axis == 0 and not form.factors:
         return form if form_of(site.facts[1]) == SAME else site.opaque("how often it draws is not the same everywhere")
+    if site.node.op in having(Trait.BY_KEY) and are_drawn_alike(site):
+        return SAME
     return site.opaque("random numbers, which each replica draws for itself", Recovery.ALWAYS)
 
 
@@ -92,22 +98,19 @@ def _drawn_for_batch(site: Site, dims: Dims) -> Fact:
     )
 
 
-_PICKS_AN_ALGORITHM = "StatelessRandomGetAlg"
-"""Has a state by what TensorFlow says of it, since it goes by the device."""
+_MOST_OUTPUTS = 3
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(
-        op_names(
-            "RandomUniform RandomStandardNormal RandomUniformInt TruncatedNormal ParameterizedTruncatedNormal "
-            "StatelessRandomUniform StatelessRandomNormal StatelessTruncatedNormal StatelessRandomUniformInt "
-            "StatelessRandomUniformFullInt StatelessRandomUniformV2 StatelessRandomNormalV2 "
-            "StatelessTruncatedNormalV2 StatelessRandomUniformIntV2 StatelessRandomUniformFullIntV2"
-        ),
+        op_names("RandomUniform RandomStandardNormal RandomUniformInt TruncatedNormal ParameterizedTruncatedNormal"),
         of_shape,
     ),
+    **dict.fromkeys(having(Trait.BY_KEY), of_shape),
+    **dict.fromkeys(having(Trait.KEY), key),
     **dict.fromkeys(["Multinomial", "StatelessMultinomial"], draw_classes),
     **dict.fromkeys(["RandomGamma", "RandomPoissonV2"], draw_for_each),
     **dict.fromkeys(["StatelessRandomGammaV2", "StatelessRandomPoisson"], of_shape_and(2)),
     "StatelessRandomBinomial": of_shape_and(2, 3),
     "StatelessRandomGammaV3": of_shape_and(4),
+    "StatelessParameterizedTruncatedNormal": of_shape_and(2, 3, 4, 5),
 }

@@ -132,6 +132,11 @@ class Opaque:
 
 
 @dataclass(frozen=True)
+class GeneratorState:
+    """A random generator's state, or what is made of it: stored alike, and another one where a replica draws by it."""
+
+
+@dataclass(frozen=True)
 class ListOf:
     """A TensorList whose elements are all alike; None while it is empty."""
 
@@ -277,7 +282,7 @@ class Nothing:
 
 
 _OfRows = Positions | Coordinates | Numbered | ByColumn | Shuffled | Followed | Distinct | Numbers | InTurn
-Fact = Form | Dims | Reduction | Statistic | Opaque | ListOf | _OfRows | Nothing
+Fact = Form | Dims | Reduction | Statistic | Opaque | GeneratorState | ListOf | _OfRows | Nothing
 
 _NO_FORM: dict[type, str] = {
     ListOf: "it is a list of tensors",
@@ -339,6 +344,8 @@ def form_of(fact: Fact) -> Form | Statistic | Opaque:
         return Opaque(_HOLDS_A_BATCH)
     if isinstance(fact, Form | Statistic | Opaque):
         return fact
+    if isinstance(fact, GeneratorState):
+        return SAME
     return Opaque(fact.reason if isinstance(fact, Reduction) else _NO_FORM[type(fact)])
 
 
@@ -352,6 +359,13 @@ def made_of_noise(facts: Sequence[Fact]) -> Fact | None:
     if not all(is_noise(fact) or fact == SAME for fact in facts):
         return None
     return next((fact for fact in facts if is_noise(fact)), None)
+
+
+def made_of_state(facts: Sequence[Fact]) -> GeneratorState | None:
+    """A generator's state, where there is one and nothing beside it but what is the same on all replicas."""
+    if not all(isinstance(fact, GeneratorState) or fact == SAME for fact in facts):
+        return None
+    return next((fact for fact in facts if isinstance(fact, GeneratorState)), None)
 
 
 def rows_of(fact: Fact) -> Fact:

@@ -20,6 +20,7 @@ from autodist.graph.propagation.facts import (
     Recovery,
     Statistic,
     form_of,
+    made_of_state,
 )
 from autodist.graph.propagation.site import Rule, Site, tensor_name
 
@@ -85,6 +86,8 @@ def join(site: Site, left: Fact, right: Fact) -> Fact:
     if isinstance(left, Dims) and isinstance(right, Dims) and left.forms == right.forms:
         pairs = zip(left.values, right.values, strict=True)
         return replace(left, values=tuple(a if a == b else None for a, b in pairs))
+    if (state := made_of_state([left, right])) is not None:
+        return state
     forms = form_of(left), form_of(right)
     if forms[0] == forms[1]:
         return forms[0]

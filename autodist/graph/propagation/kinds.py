@@ -51,7 +51,14 @@ Weight = Examples | Elements | Scalar | Total
 
 @dataclass(frozen=True)
 class Replicated:
-    """The same on all replicas: constants, reads of variables, scalar feeds, and what is computed from them alone."""
+    """The same on all replicas: constants, reads of variables, scalar feeds, and what is computed from them alone.
+
+    Attributes:
+        is_generator: whether it is a random generator's state, which is another one where a replica draws by it. It is
+            for what is declared, and not told of what is found.
+    """
+
+    is_generator: bool = field(default=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from autodist.graph.ops import Trait, having
+from autodist.graph.propagation.draws import are_drawn_alike
 from autodist.graph.propagation.facts import SAME, Fact, Form, Positions, Recovery, Shuffled, reordered
 from autodist.graph.propagation.lengths import is_length_of
 from autodist.graph.propagation.site import Rule, Site
 
 
 def shuffle(site: Site) -> Fact:
-    """RandomShuffle: along the first axis."""
+    """RandomShuffle, StatelessShuffle: along the first axis."""
     fact = site.facts[0]
     if isinstance(fact, Positions) and fact.entries == fact.within:
         return Shuffled(fact.within, site.named(), site.node.name)
     form = site.form(0)
     if form == SAME:
+        if site.node.op in having(Trait.BY_KEY) and are_drawn_alike(site):
+            return SAME
         return site.opaque("an order that each replica draws for itself", Recovery.ALWAYS)
     if isinstance(form, Form) and form.rows is not None:
         return reordered(form, site.named(), site.node.name) if form.rows.axis == 0 else form
@@ -49,4 +53,4 @@ def inverted(site: Site) -> Fact:
     return site.opaque("it inverts an order that is not known")
 
 
-RULES: dict[str, Rule] = {"RandomShuffle": shuffle, "InvertPermutation": inverted}
+RULES: dict[str, Rule] = {**dict.fromkeys(having(Trait.SHUFFLES), shuffle), "InvertPermutation": inverted}

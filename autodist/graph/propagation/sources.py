@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autodist.graph.ops import Trait, having
-from autodist.graph.propagation.facts import SAME, Fact, Opaque, names_a_sum
+from autodist.graph.propagation.facts import SAME, Fact, GeneratorState, Opaque, names_a_sum
 from autodist.graph.propagation.functions import join
 from autodist.graph.propagation.site import Rule, Site
 
@@ -15,11 +15,11 @@ def same(site: Site) -> Fact:
 
 def read_variable(site: Site) -> Fact:
     """A variable is the same on all replicas, also after a write of this step: writes are combined."""
-    return site.facts[0] if isinstance(site.facts[0], Opaque) else SAME
+    return site.facts[0] if isinstance(site.facts[0], Opaque | GeneratorState) else SAME
 
 
 def pass_on(site: Site) -> Fact:
-    """Enter, LoopCond: what it is given."""
+    """Enter, LoopCond, RngReadAndSkip: what it is given."""
     return site.facts[0]
 
 
@@ -49,6 +49,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(having(Trait.SOURCE | Trait.FED | Trait.REFERENCE | Trait.TABLE), same),
     **dict.fromkeys(["LookupTableSizeV2", "LookupTableExportV2"], same),
     **dict.fromkeys(["ReadVariableOp", "VarIsInitializedOp", "IsVariableInitialized"], read_variable),
+    "RngReadAndSkip": pass_on,
     "Enter": pass_on,
     "LoopCond": pass_on,
     "Switch": switch,

@@ -60,5 +60,5 @@ TABLE: dict[str, Rule] = {
 }
 
 _FOLLOWED = (draws, sampling, functions, lists, sources)
-NOT_FOLDED = {"RandomShuffle", *having(Trait.OF_SHAPES)}.union(*(rules.RULES for rules in _FOLLOWED))
+NOT_FOLDED = having(Trait.SHUFFLES | Trait.OF_SHAPES).union(*(rules.RULES for rules in _FOLLOWED))
 """Ops that may give something else than "the same everywhere" although all their inputs are."""

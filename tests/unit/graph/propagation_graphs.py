@@ -37,11 +37,13 @@ class Case:
     Attributes:
         graph: the single-device graph.
         batch_axes: placeholders that are split, with their axis.
+        declared: kinds that are stated, by the tensors' names.
     """
 
     graph: tf.Graph = field(default_factory=tf.Graph)
     batch_axes: dict[str, int] = field(default_factory=dict)
     session: tf.compat.v1.Session | None = None
+    declared: dict[str, Kind] = field(default_factory=dict)
 
     def batch(self, name: str, *shape: int | None, dtype: tf.DType = tf.float64, axis: int = 0) -> tf.Tensor:
         """A placeholder that is split; its batch axis is left open."""
@@ -51,7 +53,7 @@ class Case:
 
     def propagation(self) -> Propagation:
         shapes = lambda name: self.graph.get_tensor_by_name(name).shape  # noqa: E731
-        return propagate(self.graph.as_graph_def(), self.batch_axes, shapes)
+        return propagate(self.graph.as_graph_def(), self.batch_axes, shapes, declared=self.declared)
 
     def kind(self, tensor: tf.Tensor) -> Kind:
         return self.propagation().kind(tensor.name)

@@ -20,13 +20,31 @@ def test_random_numbers_of_a_fixed_shape_are_noise_beside_rows_only(case):
 
 
 def test_what_a_seed_draws_that_all_replicas_have_is_the_same_on_all(case):
-    x, state = tensor(case, "x"), tf.compat.v1.get_variable("state", [2], tf.int64)
-    given = tf.compat.v1.placeholder_with_default(np.array([1, 2]), [2])
-    ids = [tf.random.stateless_uniform([3], seed, 0, 9, tf.int64) for seed in ([1, 2], given + 1)]
-    assert all(isinstance(case.kind(drawn), Replicated) for drawn in ids)
-    others = [tf.cast(x[0, :2], tf.int64), state + 1]  # what may be an example's, and what may be a generator's
-    for seed in others:
-        assert isinstance(case.kind(tf.random.stateless_uniform([3], seed, 0, 9, tf.int64)), Unknown)
+    x, given = tensor(case, "x"), tf.compat.v1.placeholder_with_default(np.array([1, 2]), [2])
+    count, state = (tf.Variable([1, 2], dtype=tf.int64, use_resource=True, name=name) for name in ("count", "state"))
+    case.declared[state.handle.name] = Replicated(is_generator=True)
+    in_a_function = tf.function(lambda seed: tf.random.stateless_normal([3], seed))
+    draws = [
+        lambda seed: tf.random.stateless_uniform([3], seed, 0, 9, tf.int64),
+        lambda seed: tf.random.stateless_categorical([[0.1, 0.2]], 3, seed),
+        lambda seed: tf.random.experimental.stateless_shuffle([3, 1, 2], seed),
+        in_a_function,
+    ]
+    alike = [[1, 2], given + 1, tf.random.split([1, 2])[1], count + 1]
+    own = [tf.cast(x[0, :2], tf.int64), tf.random.split(state.read_value())[0], state + count]
+    kinds = [[case.kind(draw(tf.convert_to_tensor(seed))) for draw in draws] for seed in (*alike, *own)]
+    assert all(isinstance(kind, Replicated) for row in kinds[: len(alike)] for kind in row)
+    assert all(isinstance(kind, Unknown) for row in kinds[len(alike) :] for kind in row)
+
+
+def test_what_is_drawn_in_a_map_by_an_examples_own_seed_belongs_to_it(case):
+    x = tensor(case, "x")
+    seeds = tf.random.stateless_uniform([tf.shape(x)[0], 2], [1, 2], None, None, tf.int32)
+    made = tf.map_fn(
+        lambda pair: pair[0] + tf.random.stateless_normal([3], pair[1], dtype=tf.float64),
+        (x, seeds), fn_output_signature=tf.float64,
+    )  # fmt: skip
+    assert case.kind(made) == PerExample(0)
 
 
 def test_what_is_made_of_noise_and_of_what_all_replicas_share_is_noise(case):

@@ -1,0 +1,103 @@
+"""What is drawn for each example by a seed that all replicas share: one device's numbers, or each replica's own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.fragment import fragment
+from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
+from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.op_types import input_names
+from autodist.graph.ops import Trait
+from autodist.graph.propagation import PerExample, Propagation
+from autodist.kernels.base import Context
+from autodist.kernels.replicate.advance_alike import AddedToDraws
+
+
+@dataclass(frozen=True)
+class AlikeDraw:
+    """A node that would draw the same numbers on each replica, for examples that are not the same.
+
+    Attributes:
+        node: its name.
+        seed: the tensor by which it draws.
+        axis: along which it draws for one example after the other, where what it draws for the whole batch is known.
+        per: how many rows for each example, likewise.
+    """
+
+    node: str
+    seed: str
+    axis: int | None = None
+    per: int = 0
+
+
+def find_alike_draws(item: GraphItem, flows: Propagation, varying: Set[str]) -> Iterator[AlikeDraw]:
+    """The draws by a seed that all replicas share, of those nodes that every replica has a copy of."""
+    for node in item.wiring.having(Trait.BY_KEY):
+        inputs = [tensor(name) for name in node.input if not is_control(name)]
+        first, *_ = called = input_names(node.op)
+        seed = next(inputs[k] for k, name in enumerate(called) if name in ("seed", "key"))
+        if node.name not in varying or node_of(seed) in varying:
+            continue
+        kind, per = flows.kind(node.name), flows.rows_for_each(node.name)
+        by_shape_alone = first == "shape" and varying.isdisjoint(map(node_of, inputs[1:]))
+        if by_shape_alone and isinstance(kind, PerExample) and per is not None:
+            yield AlikeDraw(node.name, seed, kind.axis, per)
+        else:
+            yield AlikeDraw(node.name, seed)
+
+
+def all_examples(item: GraphItem, context: Context) -> str | None:
+    """The tensor with the number of examples of all replicas; None: each worker knows its own alone."""
+    if item.is_global:
+        return ALL_EXAMPLES
+    return EXAMPLES if context.workers == 1 else None
+
+
+def draw_for_all(
+    editor: GraphEditor, item: GraphItem, draws: Sequence[AlikeDraw], examples: str, replicas: int
+) -> AddedToDraws:
+    """Lets nodes draw for the whole batch and take the rows of their own replica, which are those of one device.
+
+    The node becomes what passes on its rows; what draws stands behind it, and is copied for each replica with it.
+
+    Args:
+        editor: of the step.
+        item: the captured step.
+        draws: the nodes.
+        examples: the tensor with the number of examples of all replicas.
+        replicas: how many there are.
+    """
+    indices: list[str] = []
+    nodes: dict[str, str] = {}
+    for draw in draws:
+        node = editor[draw.node]
+        shape, *others = [name for name in node.input if not is_control(name)]
+        with fragment(editor, f"draw_for_all/{draw.node}", item.spec_of) as f:
+            index, count = tf.constant([1], tf.int64), f.input(examples, tf.int64, [])
+            first = index * (count // replicas) + tf.minimum(index, count % replicas)
+            first = tf.minimum(first, tf.maximum(count - 1, 0))  # where it has no examples, a row that does not count
+            part = f.input(shape)
+            own = tf.cast(part, tf.int64)
+            is_split = tf.equal(tf.range(tf.size(part)), draw.axis)
+            whole = tf.where(is_split, tf.maximum(count, 1) * draw.per, own)
+            drawing = f.add(node, "whole", [f.name(tf.cast(whole, part.dtype)), *others])
+            drawn = f.input(drawing.name, item.spec_of(tensor(draw.node)).dtype)
+            rows = tf.slice(drawn, tf.where(is_split, first * draw.per, 0), own)
+        _pass_on(editor, draw.node, f.name(rows), rows.dtype)
+        indices.append(node_of(f.name(index)))
+        nodes |= dict.fromkeys(f.made, draw.node)
+    return AddedToDraws(tuple(indices), nodes)
+
+
+def _pass_on(editor: GraphEditor, name: str, source: str, dtype: tf.DType) -> None:
+    """Lets a node be what passes on a tensor."""
+    node = editor[name]
+    node.op = "Identity"
+    node.attr.clear()
+    node.attr["T"].type = dtype.as_datatype_enum
+    editor.set_inputs(name, [source, *filter(is_control, node.input)])
