@@ -25,12 +25,14 @@ from autodist.cluster.launch import LaunchedScript
 from autodist.cluster.ports import PortHeld, hold_port
 from autodist.cluster.protocol import (
     Ask,
+    Doing,
     Facts,
     Heartbeat,
     Inspect,
     Leaving,
     Lost,
     Message,
+    Progress,
     ProtocolError,
     Release,
     Said,
@@ -137,6 +139,8 @@ class Agent:
                 self.send(facts)
             case Start():
                 self._start(message)
+            case Ask(is_on_its_way=True) if self._script is not None:
+                self._answer_for(self._script)
             case Release() | Ask() | Said() | Waiting() if self._script is not None:
                 self._script.tell(message)
             case Stop():
@@ -147,6 +151,10 @@ class Agent:
         assert self._held is not None, "Facts with a port come before Start"
         self._script = LaunchedScript(start, self._held, self._stop_timeout, self.send, self._ended.set)
         self._on_preempt = start.join.on_preempt
+
+    def _answer_for(self, script: LaunchedScript) -> None:
+        if not script.is_stopped:
+            self.send(Progress.of_this_process(Doing.ELSE, script.began))
 
     def _beat(self, interval: float) -> None:
         while not self._ended.wait(interval):

@@ -264,16 +264,17 @@ class Coordinator:
             self._changed.wait_for(lambda: self._cause is not None, timeout)
             return self._cause
 
-    def ask(self, limit: float) -> dict[str, Progress | None] | None:
+    def ask(self, limit: float, are_on_their_way: bool = False) -> dict[str, Progress | None] | None:
         """What the script of every other worker does, by the worker's name; None once the run is over.
 
         Args:
             limit: seconds after which a worker counts as one that does not answer, and has None.
+            are_on_their_way: whether some may not have come to their first step, as in `Ask`.
         """
         with self._changed:
             for link in self._links:
                 link.progress = None
-        self._tell_all(Ask())
+        self._tell_all(Ask(are_on_their_way))
         with self._changed:
             self._changed.wait_for(lambda: not self._is_running or all(link.progress for link in self._links), limit)
             return {link.name: link.progress for link in self._links} if self._is_running else None

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO
 
 from autodist.cluster.member import CONTROL_VARIABLE
@@ -27,6 +29,10 @@ _REPORT_LIMIT = 1.0
 _MOST_ROUNDS = 20
 
 
+# As Linux calls what a signal or a tracer has stopped.
+_STOPPED = ("T", "t")
+
+
 class LaunchedScript:
     """A running script: what it prints and says is passed on, and `end` leaves nothing of it.
 
@@ -36,6 +42,9 @@ class LaunchedScript:
         stop_timeout: seconds between asking it to end and ending it.
         send: called with `Line`, `Joined`, `Progress`, `Leaving`, `Done` and, last, `Exited`, from several threads.
         on_exit: called when all has been sent.
+
+    Attributes:
+        began: when it was started, by `time.monotonic`.
     """
 
     def __init__(
@@ -47,7 +56,9 @@ class LaunchedScript:
         on_exit: Callable[[], None],
     ) -> None:
         self._send, self._on_exit = send, on_exit
+        self.began = time.monotonic()
         self._gone = threading.Event()
+        self._process: int | None = None  # of the script, as its guard tells
         self._passed = 0  # lines; that some are lost of two threads' counts does no harm
         self._control, theirs = socket.socketpair()
         self._reports, report_fd = os.pipe()
@@ -77,6 +88,11 @@ class LaunchedScript:
         self._run(self._tell_all)
         self._run(self._converse)
         self._watch = self._run(self._wait)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the script's process stands: it was sent SIGSTOP, or a debugger holds it."""
+        return self._process is not None and not self._gone.is_set() and state_of(self._process) in _STOPPED
 
     def tell(self, message: Message) -> None:
         """Passes a message on to the script's member, which reads it once it is made."""
@@ -118,7 +134,10 @@ class LaunchedScript:
 
     def _wait(self) -> None:
         with os.fdopen(self._reports, "rb") as reports:
-            numbers = [int(line) for line in reports]
+            numbers = []
+            for line in reports:
+                numbers.append(int(line))
+                self._process = numbers[0]
         guard_status = self._guard.wait()
         status = numbers[1] if len(numbers) == 2 else self._end_unguarded(numbers, guard_status)
         self._gone.set()
@@ -146,3 +165,12 @@ class LaunchedScript:
             except ProcessLookupError:
                 continue
         return guard_status or 1
+
+
+def state_of(process: int) -> str | None:
+    """The letter by which Linux says what a process does, "S" where it sleeps; None where there is none."""
+    try:
+        about = Path(f"/proc/{process}/stat").read_text()
+    except OSError:
+        return None
+    return about.rpartition(")")[2].split()[0]

@@ -145,6 +145,7 @@ class Done(Message):
 class Doing(enum.StrEnum):
     """What a worker's script does."""
 
+    JOINING = "joining"  # of the chief: it has come to its first step, and waits for the others to
     STEPPING = "stepping"  # a step, or something else that may wait for other workers
     ELSE = "else"  # whatever it does between steps
     DONE = "done"  # it has ended
@@ -152,9 +153,15 @@ class Doing(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Ask(Message):
-    """Coordinator to agent to member: what does the script do? Answered by `Progress`, unless the process stands."""
+    """Coordinator to agent to member: what does the script do? Answered by `Progress`, unless the process stands.
+
+    Attributes:
+        is_on_its_way: whether the script may not have come to its first step yet. Then the agent answers, since no
+            member may be there, or what the script imports, reads or traces lets nothing else of it run for long.
+    """
 
     kind: Literal["Ask"] = field(default="Ask", kw_only=True)
+    is_on_its_way: bool = False
 
 
 @dataclass(frozen=True)

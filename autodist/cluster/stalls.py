@@ -29,6 +29,10 @@ SAME_STEPS = (
 )
 
 
+_WAITS_IN = (Doing.JOINING, Doing.STEPPING)
+"""What a worker may do that others hold up."""
+
+
 @dataclass(frozen=True)
 class Seen:
     """One worker, looked at twice.
@@ -59,9 +63,11 @@ class Seen:
     @property
     def is_held_up(self) -> bool:
         """Whether it has been in one step, or at its end, all the while: one that does not answer may be why."""
-        return self.is_done or (
-            self.now is not None and self.now.doing == Doing.STEPPING and self.since >= self.between
-        )
+        return self.is_done or (self.now is not None and self.now.doing in _WAITS_IN and self.since >= self.between)
+
+    @property
+    def has_joined(self) -> bool:
+        return self.now is None or self.now.doing != Doing.JOINING
 
     @property
     def is_done(self) -> bool:
@@ -144,7 +150,7 @@ def _missed(chief: Seen, ended: list[Seen], waiting: list[Seen]) -> Stall:
 class AsksWorkers(Protocol):
     """What the watch needs of the coordinator."""
 
-    def ask(self, limit: float) -> dict[str, Progress | None] | None: ...
+    def ask(self, limit: float, are_on_their_way: bool) -> dict[str, Progress | None] | None: ...
 
     def wait_for_end(self, timeout: float) -> bool: ...
 
@@ -153,6 +159,9 @@ class AsksWorkers(Protocol):
 
 class StallWatch:
     """On the chief, looks after the others while it waits; ends the run where it can never go on.
+
+    While it waits for the others to come to their first step, whoever imports, reads or traces may take its time, and
+    one alone whose process is stopped counts as one that does not answer.
 
     Where it may go on, since a worker is busy outside of the step, that is told in the log, after twice the time each
     time.
@@ -187,7 +196,8 @@ class StallWatch:
 
     def _look(self) -> None:
         looked, mine = time.monotonic(), self._progress()
-        asked, answers = self._stopwatch.read(), self._coordinator.ask(self._limits.look_interval / 2)
+        asked, is_joining = self._stopwatch.read(), mine.doing == Doing.JOINING
+        answers = self._coordinator.ask(self._limits.look_interval / 2, is_joining)
         if answers is None:
             return
         answered = self._stopwatch.read()
@@ -212,7 +222,7 @@ class StallWatch:
     def _tell(self, chief: Seen, others: Mapping[str, Seen]) -> None:
         late = [f"{name} (for {seen.since:.0f} s)" for name, seen in others.items() if _is_elsewhere(seen)]
         if late:
-            what = "the end of its script" if chief.is_done else "a step"
+            what = "the end of its script" if chief.is_done else "a step" if chief.has_joined else "its first step"
             _log.warning(
                 "%s has waited %.0f s, in %s, for what is outside of any step: %s.",
                 chief.name, chief.since, what, ", ".join(late),

@@ -72,6 +72,7 @@ class Peers:
         if member is not None:
             member.let_chief_fail_first(spec.cause_timeout)
         self._caller: Caller | None = None
+        self._joins_since: float | None = None
         self._ended_at: float | None = None
         self.apart: tuple[str, str] | None = None
         self.failure: WorkerFailedError | None = None
@@ -180,14 +181,17 @@ class Peers:
         coordinator.wait_in_first_step()
         with self._start_up.doing(f"waiting for {others} to trace the step and join"):
             server = start_server(coordinator.addresses, 0, coordinator.held, config)
+            self._joins_since = time.monotonic()
+            limits = Limits(self._spec.stall_timeout, self._spec.answer_timeout, self._spec.deadlock_timeout)
+            StallWatch(coordinator, self._spec.workers[0].name, self._progress, limits)
             # From now on, whenever they were started: the script may take its time to come to its first step.
             try:
                 wait_until_listening(coordinator.addresses, self._spec.start_timeout, coordinator.require_on_their_way)
             except WorkerFailedError as failure:
                 raise self._as_told_last(failure) from None
+            finally:
+                self._joins_since = None
         self._start_up.has_done("all %d workers have joined", len(self._spec.workers))
-        limits = Limits(self._spec.stall_timeout, self._spec.answer_timeout, self._spec.deadlock_timeout)
-        StallWatch(coordinator, self._spec.workers[0].name, self._progress, limits)
         return server
 
     def _follow(self, member: Member, config: tf.compat.v1.ConfigProto) -> tf.distribute.Server:
@@ -203,6 +207,9 @@ class Peers:
         """What this worker's script does."""
         if self._ended_at is not None:
             return Progress.of_this_process(Doing.DONE, self._ended_at)
+        joins_since = self._joins_since
+        if joins_since is not None:
+            return Progress.of_this_process(Doing.JOINING, joins_since)
         assert self._caller is not None, "peers have joined"
         is_stepping, since = self._caller.state
         return Progress.of_this_process(Doing.STEPPING if is_stepping else Doing.ELSE, since)

@@ -84,6 +84,4 @@ def _fault(kind: str, start: int, random: np.random.Generator) -> Fault:
     step = BAND * start + int(random.integers(BAND - 1))
     if kind in ("kill while saving", "full disk") and (step + 1) % EVERY:
         step = BAND * start + (step + 1) % BAND % (BAND - 1)
-    if kind == "stop" and step == 0:
-        step = 1  # whoever stops before its first step is waited for as long as it may take to come there
     return Fault(kind, step, float(random.uniform(0, 0.05)))

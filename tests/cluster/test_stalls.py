@@ -52,10 +52,22 @@ def test_a_chief_that_makes_fewer_steps(tmp_path: Path) -> None:
     assert "localhost:1 waits in a step for localhost:0, whose script has ended" in said
 
 
+def test_a_worker_that_was_stopped_on_its_way_to_its_first_step(tmp_path: Path) -> None:
+    before = "if 'AUTODIST_CONTROL' in os.environ: os.kill(os.getpid(), signal.SIGSTOP)\n"
+    with Training(tmp_path, TRAIN, TWO, before) as run:
+        assert run.wait(START + STALLED) != 0
+        assert (
+            "localhost:1 has not answered for 3 s, while localhost:0 waits for it: its process was stopped"
+            in run.stderr
+        )
+        run.assert_gone()
+
+
 @pytest.mark.busy
-def test_a_worker_that_was_stopped(tmp_path: Path) -> None:
+def test_a_worker_that_was_stopped_and_before_its_first_step_let_nothing_else_of_it_run(tmp_path: Path) -> None:
+    holds = "import ctypes\nif me: ctypes.PyDLL(None).sleep(5)\n"  # longer than it may take to answer later
     script = "note(f'stepped{me}')\nwait_for('go')\nstep(batch)\n"
-    with Training(tmp_path, TRAIN + script, TWO) as run:
+    with Training(tmp_path, holds + TRAIN + script, TWO) as run:
         worker = run.wait_for_note("stepped1", START)
         os.kill(worker, signal.SIGSTOP)
         run.note("go")

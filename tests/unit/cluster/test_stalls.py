@@ -56,6 +56,11 @@ def stall_of(chief: Seen, *others: Seen) -> tuple[str, str] | None:
             "has not answered for 60 s, while a and d wait for it:",
         ),
         ([seen("a", Doing.ELSE), silent("b", 61)], "b", "has not answered for 60 s: its process"),
+        (
+            [seen("a", Doing.JOINING), silent("b", 61)],
+            "b",
+            "has not answered for 60 s, while a waits for it: its process",
+        ),
         ([done("a"), seen("b", Doing.ELSE), silent("c", 61)], "c", "has not answered"),
     ],
 )
@@ -76,6 +81,7 @@ def test_what_can_never_go_on(workers: list[Seen], worker: str, words: str) -> N
         [seen("a", Doing.STEPPING, 900, used=0.3, queued=4.5), done("b")],  # it would, if it got a processor
         [waiting("a"), silent("b", 59)],
         [waiting("a"), done("b"), silent("c", 59)],
+        [seen("a", Doing.JOINING, 290), seen("b", Doing.ELSE, 400)],  # it imports, reads or traces
         [waiting("a"), waiting("b")],  # not for long enough: they may wait for something else than workers
         [waiting("a", 30), done("b")],
         [waiting("a"), seen("b", Doing.STEPPING, since=3.0)],  # it has begun that step between the two looks
@@ -94,8 +100,10 @@ class Coordinator:
         self._answers = list(answers)
         self.over = threading.Event()
         self.given_up: list[tuple[str, str]] = []
+        self.asked_on_their_way: set[bool] = set()
 
-    def ask(self, limit: float) -> dict[str, Progress | None] | None:
+    def ask(self, limit: float, are_on_their_way: bool) -> dict[str, Progress | None] | None:
+        self.asked_on_their_way.add(are_on_their_way)
         return {"b": self._answers.pop(0)} if self._answers else None
 
     def wait_for_end(self, timeout: float) -> bool:
@@ -132,8 +140,8 @@ def test_nobody_is_asked_while_the_chief_has_not_waited_for_long(
 ) -> None:
     looks = iter([False, False, True])
     coordinator = Coordinator(Progress(Doing.DONE, 80.0, 1.0))
-    asked: list[float] = []
-    monkeypatch.setattr(coordinator, "ask", asked.append)
+    asked: list[tuple[float, bool]] = []
+    monkeypatch.setattr(coordinator, "ask", lambda *about: asked.append(about))
 
     def wait_for_end(timeout: float) -> bool:
         if is_over := next(looks):
@@ -145,10 +153,14 @@ def test_nobody_is_asked_while_the_chief_has_not_waited_for_long(
     assert not asked
 
 
-def test_a_worker_that_is_busy_elsewhere_is_named_once_until_twice_the_time(caplog: pytest.LogCaptureFixture) -> None:
-    busy = Progress(Doing.ELSE, 70.0, 1.0)
+@pytest.mark.parametrize(("doing", "step"), [(Doing.JOINING, "its first step"), (Doing.STEPPING, "a step")])
+def test_a_worker_that_is_busy_elsewhere_is_named_once_until_twice_the_time(
+    doing: Doing, step: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    coordinator = Coordinator(*[Progress(Doing.ELSE, 70.0, 1.0)] * 6)
     with caplog.at_level(logging.WARNING, "autodist.cluster"):
-        watch(Coordinator(*[busy] * 6), Doing.STEPPING, LIMITS.stall + 5)
+        watch(coordinator, doing, LIMITS.stall + 5)
     assert [r.getMessage() for r in caplog.records] == [
-        "a has waited 65 s, in a step, for what is outside of any step: b (for 70 s)."
+        f"a has waited 65 s, in {step}, for what is outside of any step: b (for 70 s)."
     ]
+    assert coordinator.asked_on_their_way == {doing == Doing.JOINING}
