@@ -470,6 +470,6 @@ class AutoDist:
 
     def _restart(self) -> None:
         run = self._run
-        lost = run.end.lost(run.step + 1 if run.have_joined else None, run.saved_step)
+        lost = run.end.lost(run.step + 1 if run.have_joined else None, run.saved_step, run.saved_as)
         if lost is not None:
             restart(lost, run.spec)

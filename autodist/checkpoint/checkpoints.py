@@ -141,6 +141,7 @@ class Checkpoints:
         self._beside.resume(told["prefix"], told["about"], is_same=self._run.strategy is not None)
         resume_draws(self._beside.script(told["prefix"], told["about"]))
         self._run.step = self._run.saved_step = int(told["about"].get("step", 0))
+        self._run.saved_as = told["prefix"]
         return self._run.step
 
     # -- saving ----------------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import importlib.metadata
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -20,8 +22,13 @@ from autodist.checkpoint.write import PartWriter, merge, write_here
 from autodist.error_words import words_of
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
+from autodist.runs.restarts import is_gone
 from autodist.runs.run import Run
 from autodist.runtime.variables import Kept
+
+log = logging.getLogger("autodist")
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 _MARK = Value(SIDE_FILE, lambda: tf.constant(True))
 
@@ -39,6 +46,7 @@ class Saves:
         self._run, self._folder, self._keep = run, folder, keep
         self._part_writer: PartWriter | None = None
         self._is_waited_for = False
+        self._saved_as: str | None = None
         self._beside = Beside(run)
 
     def save(self, content: Callable[[int], Content], is_in_background: bool = False, above: int = 0) -> str:
@@ -60,6 +68,7 @@ class Saves:
         """
         self.wait()
         self._folder.claim()
+        self._tell_if_gone()
         self._run.land()
         with contextlib.ExitStack() as stack:
             stack.enter_context(self._telling())
@@ -104,7 +113,8 @@ class Saves:
     ) -> None:
         with around:
             self._folder.publish(prefix, number, about, readers, finished)
-            self._run.saved_step = int(about["step"])
+            self._run.saved_step, self._run.saved_as = int(about["step"]), self._folder.prefix(number)
+            self._saved_as = self._run.saved_as
             self._folder.keep(self._keep)
 
     def _wait_at_end(self) -> None:
@@ -117,10 +127,21 @@ class Saves:
         try:
             yield
         except (OSError, tf.errors.OpError) as error:
+            folder = self._folder.path
+            if _is_missing(error):
+                raise CheckpointError(
+                    f"the checkpoint could not be written in {folder}, since that folder, or the new files in it, was "
+                    f"removed meanwhile: {words_of(error)}. See what removes it, or name another folder."
+                ) from error
             raise CheckpointError(
-                f"the checkpoint could not be written in {self._folder.path}, where earlier ones are as they were: "
-                f"{words_of(error)}. Make room there, or name another folder."
+                f"the checkpoint could not be written in {folder}, where earlier ones are as they were: "
+                f"{words_of(error)}. {_mend(error)}, or name another folder."
             ) from error
+
+    def _tell_if_gone(self) -> None:
+        """Warns of a checkpoint that this run has saved, from which it could not start again."""
+        if is_gone(self._saved_as):
+            log.warning("%s, which this run has saved last, was removed; see what removes it.", self._saved_as)
 
     def _write_parts(self, values: Iterable[Value], folder: str, follow: Follow = nobody) -> list[str]:
         in_session: dict[str, Kept] = {}
@@ -155,3 +176,15 @@ class Saves:
             "autodist": importlib.metadata.version("autodist"),
             "tensorflow": tf.__version__,
         }
+
+
+def _is_missing(error: OSError | tf.errors.OpError) -> bool:
+    return isinstance(error, FileNotFoundError | tf.errors.NotFoundError)
+
+
+def _mend(error: OSError | tf.errors.OpError) -> str:
+    # What a file may not grow by, TensorFlow has as what is out of range.
+    is_full = isinstance(error, tf.errors.ResourceExhaustedError | tf.errors.OutOfRangeError)
+    if is_full or getattr(error, "errno", None) in _FULL:
+        return "Make room there"
+    return "See whether its disk is well"

@@ -39,6 +39,7 @@ class Before:
         fault: why, the last time.
         step: that was under way then; None: nobody had made one.
         saved: step of the last checkpoint; None: none was saved.
+        saved_as: path of that checkpoint.
         seeds: of the runs that the script had made, in order, which it makes again.
         left_out: addresses of nodes that were away.
     """
@@ -47,15 +48,29 @@ class Before:
     fault: str = ""
     step: int | None = None
     saved: int | None = None
+    saved_as: str | None = None
     seeds: tuple[int, ...] = ()
     left_out: tuple[str, ...] = ()
+
+
+def _without_checkpoint(told: Before) -> Before:
+    return replace(told, saved=None, saved_as=None)
 
 
 @functools.cache
 def before() -> Before:
     """What came before this start; taken from the environment, so that what the script starts does not find it."""
     told = os.environ.pop(VARIABLE, None)
-    return Before() if told is None else Before(**json.loads(told))
+    if told is None:
+        return Before()
+    found = Before(**json.loads(told))
+    if is_gone(found.saved_as):
+        log.warning(
+            "%s, the checkpoint of step %d from which all workers were to start again, was removed: the script goes on "
+            "from what is left in its folder, or begins at its first step.", found.saved_as, found.saved,
+        )  # fmt: skip
+        return _without_checkpoint(found)
+    return found
 
 
 _seeds: list[int] = []
@@ -109,6 +124,7 @@ class Lost:
         away: addresses of nodes, where it could not start without them and nothing else was wrong.
         leaving: addresses of nodes that have said, by SIGTERM, that they go away; the chief's is none of them.
         chief_leaves: whether SIGTERM has come to this process.
+        saved_as: path of the last checkpoint.
     """
 
     error: ClusterError
@@ -117,6 +133,7 @@ class Lost:
     away: tuple[str, ...] = ()
     leaving: tuple[str, ...] = ()
     chief_leaves: bool = False
+    saved_as: str | None = None
 
     @property
     def fault(self) -> str:
@@ -163,8 +180,10 @@ def restart(lost: Lost, spec: ResourceSpec) -> None:
         f" {_told_left_out(left_out, spec)}." if left_out else "",
         " What was read of standard input is gone." if has_lost_input() else "",
     )  # fmt: skip
+    told = Before(count, lost.fault, lost.step, lost.saved, lost.saved_as, tuple(_seeds), left_out)
+    told = _without_checkpoint(told) if is_gone(lost.saved_as) else told  # which is told above
     threading.Event().wait(wait)
-    _begin(Before(count, lost.fault, lost.step, lost.saved, tuple(_seeds), left_out))
+    _begin(told)
 
 
 def _are_enough_without(addresses: Collection[str], spec: ResourceSpec) -> bool:
@@ -192,8 +211,16 @@ def _begin(told: Before) -> None:
 
 
 def _source(lost: Lost) -> str:
-    is_saved = lost.saved is not None
-    return f"the checkpoint of step {lost.saved}" if is_saved else "the script's beginning (no checkpoint was saved)"
+    if lost.saved is None:
+        return "the script's beginning (no checkpoint was saved)"
+    if is_gone(lost.saved_as):
+        return f"what is left of its checkpoints ({lost.saved_as}, of step {lost.saved}, was removed)"
+    return f"the checkpoint of step {lost.saved}"
+
+
+def is_gone(saved_as: str | None) -> bool:
+    """Whether the checkpoint of a path is not there any more."""
+    return saved_as is not None and not os.path.exists(f"{saved_as}.index")
 
 
 def backoff(count: int) -> float:

@@ -77,6 +77,7 @@ class Run:
         step: how many training steps were made, those before a checkpoint that was restored included.
         is_in_step: whether a training step is running that `step` does not count yet.
         saved_step: of the last checkpoint that was saved or restored; None: there was none.
+        saved_as: path of that checkpoint.
     """
 
     spec: ResourceSpec
@@ -125,7 +126,9 @@ class Run:
         self._plans = StepPlans(self.spec, self.builder, self.index, self.recorder)
         self.step = int(self.resumed.get("step", 0))
         self.is_in_step = False
-        self.saved_step = restarts.before().saved if not self.resumed else self.step
+        before = restarts.before()
+        self.saved_step = before.saved if not self.resumed else self.step
+        self.saved_as = before.saved_as if not self.resumed else str(self.resumed["prefix"])
         self._has_program = False
 
     @classmethod

@@ -102,19 +102,21 @@ class RunEnd:
         """
         self._peers.lose(worker, reason)
 
-    def lost(self, step: int | None, saved_step: int | None) -> Lost | None:
+    def lost(self, step: int | None, saved_step: int | None, saved_as: str | None = None) -> Lost | None:
         """On the chief, how this run was lost; None where it was not, or the script ended for a reason of its own.
 
         Args:
             step: the training step that was under way; None: before the first.
             saved_step: of the last checkpoint; None: there was none.
+            saved_as: path of that checkpoint.
         """
         fault, ended_by = self._peers.fault, self._script_end.raised
         is_ended = self._is_interrupted or self._script_end.is_terminated
         if fault is None or is_ended or not (ended_by is None or _comes_of_others(ended_by)):
             return None
         away = self._nodes_of(fault.workers if isinstance(fault, MachinesAwayError) else ())
-        return Lost(fault, step, saved_step, away, self._nodes_of(self._peers.leaving), self.is_leaving)
+        leaving = self._nodes_of(self._peers.leaving)
+        return Lost(fault, step, saved_step, away, leaving, self.is_leaving, saved_as)
 
     def _nodes_of(self, workers: Collection[str]) -> tuple[str, ...]:
         """Addresses of other nodes than the chief's that run one of these workers."""

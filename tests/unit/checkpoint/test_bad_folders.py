@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import shutil
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -70,6 +71,25 @@ def test_a_side_file_that_finds_no_room_leaves_the_last_one(tmp_path):
 def test_a_folder_that_cannot_be_written_is_named(folder):
     with pytest.raises(CheckpointError, match=f"no checkpoint can be written in {folder}: .*Name another folder"):
         autodist().checkpoint(folder, model=Model()).save()
+
+
+def test_a_folder_that_is_removed_while_it_saves_is_told_so_and_checkpoints_that_are_gone_with_the_next_save(
+    tmp_path, caplog
+):
+    checkpoint = autodist().checkpoint(tmp_path / "there", weight=tf.Variable(1.0))
+    checkpoint.save(step=1)
+
+    def remove() -> Content:
+        shutil.rmtree(tmp_path / "there")
+        return Content()
+
+    with pytest.raises(CheckpointError, match=r"there, since that folder, .*, was removed meanwhile: .*See what"):
+        checkpoint.save_with(remove, step=2, background=False)
+    checkpoint.save(step=3)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{tmp_path / 'there' / 'ckpt-1'}, which this run has saved last, was removed; see what removes it."
+    ]
+    assert checkpoint.restore() == 3
 
 
 @pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no file system in memory beside the disk")

@@ -7,6 +7,7 @@ import logging
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -56,6 +57,23 @@ def test_what_came_before_reaches_the_next_start_and_nothing_that_this_starts(
     assert (before().count, before().step, before().saved) == (1, 5, 4)
     assert VARIABLE not in restarts.os.environ
     assert [restarts.seed_of_next_run(lambda: 8) for _ in range(2)] == [7, 8]
+
+
+@pytest.mark.parametrize("when", ["before it is told", "while it waits"])
+def test_a_checkpoint_that_was_removed_meanwhile_is_told_once(
+    when: str, begun: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    index = tmp_path / "ckpt-2.index"
+    if when == "while it waits":
+        index.touch()
+    restart(Lost(KILLED, step=5, saved=4, saved_as=str(tmp_path / "ckpt-2")), spec_of(2, 3))
+    index.unlink(missing_ok=True)
+    before.cache_clear()
+    monkeypatch.setenv(VARIABLE, json.dumps(begun[0]))
+    assert (before().count, before().saved, before().saved_as) == (1, None, None)
+    said = [message for message in caplog.messages if "was removed" in message]
+    assert len(said) == 1 and f"{tmp_path}/ckpt-2" in said[0] and "of step 4" in said[0]
+    assert "start again from the checkpoint of step 4 (" in caplog.text or "what is left of its checkpoints" in said[0]
 
 
 def test_without_a_checkpoint_the_script_begins_from_its_beginning_and_says_so(
