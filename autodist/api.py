@@ -211,7 +211,8 @@ class AutoDist:
             )
         graph = tf.compat.v1.get_default_graph()
         captured = CapturedGraph.of(graph, self._notes.calls, self._sums.sums)
-        return DistributedSession(self._run, captured, self._notes, batch_axis)
+        with quiet_tensorflow():
+            return DistributedSession(self._run, captured, self._notes, batch_axis)
 
     def function(
         self,

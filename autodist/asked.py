@@ -152,5 +152,5 @@ def named_builder(name: str) -> BuildsStrategy:
         return builder_from_section(StrategySection.from_script(name))
     section = StrategySection.from_file(name)
     if section is None:
-        raise StrategyError(f"{name} has no section `strategy`; add one, as in the files of strategies/presets.")
+        raise StrategyError(f"{name} has no section `strategy`; add one, such as `strategy: AllReduce`.")
     return builder_from_section(section)

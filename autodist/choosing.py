@@ -80,7 +80,8 @@ def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -
         if not isinstance(spec, ResourceSpec):
             given = type(spec).__name__
             raise ResourceSpecError(
-                f"resource_spec is a {given}; give a ResourceSpec, as ResourceSpec.from_dict makes it."
+                f"resource_spec is a {given}; give a ResourceSpec, as ResourceSpec.from_dict makes it, or the path of "
+                "a YAML file as resource_spec_file."
             )
         return spec
     if file is not None:

@@ -48,7 +48,7 @@ def autodist(
 
     * `autodist plan --workers 2 train.py` shows what each variable would cost, and starts nothing
 
-    * `autodist plan --strategy PS --strategy Parallax train.py` compares two strategies
+    * `autodist plan --workers 2 --strategy PS --strategy Parallax train.py` compares two strategies
 
     * `autodist check cluster.yml train.py` tells whether the machines are ready
 

@@ -53,7 +53,7 @@ def run(
     ] = False,
     traceback: Traceback = False,
 ) -> None:
-    """Run a script whose code says no more than `AutoDist()`.
+    """Run a script on the machines that are given here, which need not stand in its code: `AutoDist()` is enough.
 
     What is not given here is as the script says. The script runs in this process: signals, exit status, standard input
     and terminal are as with `python SCRIPT`. A script that makes no AutoDist, or two, or ends before a step of it, ends

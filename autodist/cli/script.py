@@ -70,7 +70,9 @@ class Target:
                 raise
             except SystemExit as error:
                 if error.code not in (None, 0):
-                    raise ScriptFailedError(f"the script ended by sys.exit({error.code!r}).") from error
+                    raise ScriptFailedError(
+                        f"the script ended by sys.exit({error.code!r}) before a training step of an AutoDist."
+                    ) from error
             except Exception as error:
                 raise ScriptFailedError(f"the script failed: {describe(error, self.name)}") from error
 

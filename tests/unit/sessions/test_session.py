@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist import AutoDist, ResourceSpec
+from autodist import AutoDist, ResourceSpec, api
 from autodist.errors import CaptureError, EmptyBatchError
 
 v1 = tf.compat.v1
@@ -42,6 +44,14 @@ def test_a_run_takes_options_and_tells_what_ran(trained):
     ran = {node.node_name for device in metadata.step_stats.dev_stats for node in device.node_stats}
     assert any("MatMul" in name for name in ran) and any("autodist/replica_1/" in name for name in ran)
     assert session.run(loss, feed_dict=batch, options=None, run_metadata=None) < plain
+
+
+def test_what_tensorflow_says_while_a_session_is_made_is_left_out(monkeypatch, capfd):
+    says = b"I0000 00:00:1795321859.568474   23362 master.cc:243] Scanning workers for devices: 2 total workers\n"
+    monkeypatch.setattr(api, "DistributedSession", lambda *_: os.write(2, says + b"another line\n"))
+    with tf.Graph().as_default(), (ad := autodist()).scope():
+        ad.create_distributed_session()
+    assert capfd.readouterr().err == "another line\n"
 
 
 def test_metadata_alone_is_filled_and_earlier_contents_go(trained):
