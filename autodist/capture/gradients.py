@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.eager import forwardprop  # what forward accumulators are made by
 from tensorflow.python.framework import ops  # the registry of gradients
 from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
 from tensorflow.python.ops.parallel_for import control_flow_ops  # what vectorized_map and jacobians are made by
@@ -202,11 +203,13 @@ def noting_gradients(in_functions: bool = True) -> Iterator[GradientNotes]:
     tape_jacobian = tf.GradientTape.jacobian
     tape_batch_jacobian = tf.GradientTape.batch_jacobian
     graph_gradients = gradients_util._GradientsHelper
-    vectorize = control_flow_ops._pfor_impl
 
-    def vectorized(*args: Any, **kwargs: Any) -> Any:
-        with notes._inside():  # what is differentiated for one example by itself has no part of a batch
-            return vectorize(*args, **kwargs)
+    def unnoted(differentiating: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **kwargs: Any) -> Any:
+            with notes._inside():
+                return differentiating(*args, **kwargs)
+
+        return called
 
     def jacobian(self: tf.GradientTape, target: Any, *args: Any, **kwargs: Any) -> Any:
         return notes.jacobian(target, lambda t: tape_jacobian(self, t, *args, **kwargs), self._ensure_recording)
@@ -237,7 +240,10 @@ def noting_gradients(in_functions: bool = True) -> Iterator[GradientNotes]:
         replaced(tf.GradientTape, "jacobian", jacobian),
         replaced(tf.GradientTape, "batch_jacobian", batch_jacobian),
         replaced(gradients_util, "_GradientsHelper", helper),
-        replaced(control_flow_ops, "_pfor_impl", vectorized),
+        # What is differentiated for one example by itself has no part of a batch,
+        replaced(control_flow_ops, "_pfor_impl", unnoted(control_flow_ops._pfor_impl)),
+        # and an op's derivative forwards is made of its gradient, whose gradient is taken by its weights.
+        replaced(forwardprop, "_jvp_helper", unnoted(forwardprop._jvp_helper)),
     ):
         yield notes
 

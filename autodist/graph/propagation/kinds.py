@@ -58,7 +58,7 @@ class Replicated:
             for what is declared, and not told of what is found.
     """
 
-    is_generator: bool = field(default=False, compare=False)
+    is_generator: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

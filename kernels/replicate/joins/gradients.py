@@ -12,7 +12,7 @@ from autodist.graph.fragment import Template, fragment
 from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Gradient, Join, JoinKind
-from autodist.graph.propagation import Examples, Joined, Mean, PerExample, Sum, Unknown, Weight
+from autodist.graph.propagation import Examples, Joined, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.graph.seeds import Undecided, live_calls, seed_weight, summed_on_the_way
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.shares import Seeds, Shares
@@ -190,6 +190,8 @@ class GradientJoins:
     def _whole(self, label: str, name: str, statistics: Statistics) -> str:
         """The tensor with the whole batch's value, for one that an update reads of the compute part."""
         kind = self._joiner.flows.kind(name)
+        if isinstance(kind, Replicated) and self._joiner.context.all_compute:
+            return name  # it is a result of one function beside what differs
         if isinstance(kind, Mean | Sum):
             return self._join(label, name, kind)
         statistic = statistics.find(name)

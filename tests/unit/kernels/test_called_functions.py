@@ -1,0 +1,53 @@
+"""Functions that stay calls in a captured step: those of saved models, and what derivatives forwards are made by."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+
+SHAPES = pytest.mark.parametrize("shape", [(1, 2), (2, 2)], ids=lambda s: f"{s[0]}x{s[1]}")
+
+
+def batches(*sizes):
+    rng = np.random.default_rng(0)
+    return [(rng.normal(size=(n, 3)), rng.integers(0, 5, n)) for n in sizes]
+
+
+@SHAPES
+def test_a_table_that_a_called_function_looks_up_may_be_trained_as_a_whole(shape):
+    """The function that gives its gradient gives how many rows it has beside the rows of the batch."""
+    weight, table = (tf.Variable(np.linspace(-1, 1, 3 * n).reshape(n, 3), name=f"of_{n}") for n in (3, 5))
+    model = tf.function(lambda x, ids: tf.tanh(x @ weight) * tf.gather(table, ids)).get_concrete_function(
+        tf.TensorSpec([None, 3], tf.float64), tf.TensorSpec([None], tf.int64)
+    )
+
+    def step(x, ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x, ids) - 1))
+        for variable, gradient in zip([weight, table], tape.gradient(loss, [weight, table]), strict=True):
+            variable.assign_sub(0.1 * tf.convert_to_tensor(gradient))
+        return loss
+
+    captured = capture(step, *batches(6)[0])
+    assert captured.item.wiring.of_op("PartitionedCall") or captured.item.wiring.of_op("StatefulPartitionedCall")
+    fed = batches(6, 5, 1)
+    assert_same(train(captured, plan(captured.item, *shape), fed), one_device(captured, step, fed))
+
+
+@SHAPES
+def test_a_loss_may_have_derivatives_that_were_taken_forwards(shape):
+    weight = tf.Variable(np.linspace(-1, 1, 9).reshape(3, 3), name="weight")
+
+    def step(x, _):
+        with tf.GradientTape() as tape:
+            with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as forwards:
+                made = tf.tanh(x @ weight)
+            loss = tf.reduce_mean(tf.square(made)) + tf.reduce_mean(tf.square(forwards.jvp(made)))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    captured, fed = capture(step, *batches(6)[0]), batches(6, 5, 1)
+    assert_same(train(captured, plan(captured.item, *shape), fed), one_device(captured, step, fed))
