@@ -72,7 +72,7 @@ class Agent:
 
     def serve(self) -> None:
         """Answers until there is nobody to answer or nothing left to report; then ends the script, if it still runs."""
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._listen, name="autodist-agent", daemon=True).start()
         if self._silence is None:
             self._ended.wait()
         else:
@@ -85,12 +85,14 @@ class Agent:
         if self._is_leaving or not self._on_preempt:
             return False
         self._is_leaving = True
-        threading.Thread(target=self.send, args=(Leaving(),), daemon=True).start()
+        threading.Thread(target=self.send, args=(Leaving(),), name="autodist-leaving", daemon=True).start()
         return True
 
     def _heed_silence(self, silence: Silence) -> None:
         """Returns when the conversation has ended, or nothing was heard for too long."""
-        threading.Thread(target=self._beat, args=(beat_interval(silence.limit),), daemon=True).start()
+        threading.Thread(
+            target=self._beat, args=(beat_interval(silence.limit),), name="autodist-beat", daemon=True
+        ).start()
         # Here and not where heartbeats are sent: sending blocks when the link is cut in the middle of much output.
         while not self._ended.wait(silence.look_interval):
             if silence.is_too_long():
@@ -100,7 +102,7 @@ class Agent:
                     "pauses for longer, raise `silence_timeout`"
                 )
                 # The link may come back, and the script's end is not the cause then. A link that is cut blocks.
-                threading.Thread(target=self.send, args=(Lost(problem),), daemon=True).start()
+                threading.Thread(target=self.send, args=(Lost(problem),), name="autodist-lost", daemon=True).start()
                 return
 
     def send(self, message: Message) -> None:

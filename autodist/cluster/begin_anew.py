@@ -6,36 +6,30 @@ arguments, and the environment and directory that it was started with.
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
 import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from autodist.cluster.script_end import watch_script_end
 from autodist.cluster.start import noted_start
 
 
 class _AtTheVeryEnd:
-    """Becomes another program when Python takes its modules down, which is after all exit handlers have run.
+    """Calls `act` when Python takes its modules down, which is after all exit handlers have run.
 
     Not in an exit handler: those that were registered before it, which end the script's own processes, say, come later.
+    By then a module's names may be gone, so that `act` holds what it needs.
     """
 
     def __init__(self) -> None:
-        self._program: tuple[str, list[str], Mapping[bytes, bytes]] | None = None
-        self._is_wanted: Callable[[], bool] = lambda: True
+        self.act: Callable[[], object] = lambda: None
 
-    def become(
-        self, command: list[str], environment: Mapping[bytes, bytes], is_wanted: Callable[[], bool] = lambda: True
-    ) -> None:
-        self._program, self._is_wanted = (command[0], command, environment), is_wanted
-
-    def __del__(self, execve: Callable[..., Any] = os.execve) -> None:
-        if self._program is not None and self._is_wanted():
-            execve(*self._program)
+    def __del__(self) -> None:
+        self.act()
 
 
 _end = _AtTheVeryEnd()
@@ -58,12 +52,9 @@ def begin_anew_at_the_end(environment: Mapping[str, str]) -> None:
     if _stdin_at is not None and _place_in_stdin() is not None:  # the script may have closed it
         os.lseek(0, _stdin_at, os.SEEK_SET)
     told = {os.fsencode(name): os.fsencode(value) for name, value in environment.items()}
-    script_end, now = watch_script_end(), time.monotonic()
-    _end.become(
-        [sys.executable, *sys.orig_argv[1:]],
-        _first_environment() | told,
-        lambda: not script_end.was_told_to_end_since(now),
-    )
+    command, script_end, now = [sys.executable, *sys.orig_argv[1:]], watch_script_end(), time.monotonic()
+    begin = functools.partial(os.execve, command[0], command, _first_environment() | told)
+    _end.act = lambda: script_end.was_told_to_end_since(now) or begin()
 
 
 def cannot_begin_anew() -> str | None:

@@ -86,8 +86,8 @@ def _wait_for_end(script: subprocess.Popen[bytes]) -> None:
         script.wait()
         ended.put(None)
 
-    for watch in (watch_lifeline, watch_script):
-        threading.Thread(target=watch, daemon=True).start()
+    for name, watch in {"lifeline": watch_lifeline, "script": watch_script}.items():
+        threading.Thread(target=watch, name=f"autodist-{name}", daemon=True).start()
     ended.get()
 
 

@@ -82,12 +82,12 @@ class LaunchedScript:
         theirs.close()
         os.close(report_fd)
         held.release()
-        self._pumps = [self._run(self._pump, stream) for stream in ("stdout", "stderr")]
+        self._pumps = [self._run(f"script-{stream}", self._pump, stream) for stream in ("stdout", "stderr")]
         self._to_tell: queue.SimpleQueue[Message] = queue.SimpleQueue()
         self.tell(start.join)
-        self._run(self._tell_all)
-        self._run(self._converse)
-        self._watch = self._run(self._wait)
+        self._run("member-told", self._tell_all)
+        self._run("member", self._converse)
+        self._watch = self._run("script", self._wait)
 
     @property
     def is_stopped(self) -> bool:
@@ -107,8 +107,8 @@ class LaunchedScript:
         self._gone.wait()
         self._watch.join(_REPORT_LIMIT)
 
-    def _run(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
-        thread = threading.Thread(target=work, args=arguments, daemon=True)
+    def _run(self, name: str, work: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=work, name=f"autodist-{name}", args=arguments, daemon=True)
         thread.start()
         return thread
 

@@ -87,10 +87,10 @@ class Relay:
 
     def run(self) -> None:
         """Returns when either side has ended or the connection is lost; the coordinator has been told then."""
-        errors = threading.Thread(target=self._pass_errors, daemon=True)
+        errors = threading.Thread(target=self._pass_errors, name="autodist-relayed-errors", daemon=True)
         errors.start()
-        for work in (self._pass_input, self._pass_output, self._beat):
-            threading.Thread(target=work, daemon=True).start()
+        for name, work in {"input": self._pass_input, "output": self._pass_output, "beat": self._beat}.items():
+            threading.Thread(target=work, name=f"autodist-relayed-{name}", daemon=True).start()
         while not self._ended.wait(self._silence.look_interval):
             if not self._receiving:
                 self._silence.heard()

@@ -29,7 +29,7 @@ class ProxyCommand:
             self._process = subprocess.Popen(
                 ["/bin/sh", "-c", f"exec {command}"], stdin=theirs.fileno(), stdout=theirs.fileno()
             )
-        threading.Thread(target=self._process.wait, daemon=True).start()
+        threading.Thread(target=self._process.wait, name="autodist-proxy-command", daemon=True).start()
 
     def failure(self) -> str | None:
         """How it ended badly, after its connection broke; None if it did not."""

@@ -38,11 +38,12 @@ def _relay_all(
 ) -> None:
     """Starts a command for each of the chief's ends, one after another, and returns when all have ended."""
     have_started = threading.Event()
+    telling = _telling_of_the_chiefs_end(all_ends)
     threading.Thread(
-        target=_end_with_the_chief, args=(_telling_of_the_chiefs_end(all_ends), have_started), daemon=True
+        target=_end_with_the_chief, name="autodist-relay-chief", args=(telling, have_started), daemon=True
     ).start()
     with reach(settings, silence, lambda seconds: _stays_for(seconds, all_ends)) as machine:
-        relays = []
+        relays: list[threading.Thread] = []
         lost = None
         for ends in all_ends:
             if lost is None:
@@ -51,7 +52,8 @@ def _relay_all(
                 except ClusterError as error:
                     lost = Lost(str(error), isinstance(error, UnreachableError))
                 else:
-                    relays.append(threading.Thread(target=Relay(settings.host, far, ends, make_silence()).run))
+                    run = Relay(settings.host, far, ends, make_silence()).run
+                    relays.append(threading.Thread(target=run, name=f"autodist-relay-{len(relays)}"))
                     relays[-1].start()
                     continue
             ends.tell(encode(lost))

@@ -42,7 +42,7 @@ class Connection:
         self._is_silent = False
         self._reading: threading.Thread | None = None
         if program is not None:
-            self._reading = threading.Thread(target=self._read, daemon=True)
+            self._reading = threading.Thread(target=self._read, name="autodist-ssh", daemon=True)
             self._reading.start()
 
     @property

@@ -39,9 +39,9 @@ class Conversation:
         self._channel = channel
         self._answers: queue.SimpleQueue[Answer | Lost] = queue.SimpleQueue()
         self._complaints: list[str] = []
-        self._complaining = threading.Thread(target=self._read_complaints, daemon=True)
+        self._complaining = threading.Thread(target=self._read_complaints, name="autodist-probe-errors", daemon=True)
         self._complaining.start()
-        self._reading = threading.Thread(target=self._read, daemon=True)
+        self._reading = threading.Thread(target=self._read, name="autodist-probe", daemon=True)
         self._reading.start()
 
     def __enter__(self) -> Conversation:

@@ -124,8 +124,8 @@ def main() -> int:
 
     # Beside this thread, so that the process ends with its standard input whatever it does.
     questions: queue.SimpleQueue[Question] = queue.SimpleQueue()
-    for work in (answer_all, beat):
-        threading.Thread(target=work, daemon=True).start()
+    for name, work in {"answers": answer_all, "beat": beat}.items():
+        threading.Thread(target=work, name=f"autodist-{name}", daemon=True).start()
     for line in incoming:
         question = question_in(line)
         if question is not None:

@@ -124,7 +124,7 @@ class Follower(Agent):
             return
         self._say(f"this process was sent {name}, and ends its script")
         problem = f"its process was sent {name}, by the scheduler or somebody on its machine"
-        threading.Thread(target=self._leave, args=(problem,), daemon=True).start()
+        threading.Thread(target=self._leave, args=(problem,), name="autodist-leaving", daemon=True).start()
 
     def send(self, message: Message) -> None:
         if isinstance(message, Line):

@@ -182,8 +182,8 @@ class Reception:
             )
             return
         self._tell(Listening())
-        threading.Thread(target=self._watch_chief, daemon=True).start()
-        accepting = threading.Thread(target=self._accept, args=(listener,), daemon=True)
+        threading.Thread(target=self._watch_chief, name="autodist-reception-chief", daemon=True).start()
+        accepting = threading.Thread(target=self._accept, args=(listener,), name="autodist-reception", daemon=True)
         accepting.start()
         with self._changed:
             self._changed.wait_for(lambda: self._is_over or not self._roll.missing)
@@ -218,7 +218,7 @@ class Reception:
             if not self._at_once.acquire(blocking=False):
                 connection.close()
                 continue
-            thread = threading.Thread(target=self._receive, args=(connection,), daemon=True)
+            thread = threading.Thread(target=self._receive, args=(connection,), name="autodist-greeting", daemon=True)
             with self._changed:
                 self._conversations[thread] = connection
             thread.start()
@@ -279,7 +279,9 @@ class Reception:
         far = FarProcess(connection, arrival.name)
         ends = self._ends[arrival.hello.index - 1]
         relay = Relay(arrival.name, far, ends, Silence(self._order.silence_timeout))
-        thread = threading.Thread(target=self._relay, args=(relay, far, arrival), daemon=True)
+        thread = threading.Thread(
+            target=self._relay, args=(relay, far, arrival), name=f"autodist-{arrival.name}", daemon=True
+        )
         thread.start()
         self._close_if_nobody_is_to_come()  # before the chief is told, who may use the port then
         self._tell(Came(arrival))
