@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import pathlib
+import secrets
 import subprocess
 import textwrap
+import types
 
 import keras_suite.__main__ as command
 import numpy as np
 import pytest
+from keras_suite import files
 from keras_suite.files import Judged, Options, Run, run_and_judge
 from keras_suite.values import Difference, Values, difference
 from keras_suite.verdicts import Listed, Outcome, Promises, Verdict, judge, read_outcomes, tell
+
+from tests.cluster.runs import MARK
+from tests.forked_python.hosted import HostedPython
 
 NOTHING = Promises({}, {})
 REFUSED = Promises({"t": Listed("why", "UnevenBatchError")}, {})
@@ -174,8 +180,14 @@ TINY = """
 
 @pytest.mark.slow
 @pytest.mark.processes
-def test_files_are_run_in_the_scope_and_compared_with_one_device(tmp_path: pathlib.Path) -> None:
-    """Of layers, what trains; what a test that ends the process has kept from its turn runs in another."""
+def test_files_are_run_in_the_scope_and_compared_with_one_device(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of layers, what trains; what a test that ends the process has kept from its turn runs in another.
+
+    The processes, which are four, are forked from one that has imported TensorFlow.
+    """
+    monkeypatch.setenv(MARK, secrets.token_hex(8))
     (tmp_path / "layers").mkdir()
     (tmp_path / "layers" / "tiny_test.py").write_text(textwrap.dedent(TINY))
     (tmp_path / "layers" / "empty_test.py").write_text("")
@@ -184,7 +196,9 @@ def test_files_are_run_in_the_scope_and_compared_with_one_device(tmp_path: pathl
         {f"{ids}fixed": Listed("one length alone", "CaptureError")},
         {f"{ids}known_parts": Listed("parts"), f"{ids}gone": Listed("it was there once")},
     )
-    tested = run_and_judge(tmp_path, ["layers/tiny_test.py", "layers/empty_test.py"], Options(limit=300), promises)
+    with HostedPython(tmp_path / "python") as python:
+        monkeypatch.setattr(files, "sys", types.SimpleNamespace(executable=str(python.folder / "bin" / "python")))
+        tested = run_and_judge(tmp_path, ["layers/tiny_test.py", "layers/empty_test.py"], Options(limit=300), promises)
     assert {test.removeprefix(ids): (one.verdict.name, one.steps) for test, one in tested.items()} == {
         "fit": ("PASSED", 1),
         "parts": ("OTHER_NUMBERS", 1),
