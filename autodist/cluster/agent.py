@@ -46,6 +46,11 @@ from autodist.cluster.silence import Silence, beat_interval
 from autodist.cluster.start import content_digest
 from autodist.versions import VERSION
 
+_READ_BY_THE_LOGIN = (
+    "the agent there was not told all that the chief says ({!r} came of it): something that the login there runs (a "
+    "start file of its shell, a `ForceCommand`) reads standard input; let it do so on terminals alone"
+)
+
 
 class Agent:
     """One conversation with the coordinator.
@@ -115,6 +120,7 @@ class Agent:
             self._ended.set()
 
     def _listen(self) -> None:
+        line = b""
         try:
             for line in self._incoming:
                 if self._silence is not None:
@@ -122,6 +128,9 @@ class Agent:
                 if not self._handle(decode(line)):
                     break
         except ProtocolError as error:
+            if not line.startswith(b"{"):  # of no version
+                self.send(Lost(_READ_BY_THE_LOGIN.format(line[:80])))
+                return
             self.send(
                 Lost(
                     f"the agent of AutoDist {VERSION} there does not understand the chief's AutoDist "

@@ -110,7 +110,14 @@ def why_agent_ended(said: str) -> str:
         return "the Python there is older than 3.11; give its SSH group a `python_venv` with a newer one"
     if re.search(r"python\S*: No such file or directory", said):
         return f"there is no Python where it is looked for; give its SSH group a `python_venv` ({said})"
-    return f"its agent ended, saying:\n{said}" if said else "its agent ended without a word"
+    if not said:
+        return (
+            "its agent ended without a word: it was killed (`dmesg` there tells whether for its memory), or the login "
+            "there runs something else than what it was asked to"
+        )
+    if re.search(r"account is (currently )?not available", said):
+        return f"its user may not log in there; give its SSH group a `username` that has a shell ({said})"
+    return f"its agent ended, saying:\n{said}"
 
 
 def _signal_name(number: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from threading import Event
 from typing import Any
 
 import paramiko
@@ -28,7 +29,7 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
 
     def transport(self, sock: Any, **options: Any) -> paramiko.Transport:
         """What the connection runs on; the server is asked for a kind of key that is known, if one is."""
-        made = paramiko.Transport(sock, **options)
+        made = _Transport(sock, **options)
         security, kinds = made.get_security_options(), set(self._known.kinds.values())
         security.key_types = sorted(security.key_types, key=lambda name: _kind_of(name) not in kinds)
         return made
@@ -42,6 +43,17 @@ class HostKeys(paramiko.MissingHostKeyPolicy):
         if self._known.kinds:
             raise ChangedHostKeyError(key)
         raise UnknownHostKeyError(key, self._known.bad_lines)
+
+
+class _Transport(paramiko.Transport):
+    """Waits for the server's greeting, and then for its key, for up to `banner_timeout` each.
+
+    A client's `connect` waits for both no longer than it does for the port, and by a clock that may be set.
+    """
+
+    def start_client(self, event: Event | None = None, timeout: float | None = None) -> None:
+        self.handshake_timeout = self.banner_timeout
+        super().start_client(event)
 
 
 def _kind_of(algorithm: str) -> str:

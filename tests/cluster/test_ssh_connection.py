@@ -159,6 +159,14 @@ def test_it_is_told_without_openssh_too(home: Path, config: str, said: str, monk
         connect(SSHSettings("lab"))
 
 
+def make_nc(home: Path) -> None:
+    """A program that joins its input and output to a port."""
+    copy = "import socket, sys, threading, os; s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
+    copy += "def up():\n    while data := os.read(0, 9999): s.sendall(data)\n"
+    copy += "threading.Thread(target=up, daemon=True).start()\nwhile data := s.recv(9999): os.write(1, data)\n"
+    (home / "nc.py").write_text(copy)
+
+
 def test_files_that_the_configuration_includes_are_read(hosts: LoopbackHosts, home: Path) -> None:
     first = hosts.hosts[0]
     (home / "more").write_text(f"Host lab\n  {place(first)}\n")
@@ -170,10 +178,7 @@ def test_files_that_the_configuration_includes_are_read(hosts: LoopbackHosts, ho
 def test_a_proxy_command_runs_in_a_shell(hosts: LoopbackHosts, home: Path, configure: Configure) -> None:
     first = hosts.hosts[0]
     (home / "known_hosts").write_text(f"[{first.address}]:{first.port} {key_of(hosts)}\n")
-    copy = "import socket, sys, threading, os; s = socket.create_connection((sys.argv[1], int(sys.argv[2])))\n"
-    copy += "def up():\n    while data := os.read(0, 9999): s.sendall(data)\n"
-    copy += "threading.Thread(target=up, daemon=True).start()\nwhile data := s.recv(9999): os.write(1, data)\n"
-    (home / "nc.py").write_text(copy)
+    make_nc(home)
     configure(f'Host lab\n  {place(first)}\n  ProxyCommand python3 "$HOME/.ssh/nc.py" %h %p 2>/dev/null\n')
     client = connect(SSHSettings("lab"))
     assert client.exec_command("echo there")[1].read() == b"there\n"
@@ -181,6 +186,17 @@ def test_a_proxy_command_runs_in_a_shell(hosts: LoopbackHosts, home: Path, confi
     configure("Host lab\n  ProxyCommand false\n")
     with pytest.raises(ClusterError, match="the ProxyCommand 'false' failed: exit status 1. Try `ssh "):
         connect(SSHSettings("lab"))
+
+
+def test_a_greeting_may_take_longer_than_reaching_the_port(
+    hosts: LoopbackHosts, home: Path, configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = hosts.hosts[0]
+    (home / "known_hosts").write_text(f"[{first.address}]:{first.port} {key_of(hosts)}\n")
+    make_nc(home)
+    monkeypatch.setattr("autodist.cluster.ssh_connection.ONE_TRY", 0.5)
+    configure(f"Host lab\n  {place(first)}\n  ProxyCommand sh -c 'sleep 1; exec python3 {home}/nc.py %h %p'\n")
+    connect(SSHSettings("lab")).close()
 
 
 def test_settings_of_other_groups_come_from_the_yaml(hosts: LoopbackHosts) -> None:

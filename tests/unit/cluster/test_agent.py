@@ -19,6 +19,14 @@ def test_a_message_of_another_version_is_told_with_this_one() -> None:
     assert said.problem.endswith("install the chief's version there")
 
 
+def test_a_message_of_which_the_login_has_read_a_part_is_told_so() -> None:
+    outgoing = io.BytesIO()
+    Agent(io.BytesIO(b'":"Heartbeat"}\n'), outgoing, stop_timeout=1.0).serve()
+    (said,) = map(decode, outgoing.getvalue().splitlines())
+    assert isinstance(said, Lost)
+    assert "the login there runs" in said.problem and "reads standard input" in said.problem
+
+
 def test_an_agent_tells_its_version() -> None:
     facts, held = find_facts(Inspect(None, "/", None))
     assert facts.autodist == VERSION
