@@ -71,12 +71,19 @@ class WholeStatistics:
 
         @functools.wraps(plain)
         def create(
-            graph: Any, op_type: str, inputs: Sequence[tf.Tensor], *args: Any, name: str | None = None, **others: Any
+            graph: Any,
+            op_type: str,
+            inputs: Sequence[tf.Tensor],
+            dtypes: Any = None,
+            input_types: Any = None,
+            name: str | None = None,
+            *args: Any,
+            **others: Any,
         ) -> tf.Operation:
             node = (name or "").rstrip("/")
             is_meant = node in self._nodes and not isinstance(graph.outer_graph, tf.__internal__.FuncGraph)
             read = [self._read(notes, Place(node, k), value) for k, value in enumerate(inputs)] if is_meant else inputs
-            made: tf.Operation = plain(graph, op_type, read, *args, name=name, **others)
+            made: tf.Operation = plain(graph, op_type, read, dtypes, input_types, name, *args, **others)
             self.made |= {place: line_of(made) for place in self._wanted if is_meant and place.node == node}
             return made
 

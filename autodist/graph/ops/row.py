@@ -27,6 +27,8 @@ class Trait(enum.Flag):
     ADDITION = enum.auto()
     PRODUCT = enum.auto()
     QUOTIENT = enum.auto()
+    WHOLE_QUOTIENT = enum.auto()
+    """How often one operand goes into another."""
     COMPARISON = enum.auto()
     LOGIC = enum.auto()
     MEASURES = enum.auto()

@@ -18,7 +18,7 @@ from autodist.graph.propagation.distinct import row_by_row
 from autodist.graph.propagation.factors import NONE, Factors, additive_over, describe, power, times
 from autodist.graph.propagation.facts import SAME, Base, Dims, Fact, Form, Opaque, Reduction, Statistic
 from autodist.graph.propagation.kinds import ReducedBy
-from autodist.graph.propagation.lengths import is_same_length, length
+from autodist.graph.propagation.lengths import is_same_length, length, whole_quotient
 from autodist.graph.propagation.numbered import with_numbers
 from autodist.graph.propagation.site import Rule, Site, op_names
 
@@ -108,7 +108,9 @@ def square(site: Site) -> Fact:
 
 
 def floor_divide(site: Site) -> Fact:
-    """Exact for what is the same everywhere; a count of rows may be rounded."""
+    """Exact for what is the same everywhere, as how many elements each row has; a count of rows may be rounded."""
+    if site.rank(0) == site.rank(1) == 0 and (number := whole_quotient(length(site, 0), length(site, 1))) is not None:
+        return Dims((SAME,), (number,), is_scalar=True)
     return _with_values(site, nonlinear(site), lambda left, right: left // right if right else None)
 
 
@@ -255,7 +257,7 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(op_names("Add AddV2 Sub AddN AccumulateNV2"), with_numbers(row_by_row(add))),
     **dict.fromkeys(having(Trait.PRODUCT), with_numbers(row_by_row(multiply))),
     **dict.fromkeys(having(Trait.QUOTIENT), row_by_row(divide)),
-    **dict.fromkeys(op_names("FloorDiv TruncateDiv"), floor_divide),
+    **dict.fromkeys(having(Trait.WHOLE_QUOTIENT), floor_divide),
     **dict.fromkeys(op_names("Reciprocal Inv"), reciprocal),
     "IdentityN": outputs_of_inputs,
     "Neg": negate,

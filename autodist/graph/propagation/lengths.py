@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import tensorflow as tf
@@ -62,6 +64,8 @@ def _length(scope: Scope, tensor: str, element: int, depth: int) -> Length:
         return counted.pop() if len(counted) == 1 else None
     if node.op == "Mul":
         return _times(*_both(scope, sources, element, depth))
+    if node.op in having(Trait.WHOLE_QUOTIENT):
+        return whole_quotient(*_both(scope, sources, element, depth))
     if node.op == "Sub":
         return _less(*_both(scope, sources, element, depth))
     if node.op == "ConcatOffset":
@@ -87,6 +91,17 @@ def _times(left: Length, right: Length) -> Length:
     return None
 
 
+def whole_quotient(left: Length, right: Length) -> int | None:
+    """One length divided by another, where it is the same on every replica; None where it is not, or has a rest."""
+    if isinstance(left, Rows) and isinstance(right, Rows) and left.count == right.count and left.per and right.per:
+        quotient = left.per / right.per
+    elif isinstance(left, int) and isinstance(right, int) and right:
+        quotient = Fraction(left, right)
+    else:
+        return None
+    return int(quotient) if quotient.denominator == 1 else None
+
+
 def is_same_length(left: Length, right: Length) -> bool:
     """Whether two lengths are known to be equal on every replica."""
     if isinstance(left, Rows) and isinstance(right, Rows):
@@ -105,9 +120,15 @@ def _less(left: Length, right: Length) -> Length:
 
 def _axis(scope: Scope, tensor: str, axis: int, op: str) -> Length:
     shape, form = scope.shape(tensor), form_of(rows_of(scope.fact(tensor)))
-    if shape.rank is None or axis >= shape.rank or (op == "Size" and shape.rank != 1):
+    if shape.rank is None:
         return None
     rows = form.rows if isinstance(form, Form) else None
+    if op == "Size" and shape.rank != 1:
+        others = [n for k, n in enumerate(shape) if rows is None or k != rows.axis]
+        number = None if None in others else math.prod(others)
+        return None if rows is None or number is None else _times(Rows(0, rows.count, rows.per), number)
+    if axis >= shape.rank:
+        return None
     if rows is not None and rows.axis == axis:
         return Rows(0, rows.count, rows.per, rows.order)
     is_same = rows is not None or (isinstance(form, Form) and form.is_same)

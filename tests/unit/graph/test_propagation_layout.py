@@ -39,6 +39,8 @@ def test_layout(case, feeds):
             (tf.reshape(flat, [-1, t, 4]), PerExample(0)),
             (tf.reshape(flat, [n, t, 4]), PerExample(0)),
             (tf.reshape(s, [n, -1]), PerExample(0)),
+            (tf.reshape(x, [n, tf.size(x) // n]), PerExample(0)),
+            (tf.tile(x, [1, tf.size(x) // n]), PerExample(0)),
             (tf.reshape(x, [1, -1, 3]), PerExample(1)),
             (tf.transpose(s, [1, 0, 2]), PerExample(1)),
             (tf.expand_dims(x, 0), PerExample(1)),

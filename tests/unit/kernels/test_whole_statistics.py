@@ -58,6 +58,11 @@ def beside_their_sum(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_mean(tf.math.log(0.01 * tf.reduce_sum(each) + each))
 
 
+def beside_what_is_mapped_at_once(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    each = tf.vectorized_map(lambda row: tf.reduce_sum(tf.square(row)), made)
+    return tf.reduce_mean(tf.abs(each - tf.reduce_mean(each)))
+
+
 def covariances(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """As VICReg keeps features apart: known as a mean, and yet of deviations from a mean of the replica's own."""
     apart = made - tf.reduce_mean(made, 0)
@@ -82,6 +87,7 @@ LOSSES = [
     those_above_the_mean,
     far_from_the_mean_of_some,
     beside_their_sum,
+    beside_what_is_mapped_at_once,
 ]
 
 
