@@ -59,10 +59,12 @@ def solve(site: Site) -> Fact:
     matrix, right = operands[:2]
     if not has_rows(operands):
         return nonlinear(site)
+    rank = max(site.rank(0) or 0, site.rank(1) or 0)
+    if matrix == SAME and isinstance(right, Form) and right.rows and site.rank(1) == rank == right.rows.axis + 1:
+        return right  # each column is solved for by itself
     if factors_of(matrix):
         return site.opaque("it is not linear in a matrix that is scaled by sums over the batch")
     found = joined_rows(site, operands[:2], (0, 1))
-    rank = max(site.rank(0) or 0, site.rank(1) or 0)
     if isinstance(found, Opaque) or found.rows is None:
         return found
     if found.rows.axis >= rank - 2:
