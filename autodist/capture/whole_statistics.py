@@ -19,7 +19,7 @@ from autodist.graph.batch_statistics import Place, Statistic, Statistics, find_s
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.origins import line_of
-from autodist.graph.propagation import Mean, Scalar
+from autodist.graph.propagation import Mean, Scalar, Total, Weight
 from autodist.graph.read_again import find_behind, writes_read_again
 from autodist.messages import ALIKE_EVERYWHERE
 
@@ -100,11 +100,15 @@ class WholeStatistics:
 
     def _weight(self, statistic: Statistic, value: tf.Tensor) -> tf.Tensor | None:
         """The weight of this part of the batch in a mean of the whole; None for a sum."""
-        if not isinstance(statistic, Mean):
-            return None
+        return self._value_of(statistic.weight, value) if isinstance(statistic, Mean) else None
+
+    def _value_of(self, weight: Weight, value: tf.Tensor) -> tf.Tensor:
         named = value.graph.get_tensor_by_name
-        if isinstance(statistic.weight, Scalar):
-            return tf.cast(named(statistic.weight.tensor), value.dtype)
+        match weight:
+            case Scalar(tensor):
+                return tf.cast(named(tensor), value.dtype)
+            case Total(tensor, inner):
+                return tf.cast(named(tensor), value.dtype) * self._value_of(inner, value)
         name, axis = self._batch
         return tf.cast(tf.shape(named(name))[axis], value.dtype)
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from autodist.graph.item import GraphItem
 from autodist.graph.loss_terms import find_terms
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Propagation, Scalar, Sum, Unknown
+from autodist.graph.ops import Trait, having
+from autodist.graph.propagation import Elements, Kind, Mean, PerExample, Propagation, Sum, Total, Unknown
 from autodist.graph.seeds import joined_calls, live_calls
 from autodist.graph.walks import reach
 
@@ -28,6 +29,8 @@ class Place:
     node: str
     index: int
 
+
+_OF_SHAPES = having(Trait.OF_SHAPES)
 
 Statistic = Sum | Mean
 Statistics = Mapping[Place, Statistic]
@@ -120,7 +123,7 @@ def _first_unknown(item: GraphItem, flows: Propagation, names: Sequence[str]) ->
             continue
         seen.add(node)
         unknown = [name for name in inputs_of(item, node) if isinstance(flows.kind(name), Unknown)]
-        if not unknown:
+        if not unknown and item.wiring.nodes[node].op not in _OF_SHAPES:  # who reads a shape knows whose rows it counts
             yield node
         front += map(node_of, unknown)
 
@@ -145,5 +148,7 @@ def _is_mixed(kind: Kind) -> bool:
 
 def can_be_whole(item: GraphItem, name: str, kind: Statistic) -> bool:
     """Whether replicas can exchange it while the step computes."""
-    is_weighed = isinstance(kind, Sum) or isinstance(kind.weight, Examples | Scalar)
-    return is_weighed and item.spec_of(name).shape.is_fully_defined()
+    weight = kind.weight if isinstance(kind, Mean) else None
+    while isinstance(weight, Total):
+        weight = weight.weight
+    return not isinstance(weight, Elements) and item.spec_of(name).shape.is_fully_defined()

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation.arithmetic import add_operands, factors_of, is_neutral, nonlinear
-from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of
+from autodist.graph.propagation.combine import has_rows, joined_rows, operands_of, same_rows
 from autodist.graph.propagation.factors import NONE, additive_over
 from autodist.graph.propagation.facts import (
     SAME,
@@ -106,9 +106,9 @@ def _select_rows(site: Site) -> Fact:
     if isinstance(branches, Form) and isinstance(condition, Form):
         if condition.is_same and (branches.rows is None or branches.rows.axis != 0):
             return branches
-        rows_of_both = branches.rows is not None and condition.rows is not None
-        if rows_of_both and condition.base == branches.base and branches.rows.axis == 0:  # type: ignore[union-attr]
-            return branches
+        if branches.rows is not None and condition.rows is not None and branches.rows.axis == 0:
+            if same_rows(condition.rows, branches.rows):
+                return branches
     return site.opaque("a vector that chooses rows does not have the examples along the axis that the rows have")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autodist.graph.ops import Trait, having, linear_operands
+from autodist.graph.propagation.combine import same_rows
 from autodist.graph.propagation.facts import (
     SAME,
     Base,
@@ -90,7 +91,7 @@ def scatter(site: Site) -> Fact:
     positions, values, shape = site.form(0), site.form(1), site.dims(2)
     is_fixed = form_of(site.facts[2]) == SAME or (shape is not None and all(form.is_same for form in shape.forms))
     if is_fixed and isinstance(site.facts[0], Form) and isinstance(positions, Form) and isinstance(values, Form):
-        both_rows = positions.rows is not None and values.base == positions.base
+        both_rows = positions.rows is not None and values.rows is not None and same_rows(values.rows, positions.rows)
         if both_rows and positions.rows and positions.rows.axis == 0 and not positions.factors:
             return Form(Base.ADDED, values.factors, positions.mixed_at or values.mixed_at)
     return _dense(site, site.facts[0], 2, (1,))

@@ -65,7 +65,8 @@ def count_values(site: Site) -> Fact:
     if form_of(site.facts[1]) != SAME and not _is_bounded(site, site.inputs[1]):
         return site.opaque("how many values it counts may differ between replicas")
     has_none = site.shape(2).num_elements() == 0
-    if not isinstance(weights, Form) or not (weights.base == values.base or (weights.is_same and has_none)):
+    are_rows = isinstance(weights, Form) and weights.rows is not None and same_rows(weights.rows, values.rows)
+    if not isinstance(weights, Form) or not (are_rows or (weights.is_same and has_none)):
         return site.opaque("its weights do not belong to the same examples")
     if site.rank(0) == 2:
         return replace(values, factors=weights.factors, mixed_at=values.mixed_at or weights.mixed_at)

@@ -31,6 +31,7 @@ from autodist.graph.propagation.facts import (
 )
 from autodist.graph.propagation.lengths import is_length_of, length
 from autodist.graph.propagation.numbered import expanded
+from autodist.graph.propagation.shapes import lengths_in_turn
 from autodist.graph.propagation.site import Rule, Site
 
 RowsRule = Callable[[Site, Form, Rows], Fact]
@@ -154,7 +155,7 @@ def _reshaped_positions(site: Site, positions: Positions) -> Fact:
 
 
 def _reshape_rows(site: Site, form: Form, batch: Rows) -> Fact:
-    dims, before = site.dims(1), site.shape(0)
+    dims, before = site.dims(1) or lengths_in_turn(site, 1), site.shape(0)
     if dims is None or before.rank is None:
         return site.opaque("the shape that it makes, or its input's rank, is not known")
     counted = [axis for axis, dim in enumerate(dims.forms) if not dim.is_same]

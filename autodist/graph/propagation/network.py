@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from autodist.graph.ops import linear_operands
 from autodist.graph.propagation.arithmetic import nonlinear
-from autodist.graph.propagation.combine import weakest
+from autodist.graph.propagation.combine import in_one_order, weakest
 from autodist.graph.propagation.factors import power, times
 from autodist.graph.propagation.facts import SAME, Base, Fact, Form, Opaque, Recovery, Statistic, form_of, is_noise
 from autodist.graph.propagation.shuffles import sorted_places
@@ -94,8 +94,10 @@ def sparse_cross_entropy(site: Site) -> Fact:
         if isinstance(form, Form) and (form.factors or form.base is Base.ADDED):
             return site.opaque("it is not linear in a sum over the batch")
     both = [form for form in (first, second) if isinstance(form, Form) and form.rows is not None]
-    if len(both) == 2 and both[0].rows == both[1].rows and both[0].rows and both[0].rows.axis == 0:
-        return replace(both[0], mixed_at=both[0].mixed_at or both[1].mixed_at)
+    if len(both) == 2:
+        paired = in_one_order(*(form.rows for form in both if form.rows is not None))
+        if paired is not None and paired[0].axis == 0:
+            return Form(paired[0], mixed_at=both[0].mixed_at or both[1].mixed_at or paired[1])
     opaque = next((form for form in (first, second) if isinstance(form, Opaque)), None)
     if opaque is None:
         return site.opaque("its inputs do not both have the examples along the first axis")

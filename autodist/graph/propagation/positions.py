@@ -84,7 +84,7 @@ def divide(site: Site) -> Fact | list[Fact]:
         if isinstance(form, Opaque):
             return Opaque(form.reason)
     assert isinstance(data, Form) and isinstance(classes, Form)
-    fits = data.rows is not None and classes.rows is not None and data.base == classes.base
+    fits = data.rows is not None and classes.rows is not None and same_rows(data.rows, classes.rows)
     if not fits or data.rows is None or data.rows.axis != 0 or site.rank(1) != 1 or classes.factors:
         return site.opaque("its rows and their classes do not both have the examples along the first axis")
     if data.rows.order:

@@ -6,6 +6,7 @@ import functools
 
 import numpy as np
 
+from autodist.graph.propagation.combine import same_rows
 from autodist.graph.propagation.entries import beside_segments, unsorted_segments
 from autodist.graph.propagation.factors import NONE, power, times
 from autodist.graph.propagation.facts import (
@@ -122,7 +123,7 @@ def sum_of_segments(site: Site) -> Fact:
     number = site.dims(2) if len(site.facts) > 2 else None
     if number is None or not all(form.is_same for form in number.forms):
         return site.opaque("the number of segments may differ between replicas")
-    both_rows = data.rows is not None and segments.rows is not None and data.base == segments.base
+    both_rows = data.rows is not None and segments.rows is not None and same_rows(data.rows, segments.rows)
     if both_rows and data.rows and data.rows.axis == 0 and not segments.factors:
         return Form(Base.ADDED, data.factors, data.mixed_at)
     return site.opaque("its data and its segments do not have the examples along the first axis")

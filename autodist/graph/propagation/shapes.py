@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import tensorflow as tf
+
 from autodist.graph.propagation.combine import change_of_places
 from autodist.graph.propagation.factors import NONE, Count, additive_over, power
 from autodist.graph.propagation.facts import (
@@ -21,7 +23,7 @@ from autodist.graph.propagation.facts import (
 )
 from autodist.graph.propagation.lengths import length_in_order
 from autodist.graph.propagation.positions import all_rows, put_back
-from autodist.graph.propagation.site import Rule, Site
+from autodist.graph.propagation.site import Rule, Site, tensor_name
 
 
 def shape(site: Site) -> Fact:
@@ -112,6 +114,32 @@ def _spread_statistic(site: Site, value: Form | Statistic, batch: Rows) -> Fact:
     if is_mean and site.rank(0 if site.node.op == "BroadcastTo" else 1) not in (0, None):
         return Form(batch, mixed_at=site.node.name)
     return site.opaque("it repeats a sum over the batch for each example")
+
+
+def lengths_in_turn(site: Site, index: int) -> Dims | None:
+    """The lengths of several shapes, those of all first axes first: so the gradient of Tile takes repetitions apart."""
+    flat = site.scope.producer(site.inputs[index])
+    turned = _read_by(site, flat, "Reshape")
+    node = _read_by(site, turned, "Transpose")
+    if turned is None or node is None or node.op != "Pack":
+        return None
+    order = site.scope.constant(tensor_name(turned.input[1]))
+    if order is None or order.tolist() != [1, 0]:
+        return None
+    inputs = [tensor_name(name) for name in node.input if not name.startswith("^")]
+    packed = Site(node, inputs, [site.scope.fact(name) for name in inputs], site.scope)
+    shapes = [packed.dims(k) for k in range(len(inputs))]
+    known = [dims for dims in shapes if dims is not None and not dims.is_scalar]
+    if packed.number("axis") != 0 or len(known) != len(shapes) or len({len(dims.forms) for dims in known}) != 1:
+        return None
+    forms = [form for axis in zip(*(dims.forms for dims in known), strict=True) for form in axis]
+    values = [value for axis in zip(*(dims.values for dims in known), strict=True) for value in axis]
+    return Dims(tuple(forms), tuple(values))
+
+
+def _read_by(site: Site, node: tf.compat.v1.NodeDef | None, op: str) -> tf.compat.v1.NodeDef | None:
+    """The node that makes what a node of some op reads first."""
+    return None if node is None or node.op != op else site.scope.producer(tensor_name(node.input[0]))
 
 
 def _two_batches(site: Site) -> Opaque:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.fragment import fragment
 from autodist.graph.names import is_control, node_of, tensor
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Join, JoinKind, Merge
 from autodist.graph.propagation import (
     Examples,
@@ -85,12 +86,26 @@ class OutputJoins:
         kind, label = self._joiner.flows.kind(name), f"output/{position}"
         if self._joiner.item.spec_of(name).dtype == tf.string and not isinstance(kind, Joined | PerExample):
             return self._join_text(label, name)
+        if isinstance(kind, Unknown) and self._is_gradient(name):
+            kind = Sum()
         if isinstance(kind, Unknown) and not isinstance(kind, Joined):
             made = self._made_of_joined(label, name)
             if made is not None:
                 return made
             kind = self._guess(name, kind)
         return self._joined_as(label, name, kind)
+
+    def _is_gradient(self, name: str) -> bool:
+        """Whether it is a variable's gradient, whatever is known of how it is made: in a loop, say."""
+        gradients = self._joiner.item.gradients
+        return self._origin(name) in {self._origin(g.tensors[0]) for g in gradients if not g.is_sparse}
+
+    def _origin(self, name: str) -> str:
+        """What a tensor is, by way of what only passes it on."""
+        nodes = self._joiner.item.wiring.nodes
+        while (node := nodes[node_of(name)]).op in having(Trait.SAME):
+            name = tensor(node.input[0])
+        return name
 
     def _join_text(self, label: str, name: str) -> str:
         """Text (a summary) that shows what joins; of several that are merged, each is joined by itself."""

@@ -104,6 +104,14 @@ def test_gradients_of_filters_and_biases_are_sums(case, feeds):
     assert case.assert_joins(gradients, feeds, SIZES, rtol=1e-4) == [Sum(), Sum()]
 
 
+def test_gradients_of_what_is_repeated_for_each_example_and_of_parts_of_weights_are_sums(case, feeds):
+    """As of a weight of a loss in the gradient of a mean, and of the one of several that stand in one variable."""
+    v = case.graph.get_tensor_by_name("v:0")
+    scale, weights = tf.constant([[2.0]], v.dtype), tf.constant([1.0, 2.0], v.dtype)
+    made = tf.reduce_sum(tf.tile(scale, tf.shape(v)) * v**2 * weights[0])
+    assert case.assert_joins(tf.gradients(made, [scale, weights]), feeds, SIZES, rtol=1e-9) == [Sum(), Sum()]
+
+
 @pytest.mark.parametrize(
     "made",
     [lambda v: v[:3] ** 2, lambda v: tf.slice(v, [1, 0], [3, 6]) ** 2, lambda v: tf.concat([v, v * v], 0) ** 2],

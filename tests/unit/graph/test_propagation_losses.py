@@ -140,6 +140,18 @@ def test_keras_sparse_cross_entropy(case, feeds, from_logits, weight, expected):
     check(case, feeds, loss(tensor(case, "label"), tensor(case, "p"), sample_weight=given), expected)
 
 
+def test_sequences_whose_length_one_side_alone_tells(case, feeds):
+    """As of what a loop has written for as many turns as there are words."""
+    words = case.batch("words", 5, dtype=tf.int64)
+    feeds["words"] = np.random.default_rng(6).integers(0, 4, (BATCH, 5))
+    each = tf.nn.sparse_softmax_cross_entropy_with_logits(words, tensor(case, "s"))
+    counted = tf.cast(words > 0, tf.float64)
+    check(case, feeds, each, PerExample(0))
+    check(case, feeds, tf.reduce_sum(each * counted) / tf.reduce_sum(counted), Scalar)
+    flat = tf.reshape(tensor(case, "s"), [-1, 4])
+    check(case, feeds, tf.math.unsorted_segment_sum(flat, tf.reshape(words, [-1]), 4), Sum())
+
+
 @pytest.mark.parametrize("name", ["Dice", "Tversky"])
 def test_keras_losses_over_the_whole_batch_are_unknown(case, name):
     loss = getattr(keras.losses, name)()(tensor(case, "hot"), tensor(case, "p"))

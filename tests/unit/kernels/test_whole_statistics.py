@@ -82,12 +82,25 @@ def correlations(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum((found - tf.eye(2, dtype=made.dtype)) ** 2)
 
 
+def behind_a_step_of_descent(made: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """As a meta-gradient goes through what the whole batch has taught, twice."""
+    taught = tf.constant([[0.5], [-0.3]], made.dtype)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            tape.watch(taught)
+            read = tf.cond(tf.size(taught) > 1, lambda: made, lambda: -made)  # beside two tapes a function of its own
+            value = tf.reduce_mean((read @ taught - x[:, :1]) ** 2)
+        taught -= 0.1 * tape.gradient(value, taught)
+    return tf.reduce_mean((made @ taught - x[:, 1:2]) ** 2)
+
+
 LOSSES = [
     normalised_advantages,
     those_above_the_mean,
     far_from_the_mean_of_some,
     beside_their_sum,
     beside_what_is_mapped_at_once,
+    behind_a_step_of_descent,
 ]
 
 
@@ -109,6 +122,33 @@ def test_they_are_those_of_the_whole_batch(
     assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-10)
     told = [message for message in caplog.messages if "single examples (tests" in message]
     assert len(told) == 1 and not any("taken for a mean" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 2)])
+def test_weights_of_losses_that_lengths_of_gradients_teach(shape: tuple[int, int]) -> None:
+    """As GradNorm has it: they are compared with one another and with powers of the losses' ratios."""
+    rng = np.random.default_rng(1)
+    head, scales = (
+        tf.Variable(rng.normal(size=(3, 2)), name="head"),
+        tf.Variable([1.0, 2.0], dtype=tf.float64, name="s"),
+    )
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape(persistent=True) as tape:
+            losses = [tf.reduce_mean((tf.tanh(x @ head)[:, k] - x[:, k]) ** 2) for k in range(2)]
+            weighed = [scales[k] * loss for k, loss in enumerate(losses)]
+            lengths = [tf.norm(tape.gradient(loss, head)) for loss in weighed]
+            rates = (tf.stack(losses) / tf.reduce_mean(tf.stack(losses))) ** 1.5
+            wanted = tf.stop_gradient(rates * (lengths[0] + lengths[1]) / 2.0)
+            total, apart = weighed[0] + weighed[1], tf.reduce_sum(tf.abs(tf.stack(lengths) - wanted))
+        by_head, by_scales = tape.gradient(total, head), tape.gradient(apart, scales)
+        head.assign_sub(0.1 * by_head)
+        scales.assign_sub(0.1 * by_scales)
+        return total, apart
+
+    data = [(rng.normal(size=(n, 3)),) for n in (8, 7, 3)]
+    captured = capture(step, *data[0], is_split=True)
+    assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-10)
 
 
 def keeping(written: Callable[[tf.Tensor, tf.Variable], tf.Tensor]) -> Callable[[tf.Tensor], tf.Tensor]:

@@ -175,3 +175,24 @@ def test_an_output_of_unknown_kind_is_told_of_where_replicas_are_joined(shape, f
         for worker in range(shape[0]):
             rewrite(captured.item, Context(strategy, worker, fetching))
     assert caplog.text.count("is averaged over the replicas") == says
+
+
+@pytest.mark.parametrize("cluster", [(1, 2), (2, 1)])
+def test_a_scalar_weights_gradient_is_that_of_the_whole_batch_where_a_loop_makes_it(cluster, caplog):
+    """Of what a loop's gradient makes it is not known how it joins; a variable's gradient adds up all the same."""
+    weight = tf.Variable(1.0, dtype=tf.float64, name="weight")
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            _, made = tf.while_loop(lambda k, h: k < 4, lambda k, h: (k + 1, 0.5 * h + weight * x[:, k]), (0, x[:, 0]))
+            loss = tf.reduce_mean(made**2)
+        gradient = tape.gradient(loss, weight)
+        weight.assign_sub(0.1 * gradient)
+        return gradient
+
+    captured = capture(step, *BATCHES[0])
+    with caplog.at_level(logging.WARNING, "autodist"):
+        found = train(captured, plan(captured.item, *cluster), BATCHES)
+    for outputs, [[expected]] in zip(found.outputs, one_device(captured, step, BATCHES).outputs, strict=True):
+        assert [float(gradient) for [gradient] in outputs] == pytest.approx([float(expected)] * cluster[0], rel=1e-12)
+    assert not caplog.records
