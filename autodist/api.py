@@ -36,7 +36,6 @@ from autodist.functions.graph_function import GraphSessions
 from autodist.functions.tracing import Tracing
 from autodist.keras_training import keras_models
 from autodist.look import look
-from autodist.messages import ALIKE_EVERYWHERE, log_to_the_terminal
 from autodist.newer_control_flow import newer_control_flow
 from autodist.own_share import OwnShare
 from autodist.plain_shapes import plain_shapes
@@ -52,6 +51,7 @@ from autodist.runtime.seeds import seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.sessions.session import DistributedSession
 from autodist.strategies import BuildsStrategy
+from autodist.terminal_log import ALIKE_EVERYWHERE, log_to_the_terminal
 from autodist.trains_alone import TrainsAlone
 
 log = logging.getLogger("autodist")

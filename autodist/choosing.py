@@ -12,12 +12,12 @@ from autodist.asked import Asked
 from autodist.cluster.given.meet import meet, warn_if_alone
 from autodist.errors import MisusedError, ResourceSpecError
 from autodist.look import look
-from autodist.messages import log_to_the_terminal
 from autodist.reading.own_files import why_not_dealt
 from autodist.recording import recorder
 from autodist.resources import ResourceSpec
 from autodist.runs.restarts import before, require_can_restart
 from autodist.strategies import AllReduce, BuildsStrategy, arranged, chosen_builder, find_pipeline
+from autodist.terminal_log import log_to_the_terminal
 
 
 def choose(

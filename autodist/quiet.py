@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from autodist import tensorflow_log
-from autodist.messages import LEVEL_VARIABLE
+from autodist.terminal_log import LEVEL_VARIABLE
 
 log = logging.getLogger("autodist")
 

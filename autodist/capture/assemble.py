@@ -20,7 +20,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import without_jit_scope
 from autodist.graph.origins import note_origins
 from autodist.graph.parts import Aggregation, Gradient, GradientCall, Term, Variable
-from autodist.messages import ALIKE_EVERYWHERE
+from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -19,7 +19,7 @@ from autodist.capture.keras_batches import without_optionals
 from autodist.capture.keras_progress import TracedStep
 from autodist.converting import converting, ours
 from autodist.errors import NotSharedError
-from autodist.messages import ALIKE_EVERYWHERE
+from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -22,8 +22,8 @@ from autodist.capture.other_strategies import require_no_strategy
 from autodist.capture.own_frames import hiding_own_frames
 from autodist.capture.replaced import all_replaced, definer_of
 from autodist.converting import converting, ours
-from autodist.messages import ALIKE_EVERYWHERE
 from autodist.reading.own_batches import PartsIterator, Reading, whole_of
+from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

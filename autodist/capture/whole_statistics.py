@@ -15,13 +15,13 @@ import tensorflow as tf
 
 from autodist.capture.replaced import replaced
 from autodist.capture.whole_sums import SumNotes
-from autodist.graph.batch_statistics import Place, Statistic, Statistics, find_statistics
+from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.origins import line_of
 from autodist.graph.propagation import Mean, Scalar, Total, Weight
 from autodist.graph.read_again import find_behind, writes_read_again
-from autodist.messages import ALIKE_EVERYWHERE
+from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 
@@ -58,7 +58,7 @@ class WholeStatistics:
     def __init__(self, wanted: Statistics, batch: tuple[str, int]) -> None:
         self._wanted, self._batch = wanted, batch
         self._nodes = {place.node for place in wanted}
-        self.made: dict[Place, str | None] = {}
+        self.made: dict[NodeInput, str | None] = {}
 
     @contextmanager
     def replacing(self, notes: SumNotes) -> Iterator[None]:
@@ -82,7 +82,7 @@ class WholeStatistics:
         ) -> tf.Operation:
             node = (name or "").rstrip("/")
             is_meant = node in self._nodes and not isinstance(graph.outer_graph, tf.__internal__.FuncGraph)
-            read = [self._read(notes, Place(node, k), value) for k, value in enumerate(inputs)] if is_meant else inputs
+            read = [self._read(notes, NodeInput(node, k), x) for k, x in enumerate(inputs)] if is_meant else inputs
             made: tf.Operation = plain(graph, op_type, read, dtypes, input_types, name, *args, **others)
             self.made |= {place: line_of(made) for place in self._wanted if is_meant and place.node == node}
             return made
@@ -90,7 +90,7 @@ class WholeStatistics:
         with replaced(tf.__internal__.FuncGraph, "_create_op_internal", create):
             yield
 
-    def _read(self, notes: SumNotes, place: Place, value: tf.Tensor) -> tf.Tensor:
+    def _read(self, notes: SumNotes, place: NodeInput, value: tf.Tensor) -> tf.Tensor:
         if place not in self._wanted:
             return value
         with tf.name_scope(_SCOPE):
@@ -122,8 +122,8 @@ def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
     """
     kept = captured = capture(None)
     needed = _Needed(captured)
-    wanted: dict[Place, Statistic] = {}
-    made: Mapping[Place, str | None] = {}
+    wanted: dict[NodeInput, Statistic] = {}
+    made: Mapping[NodeInput, str | None] = {}
     told = made
     for _ in range(_MOST_TRACES):
         if needed.statistics is None:
@@ -168,7 +168,7 @@ class _Needed:
         self.statistics = behind or find_statistics(item, flows, is_left)
 
 
-def _tell(made: Mapping[Place, str | None]) -> None:
+def _tell(made: Mapping[NodeInput, str | None]) -> None:
     if made:
         lines = dict.fromkeys(line or place.node for place, line in made.items())
         log.info(

@@ -16,13 +16,13 @@ from tensorflow.python.ops import stateful_random_ops  # likewise TensorFlow
 from autodist.checkpoint.content import OURS, Value
 from autodist.checkpoint.script import files_of, saved_script
 from autodist.graph.placement import Placement, listed
-from autodist.messages import ALIKE_EVERYWHERE
 from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
 from autodist.runtime.memories import Saved
 from autodist.runtime.seeds import resume_seeds, seeds_now
 from autodist.runtime.variables import Kept
 from autodist.synchronizers import all_synchronizers
+from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 
@@ -117,7 +117,7 @@ class Beside:
         def look() -> None:
             """Once the first step that trains is made; under the same strategy later ones may have the rest."""
             strategy = self._run.strategy
-            if strategy is not None and self._run.hosts.memories.awaited and digest_of_strategy(strategy) != then:
+            if strategy is not None and self._run.engines.memories.awaited and digest_of_strategy(strategy) != then:
                 _tell_lost(about, "this strategy has no place for it")
 
         if self._run.strategy is None:

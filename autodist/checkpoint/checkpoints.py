@@ -232,10 +232,10 @@ class Checkpoints:
 
     def _read_into_session(self, prefix: str, values: Sequence[tuple[str, Kept]]) -> None:
         """Gives what the session has the values of some keys; all workers call it."""
-        workers, host, pieces = self._run.workers, self._run.hosts.beside, self._run.pieces
+        workers, engine, pieces = self._run.workers, self._run.engines.beside, self._run.pieces
 
         def read() -> str:
-            self._run.guard(read_into_session, host, pieces, lambda worker: cpu_of(worker, workers), prefix, values)
+            self._run.guard(read_into_session, engine, pieces, lambda worker: cpu_of(worker, workers), prefix, values)
             return ""
 
         self._run.chief.do_while_all_wait(read)

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from autodist.checkpoint.threads import in_threads
 from autodist.checkpoint.write import place_of
-from autodist.runtime.host import Host
+from autodist.runtime.engine import Engine
 from autodist.runtime.pieces import HasSize, Pieces, in_groups
 from autodist.runtime.variables import LARGE, Kept
 
@@ -83,12 +83,12 @@ class Here:
 
 
 def read_into_session(
-    host: Host, pieces: Pieces, desk: Callable[[int], str], prefix: str, values: Iterable[tuple[str, Kept]]
+    engine: Engine, pieces: Pieces, desk: Callable[[int], str], prefix: str, values: Iterable[tuple[str, Kept]]
 ) -> None:
     """On the chief, gives the session's variables what a checkpoint has, while nobody is in a step.
 
     Args:
-        host: where it runs.
+        engine: where it runs.
         pieces: where the values lie.
         desk: the device of a worker on which it reads files.
         prefix: of the checkpoint, as every worker sees it.
@@ -100,7 +100,7 @@ def read_into_session(
     rounds = [list(_rounds(reads)) for reads in by_worker.values()]
     for together in itertools.zip_longest(*rounds, fillvalue=()):
         groups = itertools.chain.from_iterable(together)
-        host.session.run([write for group in groups for write in _writes(host, pieces, desk, prefix, group)])
+        engine.session.run([write for group in groups for write in _writes(engine, pieces, desk, prefix, group)])
 
 
 def _rounds(reads: Iterable[R]) -> Iterator[list[list[R]]]:
@@ -126,9 +126,9 @@ def _reads(pieces: Pieces, values: Iterable[tuple[str, Kept]]) -> Iterator[_Read
 
 
 def _writes(
-    host: Host, pieces: Pieces, desk: Callable[[int], str], prefix: str, group: Sequence[_Read]
+    engine: Engine, pieces: Pieces, desk: Callable[[int], str], prefix: str, group: Sequence[_Read]
 ) -> Iterator[tf.Operation]:
-    with host.graph.as_default():
+    with engine.graph.as_default():
         let_go = []
         for read in group:
             if read.byte_size >= LARGE:

@@ -14,7 +14,7 @@ from tensorflow.python.eager import context
 from autodist.checkpoint.threads import in_threads
 from autodist.checkpoint.trail import Follow, nobody
 from autodist.graph.placement import Shard
-from autodist.runtime.host import Host
+from autodist.runtime.engine import Engine
 from autodist.runtime.pieces import HasSize, Pieces, in_groups
 from autodist.runtime.variables import Kept
 
@@ -82,14 +82,14 @@ class PartWriter:
     same time: most of that is the processor's work.
 
     Args:
-        host: where it runs.
+        engine: where it runs.
         pieces: where the values lie.
         desk: the device of a worker on which its files are written.
     """
 
-    def __init__(self, host: Host, pieces: Pieces, desk: Callable[[int], str]) -> None:
-        self._host, self._pieces, self._desk = host, pieces, desk
-        with host.graph.as_default():
+    def __init__(self, engine: Engine, pieces: Pieces, desk: Callable[[int], str]) -> None:
+        self._engine, self._pieces, self._desk = engine, pieces, desk
+        with engine.graph.as_default():
             self._folder = tf.compat.v1.placeholder(tf.string, [])
         self._looks: dict[int, tf.Tensor] = {}
         self._rounds: dict[_Asked, list[list[tuple[str, tf.Operation]]]] = {}
@@ -111,7 +111,7 @@ class PartWriter:
             self._rounds.clear()  # what was made for other placements is not asked for again
             self._rounds[asked] = self._make(*asked)
         for together in self._rounds[asked]:
-            self._host.session.run([operation for _, operation in together], {self._folder: folder})
+            self._engine.session.run([operation for _, operation in together], {self._folder: folder})
             for name, _ in together:
                 follow(_data_of(os.path.join(folder, name)))
         return [os.path.join(folder, name) for together in self._rounds[asked] for name, _ in together]
@@ -124,10 +124,10 @@ class PartWriter:
             witness.write(content)
         for worker in workers:
             if worker not in self._looks:
-                with self._host.graph.as_default(), tf.device(self._desk(worker)):
+                with self._engine.graph.as_default(), tf.device(self._desk(worker)):
                     self._looks[worker] = tf.io.read_file(tf.strings.join([self._folder, WITNESS], "/"))
             try:
-                if self._host.session.run(self._looks[worker], {self._folder: folder}) == content:
+                if self._engine.session.run(self._looks[worker], {self._folder: folder}) == content:
                     yield worker
             except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError):
                 continue
@@ -158,7 +158,7 @@ class PartWriter:
             yield _Slice(key, place_of(kept, shard), size, writer, value, is_copied)
 
     def _save(self, name: str, group: Sequence[_Slice]) -> tuple[str, tf.Operation]:
-        with self._host.graph.as_default(), tf.device(self._desk(group[0].writer)):
+        with self._engine.graph.as_default(), tf.device(self._desk(group[0].writer)):
             operation = tf.raw_ops.SaveV2(
                 prefix=tf.strings.join([self._folder, name], "/"),
                 tensor_names=[s.key for s in group],

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from autodist.cluster.ssh_messages import DONE, JOINED, OF_NO_CONNECTION, words_of
+from autodist.cluster.ssh_program_output import DONE, JOINED, OF_NO_CONNECTION, words_of
 
 _CHUNK = 1 << 16
 _MOST_LINES = 2000

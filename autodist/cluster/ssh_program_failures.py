@@ -11,7 +11,8 @@ from autodist.cluster.known_hosts import find_known_keys
 from autodist.cluster.ssh_errors import UnknownHostKeyError, why_no_connection
 from autodist.cluster.ssh_hops import known_hosts_of
 from autodist.cluster.ssh_keys import LoginRefusedError, UnusableKeyError, load_key
-from autodist.cluster.ssh_messages import (
+from autodist.cluster.ssh_program import Hop, log_of
+from autodist.cluster.ssh_program_output import (
     OF_NO_CONNECTION,
     find_cause,
     is_logged_in,
@@ -19,7 +20,6 @@ from autodist.cluster.ssh_messages import (
     unknown_cause,
     words_of,
 )
-from autodist.cluster.ssh_program import Hop, log_of
 from autodist.errors import ClusterError
 
 

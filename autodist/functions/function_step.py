@@ -26,7 +26,6 @@ from autodist.functions.running_step import RunningStep, prepare
 from autodist.functions.step_arguments import Constants, Leaf, StepArguments, count_examples, inputs_apart, split_rows
 from autodist.functions.traces import TracedFor, Traces, constant_key
 from autodist.functions.tracing import BY_ITSELF, Tracing, explaining_open_axes
-from autodist.messages import ALIKE_EVERYWHERE
 from autodist.quiet import quiet_tensorflow
 from autodist.reading.own_batches import WholeBatch
 from autodist.runs.run import Run
@@ -40,6 +39,7 @@ from autodist.runtime.batches import (
     with_a_row,
 )
 from autodist.runtime.first_batches import Meant
+from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

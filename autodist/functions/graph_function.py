@@ -26,7 +26,7 @@ v1 = tf.compat.v1
 Axis = Callable[[str, Sequence[Any], Any], int | None]
 """The axis along which an array is split, given the parameter that it came in and its place in that argument."""
 
-Place = tuple[str, Sequence[Any]]
+_ArgumentPlace = tuple[str, Sequence[Any]]
 """A parameter, and where in its argument an array is."""
 
 
@@ -138,12 +138,16 @@ class GraphFunction:
             ready[key] = self._build(graph, arguments, places, specs)
         return self._run(ready[key], [array for _, array in arrays])
 
-    def _spec(self, place: Place, array: np.ndarray) -> tf.TensorSpec:
+    def _spec(self, place: _ArgumentPlace, array: np.ndarray) -> tf.TensorSpec:
         axis = self._axis(*place, array)
         return tf.TensorSpec([None if a == axis else n for a, n in enumerate(array.shape)], array.dtype)
 
     def _build(
-        self, graph: tf.Graph, arguments: Mapping[str, Any], places: Sequence[Place], specs: Sequence[tf.TensorSpec]
+        self,
+        graph: tf.Graph,
+        arguments: Mapping[str, Any],
+        places: Sequence[_ArgumentPlace],
+        specs: Sequence[tf.TensorSpec],
     ) -> _Ready:
         placeholders = [v1.placeholder(s.dtype, s.shape, place[0]) for s, place in zip(specs, places, strict=True)]
         remaining = iter(placeholders)

@@ -18,7 +18,7 @@ from autodist.graph.walks import reach
 
 
 @dataclass(frozen=True)
-class Place:
+class NodeInput:
     """An input of a node.
 
     Attributes:
@@ -33,7 +33,7 @@ class Place:
 _OF_SHAPES = having(Trait.OF_SHAPES)
 
 Statistic = Sum | Mean
-Statistics = Mapping[Place, Statistic]
+Statistics = Mapping[NodeInput, Statistic]
 
 
 def find_statistics(item: GraphItem, flows: Propagation, is_left: Callable[[str], bool]) -> Statistics | None:
@@ -61,16 +61,16 @@ def find_statistics(item: GraphItem, flows: Propagation, is_left: Callable[[str]
 
 def met_behind(
     item: GraphItem, flows: Propagation, unknown: Sequence[str], is_left: Callable[[str], bool]
-) -> dict[Place, Statistic]:
+) -> dict[NodeInput, Statistic]:
     """The sums and means behind which some tensors are no longer known; none where something else is in the way."""
     return _met_at_each(item, flows, _first_unknown(item, flows, unknown), is_left)
 
 
 def met_mixing(
     item: GraphItem, flows: Propagation, names: Sequence[str], is_left: Callable[[str], bool]
-) -> dict[Place, Statistic]:
+) -> dict[NodeInput, Statistic]:
     """The sums and means that examples meet before some tensors."""
-    found: dict[Place, Statistic] = {}
+    found: dict[NodeInput, Statistic] = {}
     for node in _mixing(item, flows, names):
         if not is_left(node):
             found |= _met_at(item, flows, node, is_left)
@@ -79,8 +79,8 @@ def met_mixing(
 
 def _met_at_each(
     item: GraphItem, flows: Propagation, nodes: Iterable[str], is_left: Callable[[str], bool]
-) -> dict[Place, Statistic]:
-    found: dict[Place, Statistic] = {}
+) -> dict[NodeInput, Statistic]:
+    found: dict[NodeInput, Statistic] = {}
     for node in nodes:
         met = _met_at(item, flows, node, is_left)
         if not met:
@@ -89,12 +89,14 @@ def _met_at_each(
     return found | met_mixing(item, flows, [inputs_of(item, place.node)[place.index] for place in found], is_left)
 
 
-def _met_at(item: GraphItem, flows: Propagation, node: str, is_left: Callable[[str], bool]) -> dict[Place, Statistic]:
-    found: dict[Place, Statistic] = {}
+def _met_at(
+    item: GraphItem, flows: Propagation, node: str, is_left: Callable[[str], bool]
+) -> dict[NodeInput, Statistic]:
+    found: dict[NodeInput, Statistic] = {}
     for k, name in enumerate(inputs_of(item, node)):
         kind = flows.kind(name)
         if isinstance(kind, Sum | Mean) and can_be_whole(item, name, kind):
-            found[Place(node, k)] = kind
+            found[NodeInput(node, k)] = kind
         elif isinstance(kind, Unknown):  # and yet examples are known behind it: a root of a mean, say
             found |= met_behind(item, flows, [name], is_left)
     return found

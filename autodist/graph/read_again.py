@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from autodist.graph.batch_statistics import (
-    Place,
+    NodeInput,
     Statistic,
     Statistics,
     can_be_whole,
@@ -37,7 +37,7 @@ def find_behind(
         flows: how its tensors depend on the batch.
         is_left: whether a node is a layer's that sees its replica's examples by what it promises.
     """
-    found: dict[Place, Statistic] = {}
+    found: dict[NodeInput, Statistic] = {}
     for write in writes:
         value = inputs_of(item, write)[1]
         kind = flows.kind(value)
@@ -46,7 +46,7 @@ def find_behind(
         if isinstance(kind, Unknown):
             found |= met_behind(item, flows, [value], is_left)
         elif isinstance(kind, Sum | Mean) and can_be_whole(item, value, kind):
-            found |= {Place(write, 1): kind} | met_mixing(item, flows, [value], is_left)
+            found |= {NodeInput(write, 1): kind} | met_mixing(item, flows, [value], is_left)
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from autodist.asked import Asked
 from autodist.errors import LaunchError
-from autodist.notebook.parcel import pack, unpack
+from autodist.notebook.pickled import pack, unpack
 from autodist.strategies import BuildsStrategy
 
 RETURNS = (

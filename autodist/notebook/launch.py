@@ -15,12 +15,12 @@ from autodist.cluster.failure import exit_reason
 from autodist.cluster.member import CONTROL_VARIABLE
 from autodist.cluster.tools import Main
 from autodist.errors import LaunchError
-from autodist.messages import log_to_the_terminal
 from autodist.notebook.call import Call, Outcome, name_of
-from autodist.notebook.parcel import LARGEST, pack
+from autodist.notebook.pickled import LARGEST, pack
 from autodist.notebook.process import Ended, run_module
 from autodist.notebook.uses import sets, uses, what_stays
 from autodist.resources import ResourceSpec, Timeouts
+from autodist.terminal_log import log_to_the_terminal
 
 if TYPE_CHECKING:
     from autodist.strategies import BuildsStrategy

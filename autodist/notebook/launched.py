@@ -64,7 +64,7 @@ class _Report:
 
 def _call_as_chief(order: bytes, report: _Report) -> None:
     from autodist.notebook.call import RETURNS, Outcome
-    from autodist.notebook.parcel import pack
+    from autodist.notebook.pickled import pack
 
     try:
         returned = _call(order)
@@ -98,7 +98,7 @@ def _tell_nothing(kind: type[BaseException], error: BaseException, trace: Traceb
 def _call(order: bytes) -> Any:
     from autodist import AutoDist  # before TensorFlow, which comes with the function
     from autodist.notebook.call import Call
-    from autodist.notebook.parcel import unpack
+    from autodist.notebook.pickled import unpack
     from autodist.quiet import quiet_tensorflow
 
     with quiet_tensorflow():  # what the function uses may be the first here that asks TensorFlow for something

@@ -23,9 +23,9 @@ from autodist.converting import ours
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import propagate
 from autodist.graph.propagation.kinds import PerExample
-from autodist.messages import ALIKE_EVERYWHERE
 from autodist.reading.data_sets import kind_of
 from autodist.reading.own_batches import Counted, OwnBatches, OwnRows, Reading
+from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -10,14 +10,14 @@ from autodist.resources._spec import MOST_RESTARTS, ResourceSpec
 from autodist.resources._strategy import StrategySection, VariableOverride
 from autodist.resources._sync import Sync
 from autodist.resources._timeouts import Timeouts
-from autodist.resources._workers import Place, Replica, Worker
+from autodist.resources._workers import Allotment, Replica, Worker
 
 __all__ = [
     "DEFAULT_NETWORK_BANDWIDTH",
     "MOST_RESTARTS",
+    "Allotment",
     "CheckpointSection",
     "Node",
-    "Place",
     "Replica",
     "ResourceSpec",
     "SSHGroup",

@@ -22,14 +22,14 @@ from autodist.resources._strategy import StrategySection
 from autodist.resources._sync import SYNC, Sync
 from autodist.resources._timeouts import Timeouts
 from autodist.resources._translate import to_spec_error, unknown_key
-from autodist.resources._workers import Place, Replica, Worker, deal_workers, list_replicas, put_in_places
+from autodist.resources._workers import Allotment, Replica, Worker, allot, deal_workers, list_replicas
 from autodist.resources._yaml import read_yaml
 
 _EXAMPLE = (
     "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}], or given, where a scheduler starts the "
     "processes"
 )
-_HIDDEN = ("source", "is_given", "places", "micro_batches")
+_HIDDEN = ("source", "is_given", "allotments", "micro_batches")
 
 MOST_RESTARTS = 1000
 
@@ -62,7 +62,7 @@ class ResourceSpec(Timeouts):
         checkpoint: where what is trained is saved without a line of the script; None: nowhere.
         source: for messages.
         is_given: whether a scheduler starts the processes, which tell one another where they are.
-        places: in a given cluster, what each worker has for itself; none before its processes have met: until then
+        allotments: in a given cluster, what each worker has for itself; none before its processes have met: until then
             `nodes` is this machine alone.
         micro_batches: of a pipeline, whose replicas they are, all of the chief's device; 0: it is none, and each device
             of each worker is a replica.
@@ -82,7 +82,7 @@ class ResourceSpec(Timeouts):
     checkpoint: CheckpointSection | None = Field(default=None, description=CHECKPOINT)
     source: Source = Field(default_factory=Source, repr=False)
     is_given: bool = Field(default=False, repr=False)
-    places: tuple[Place, ...] = Field(default=(), repr=False)
+    allotments: tuple[Allotment, ...] = Field(default=(), repr=False)
     micro_batches: int = Field(default=0, repr=False)
 
     @classmethod
@@ -115,27 +115,27 @@ class ResourceSpec(Timeouts):
 
     @classmethod
     def from_payload(cls, payload: str) -> ResourceSpec:
-        """What `to_payload` was called on, equal to it, places included; no file is read."""
+        """What `to_payload` was called on, equal to it, allotments included; no file is read."""
         content = json.loads(payload)
         spec = cls._parse(content["spec"], Source(content["file"], content["lines"]))
-        places = tuple(Place(tuple(devices), cores, port) for devices, cores, port in content["places"])
-        made = spec.model_copy(update={"is_given": content["is_given"], "places": places})
+        allotments = tuple(Allotment(tuple(devices), cores, port) for devices, cores, port in content["allotments"])
+        made = spec.model_copy(update={"is_given": content["is_given"], "allotments": allotments})
         return made.with_micro_batches(content["micro_batches"])
 
     def as_given(self) -> ResourceSpec:
         """The same without its machines, since a scheduler has started the processes."""
-        alone = {"nodes": (Node(address="localhost", chief=True),), "is_given": True, "places": ()}
+        alone = {"nodes": (Node(address="localhost", chief=True),), "is_given": True, "allotments": ()}
         return self.model_copy(update=alone)
 
-    def with_nodes(self, nodes: Sequence[Mapping[str, Any]], places: Sequence[Place]) -> ResourceSpec:
+    def with_nodes(self, nodes: Sequence[Mapping[str, Any]], allotments: Sequence[Allotment]) -> ResourceSpec:
         """The same of a given cluster whose processes have met.
 
         Args:
             nodes: as the YAML would hold them; the chief's is the first.
-            places: of their workers.
+            allotments: of their workers.
         """
         made = self.from_dict({**self.to_dict(), "nodes": nodes})
-        kept = {"source": self.source, "strategy": self.strategy, "is_given": True, "places": tuple(places)}
+        kept = {"source": self.source, "strategy": self.strategy, "is_given": True, "allotments": tuple(allotments)}
         return made.model_copy(update=kept)
 
     def without(self, addresses: Collection[str]) -> ResourceSpec:
@@ -163,8 +163,8 @@ class ResourceSpec(Timeouts):
 
     def to_payload(self) -> str:
         """Text (JSON) that carries the spec to another process."""
-        places = [[place.devices, place.cores, place.port] for place in self.places]
-        given = {"is_given": self.is_given, "places": places, "micro_batches": self.micro_batches}
+        allotments = [[allotment.devices, allotment.cores, allotment.port] for allotment in self.allotments]
+        given = {"is_given": self.is_given, "allotments": allotments, "micro_batches": self.micro_batches}
         content = self.model_dump(mode="json", include={"nodes"}) if self.is_given else {}
         spec = self.to_dict() | content
         return json.dumps({"spec": spec, "file": self.file, "lines": dict(self.source.lines), **given})
@@ -197,7 +197,7 @@ class ResourceSpec(Timeouts):
     def workers(self) -> tuple[Worker, ...]:
         """The chief (index 0), the other workers of its node, then those of the other nodes in their order."""
         dealt = deal_workers(self.nodes)
-        return put_in_places(dealt, self.places) if self.places else dealt
+        return allot(dealt, self.allotments) if self.allotments else dealt
 
     @functools.cached_property
     def replicas(self) -> tuple[Replica, ...]:
@@ -242,7 +242,7 @@ class ResourceSpec(Timeouts):
         Raises:
             ResourceSpecError: one is not there.
         """
-        if self.places:
+        if self.allotments:
             return  # each worker has told which of its own it sees
         for index, candidate in enumerate(self.nodes):
             # Whether a node is local may ask DNS, so nodes without GPUs are not asked.

@@ -60,7 +60,7 @@ class Replica:
 
 
 @dataclass(frozen=True)
-class Place:
+class Allotment:
     """What a process has for itself that a scheduler has started.
 
     Attributes:
@@ -98,11 +98,11 @@ def deal_workers(nodes: Iterable[Node]) -> tuple[Worker, ...]:
     return tuple(_worker(index, node, position, devices) for index, (node, position, devices) in enumerate(placed))
 
 
-def put_in_places(workers: Sequence[Worker], places: Sequence[Place]) -> tuple[Worker, ...]:
+def allot(workers: Sequence[Worker], allotments: Sequence[Allotment]) -> tuple[Worker, ...]:
     """Workers, each with what it has for itself."""
     return tuple(
-        replace(worker, devices=place.devices, cores=place.cores, port=place.port)
-        for worker, place in zip(workers, places, strict=True)
+        replace(worker, devices=allotment.devices, cores=allotment.cores, port=allotment.port)
+        for worker, allotment in zip(workers, allotments, strict=True)
     )
 
 

@@ -125,7 +125,7 @@ class ChiefActs:
 
     def _hear_itself(self, script: Any) -> None:
         """Takes in what the chief knows by itself, where the others do not come to the call."""
-        own = self._run.hosts.memories.specs if self._run.have_joined else {}
+        own = self._run.engines.memories.specs if self._run.have_joined else {}
         if own and self._run.workers > 1:
             log.warning(
                 "the chief saves without the other workers: what compressors keep from step to step is on each of "
@@ -136,7 +136,7 @@ class ChiefActs:
 
     def _told(self, script: Any) -> bytes:
         """What this worker tells the chief: what kernels keep on it, and where its script is."""
-        own = {name: (spec.dtype.name, spec.shape.as_list()) for name, spec in self._run.hosts.memories.specs.items()}
+        own = {name: (spec.dtype.name, spec.shape.as_list()) for name, spec in self._run.engines.memories.specs.items()}
         return json.dumps([own, script]).encode()
 
     def _hear(self, parts: Mapping[int, bytes]) -> None:

@@ -37,9 +37,9 @@ from autodist.runs.step_plans import StepPlans
 from autodist.runs.talk import Talk
 from autodist.runs.told_strategy import tell_strategy
 from autodist.runs.written_values import WrittenValues
+from autodist.runtime.engines import Engines
 from autodist.runtime.first_batches import FirstBatches
 from autodist.runtime.gpus import GPUSupport
-from autodist.runtime.hosts import Hosts
 from autodist.runtime.mailbox import Mailbox
 from autodist.runtime.memories import Saved
 from autodist.runtime.messages import Messages
@@ -86,7 +86,7 @@ class Run:
     seed: int
     resumed: Mapping[str, Any] = field(default_factory=dict)
     strategy: strategy_pb2.Strategy | None = None
-    _hosts: Hosts | None = None
+    _engines: Engines | None = None
 
     def __post_init__(self) -> None:
         self.index = self.member.index if self.member else 0
@@ -212,7 +212,7 @@ class Run:
         if looks is not None and item.gradients:
             looks.comes_to_step(item, names, shapes or {}, rehearses)
         strategy = self._plans.build(item, names) if self.index == 0 else None
-        if self._hosts is None:
+        if self._engines is None:
             if strategy is not None and rehearses and self.workers > 1:
                 self._plans.rehearse(item, strategy, names)
             self._start()
@@ -250,7 +250,7 @@ class Run:
             self.on_training()
             self.draws |= {node.name for node in item.wiring.having(Trait.SEEDED)}
         rewritten = self._plans.rewritten(item, strategy, names, fetching, kernels)
-        program = Program(self.hosts, rewritten, list(item.inputs), self._updates)
+        program = Program(self.engines, rewritten, list(item.inputs), self._updates)
         if program.land is not None:
             self._landings.append(program.land)
         if item.gradients and self.on_first_program is not None:
@@ -288,16 +288,16 @@ class Run:
 
     def _join(self) -> None:
         """Brings this worker together with the others, where it has not met them."""
-        if self._hosts is None:
+        if self._engines is None:
             self.check_others()
             self._start()
 
     def _start(self) -> None:
         config = session_config(self.spec.workers, self.index)
-        self._hosts = Hosts(self._peers.join(config), config)
+        self._engines = Engines(self._peers.join(config), config)
         if self._awaited_memories is not None:
-            self._hosts.memories.resume(self._awaited_memories)
-        beside = self._hosts.beside
+            self._engines.memories.resume(self._awaited_memories)
+        beside = self._engines.beside
         messages = Messages(beside, self.index, self.workers)
         self._pieces = Pieces(beside, self.index, self.workers, self._home)
         mailbox = Mailbox(beside, self.index, self.workers) if self.workers > 1 else None
@@ -313,13 +313,13 @@ class Run:
     @property
     def have_joined(self) -> bool:
         """Whether this worker has met the others, so that steps can run."""
-        return self._hosts is not None
+        return self._engines is not None
 
     @property
-    def hosts(self) -> Hosts:
+    def engines(self) -> Engines:
         """Where this worker's steps run; there from the first plan on."""
-        assert self._hosts is not None, "the first plan starts them"
-        return self._hosts
+        assert self._engines is not None, "the first plan starts them"
+        return self._engines
 
     @property
     def pieces(self) -> Pieces:
@@ -328,14 +328,14 @@ class Run:
 
     def _close_session(self) -> None:
         """Takes leave of the other workers' servers, unless one may be gone: that would wait for it for ever."""
-        if self._hosts is None:
+        if self._engines is None:
             return
         if not self._peers.have_joined or (self._peers.is_idle and self._updates.is_idle and not self.end.is_bad):
             self.written_values.close()
             self.talk.close()
-            self._hosts.close()
+            self._engines.close()
         else:
-            self._hosts.abandon()
+            self._engines.abandon()
 
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:
         """Calls what fails if another worker goes away; then raises why that worker went, not what it led to here.
@@ -360,10 +360,10 @@ class Run:
 
     def resume_memories(self, saved: Saved) -> None:
         """Restores what kernels keep on this worker from step to step, now or when the first step creates it."""
-        if self._hosts is None:
+        if self._engines is None:
             self._awaited_memories = saved
         else:
-            self.guard(self._hosts.memories.resume, saved)
+            self.guard(self._engines.memories.resume, saved)
 
     # -- variables -------------------------------------------------------------------------------------------------
 
@@ -374,7 +374,7 @@ class Run:
             read: the one that is read, for whose sake it happens: what own steps wrote is brought at once, and
                 what only other workers' steps may have written when it is read itself. None: all.
         """
-        if self._hosts is not None:
+        if self._engines is not None:
             with self.turn:
                 self.land()
                 if read is None:

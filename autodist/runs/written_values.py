@@ -13,8 +13,8 @@ from autodist.proto import strategy_pb2
 from autodist.runtime.accord import Accord, Turn
 from autodist.runtime.letters import Letter
 from autodist.runtime.mailbox import Mailbox
-from autodist.runtime.parcels import Listing
 from autodist.runtime.pieces import Pieces
+from autodist.runtime.shipments import Listing
 from autodist.runtime.spread import Spread
 from autodist.runtime.variables import Tracked, VariableTracker
 from autodist.synchronizers import all_synchronizers

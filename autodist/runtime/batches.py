@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from autodist.errors import EmptyBatchError, UnevenBatchError
 from autodist.graph.parts import EvenParts
-from autodist.messages import ALIKE_EVERYWHERE
+from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.messages import ALIKE_EVERYWHERE
 from autodist.reading.data_sets import begins_within
 from autodist.reading.own_batches import Reading, WholeBatch, whole_of
 from autodist.reading.own_elements import reading_own
@@ -22,6 +21,7 @@ from autodist.runtime.batches import Share, group_rows, length_of, require_rows_
 from autodist.runtime.draws import Draws
 from autodist.runtime.first_batches import digest_of
 from autodist.runtime.seeds import seed_for_all
+from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 
@@ -31,7 +31,7 @@ _Given = tuple[Any, WholeBatch | None]
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceInData:
     """Where an iteration over a data set is.
 
     Attributes:
@@ -53,7 +53,7 @@ class Place:
         return {**vars(self), "draws": None if self.draws is None else self.draws.told()}
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Place:
+    def of(cls, told: Mapping[str, Any]) -> PlaceInData:
         """What `told` has given."""
         draws = told.get("draws")
         return cls(**{**told, "draws": None if draws is None else Draws.of(draws)})
@@ -96,9 +96,9 @@ class DistributedDataset(tf.train.experimental.PythonState):
             self._files = reading.files.deal(dataset)
         self._own = None if reading is None else self._files or reading_own(dataset, reading)
         self.on_request: Callable[[], None] | None = None
-        self.place = Place(seed=seed_for_all())
+        self.place = PlaceInData(seed=seed_for_all())
         self._goes_on = isinstance(dataset, Iterator)  # it begins once, so that all loops over it are one
-        self._resumed: Place | None = None
+        self._resumed: PlaceInData | None = None
         self._is_loop_over = False
 
     def __iter__(self) -> Iterator[Any]:
@@ -118,7 +118,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
                 self._note_request()
         finally:
             if not self._goes_on:
-                self.place = Place(self.place.ended + 1, seed=self.place.seed)
+                self.place = PlaceInData(self.place.ended + 1, seed=self.place.seed)
 
     def _part_of(self, batch: Any, whole: WholeBatch | None) -> Any:
         if self._files is not None:
@@ -147,7 +147,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
     def deserialize(self, string_value: str | bytes) -> None:
         """Goes on, with the next iteration, where another was."""
-        self.resume(Place.of(json.loads(string_value)))
+        self.resume(PlaceInData.of(json.loads(string_value)))
 
     def place_in_loop(self) -> Callable[[], Any]:
         """Gives its place of now, as JSON has it."""
@@ -155,9 +155,9 @@ class DistributedDataset(tf.train.experimental.PythonState):
 
     def go_on_in_loop(self, place: Any) -> None:
         """Goes on where another was; an iteration of which all batches were taken is over, and the next one begins."""
-        self.resume(Place.of(place), is_loop_over=True)
+        self.resume(PlaceInData.of(place), is_loop_over=True)
 
-    def resume(self, place: Place, is_loop_over: bool = False) -> None:
+    def resume(self, place: PlaceInData, is_loop_over: bool = False) -> None:
         """Goes on, with the next iteration, at a place.
 
         Args:
@@ -199,7 +199,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self.place = replace(self.place, taken=place.taken, first=place.first)
         return self._or_next(given) if self._is_loop_over and place.taken else given
 
-    def _begin_again(self, place: Place) -> Iterator[_Given]:
+    def _begin_again(self, place: PlaceInData) -> Iterator[_Given]:
         """Begins the iteration that was under way, after those before it: a shuffle draws a new order for each.
 
         A shuffle that another one reads draws when that is read first, and one that is repeated as often.
@@ -223,7 +223,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         first = next(given, None)
         if first is not None:
             return itertools.chain([first], given)
-        self.place = Place(self.place.ended + 1, seed=self.place.seed, draws=Draws.now())
+        self.place = PlaceInData(self.place.ended + 1, seed=self.place.seed, draws=Draws.now())
         return self._read()
 
     def _read(self) -> Iterator[_Given]:
@@ -266,7 +266,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         is_other = self._is_other(first, given)
         return is_other if self._files is None else self._files.holds_anywhere(is_other)
 
-    def _tell_other(self, place: Place) -> None:
+    def _tell_other(self, place: PlaceInData) -> None:
         if self._files is not None:
             log.warning("%s", dealt_otherwise(place.taken), extra=ALIKE_EVERYWHERE)
             return

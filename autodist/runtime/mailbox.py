@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from autodist.graph.devices import cpu_of
-from autodist.runtime.host import Host
+from autodist.runtime.engine import Engine
 
 Send = Callable[[Sequence[int], bytes], None]
 """Brings a message to some workers."""
@@ -24,14 +24,14 @@ class Mailbox:
     """Reads messages in a thread of its own, and hands each to whom it is for.
 
     Args:
-        host: where sending and receiving run.
+        engine: where sending and receiving run.
         worker: index of this worker.
         workers: how many there are.
     """
 
-    def __init__(self, host: Host, worker: int, workers: int) -> None:
-        self._host, self._worker = host, worker
-        with host.graph.as_default():
+    def __init__(self, engine: Engine, worker: int, workers: int) -> None:
+        self._engine, self._worker = engine, worker
+        with engine.graph.as_default():
             self._content = tf.compat.v1.placeholder(tf.string, [])
             queues = [self._queue(w, workers) for w in range(workers)]
             self._sends = [queue.enqueue(self._content) for queue in queues]
@@ -65,7 +65,7 @@ class Mailbox:
 
     def _send(self, workers: Sequence[int], content: bytes) -> None:
         """Brings a message to some workers; returns when it is there, read or not."""
-        self._host.session.run([self._sends[w] for w in workers], {self._content: content})
+        self._engine.session.run([self._sends[w] for w in workers], {self._content: content})
 
     def close(self) -> None:
         """Ends the reading. What comes later lies there unread."""
@@ -76,7 +76,7 @@ class Mailbox:
     def _read(self) -> None:
         while True:
             try:
-                message = bytes(self._host.session.run(self._next))
+                message = bytes(self._engine.session.run(self._next))
             except (tf.errors.OpError, RuntimeError):  # the session is closed, or this worker's server gone
                 return
             if message == _END:

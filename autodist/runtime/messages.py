@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from autodist.graph.devices import cpu_of
-from autodist.runtime.host import Host
+from autodist.runtime.engine import Engine
 
 _CAPACITY = 64
 
@@ -14,14 +14,14 @@ class Messages:
     """One worker's side. Each worker reads what the chief sends, in order.
 
     Args:
-        host: where sending and receiving run.
+        engine: where sending and receiving run.
         worker: index of this worker; 0 is the chief.
         workers: how many there are.
     """
 
-    def __init__(self, host: Host, worker: int, workers: int) -> None:
-        self._host, self._is_chief, self._workers = host, worker == 0, workers
-        with host.graph.as_default():
+    def __init__(self, engine: Engine, worker: int, workers: int) -> None:
+        self._engine, self._is_chief, self._workers = engine, worker == 0, workers
+        with engine.graph.as_default():
             self._content = tf.compat.v1.placeholder(tf.string, [])
             queues = [self._queue(tf.string, f"messages/{w}", w) for w in range(1, workers)]
             self._send = [queue.enqueue(self._content) for queue in queues]
@@ -45,38 +45,38 @@ class Messages:
     def exchange(self, content: bytes | None = None) -> bytes:
         """On the chief, sends `content` to all others; on another worker, waits for the next message and returns it."""
         if self._receive is not None:
-            return bytes(self._host.session.run(self._receive))
+            return bytes(self._engine.session.run(self._receive))
         if content is None:
             raise ValueError("the chief sends, it does not receive")
         if self._send:
-            self._host.session.run(self._send, {self._content: content})
+            self._engine.session.run(self._send, {self._content: content})
         return content
 
     def gather(self, content: bytes) -> list[bytes]:
         """On the chief, what every worker says, by index; on another worker, tells the chief and returns nothing."""
         if self._tell is not None:
-            self._host.session.run(self._tell, {self._content: content})
+            self._engine.session.run(self._tell, {self._content: content})
             return []
-        return [content, *map(bytes, self._host.session.run(self._listen))] if self._listen else [content]
+        return [content, *map(bytes, self._engine.session.run(self._listen))] if self._listen else [content]
 
     def post(self, content: bytes) -> None:
         """Leaves something for the chief, which reads it when it likes."""
-        self._host.session.run(self._post, {self._content: content})
+        self._engine.session.run(self._post, {self._content: content})
 
     def posted(self) -> list[bytes]:
         """On the chief, what others have posted by now."""
-        count = int(self._host.session.run(self._count_posted))
-        return [bytes(self._host.session.run(self._take_posted)) for _ in range(count)]
+        count = int(self._engine.session.run(self._count_posted))
+        return [bytes(self._engine.session.run(self._take_posted)) for _ in range(count)]
 
     def leave(self, content: bytes) -> None:
         """On another worker, leaves its last words for the chief."""
-        self._host.session.run(self._leave, {self._content: content})
+        self._engine.session.run(self._leave, {self._content: content})
 
     def left(self) -> list[bytes]:
         """On the chief, the last words of all others, for which it waits; in any order."""
-        return [bytes(words) for words in self._host.session.run(self._take_left)] if self._workers > 1 else []
+        return [bytes(words) for words in self._engine.session.run(self._take_left)] if self._workers > 1 else []
 
     def meet(self) -> None:
         """On the chief, waits until all others have called it: they have finished their last step by then."""
         if self._workers > 1:
-            self._host.session.run(self._await_ready if self._is_chief else self._say_ready)
+            self._engine.session.run(self._await_ready if self._is_chief else self._say_ready)

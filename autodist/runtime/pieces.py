@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.graph.placement import EVERY_WORKER, Placement, Shard
-from autodist.runtime.host import Host
+from autodist.runtime.engine import Engine
 from autodist.runtime.variables import Kept, Tracked
 
 _Key = tuple[str, Placement]
@@ -68,14 +68,14 @@ class Pieces:
     """Moves values between the script's variables and the session's, on all workers.
 
     Args:
-        host: where it runs.
+        engine: where it runs.
         worker: index of this worker.
         workers: how many there are.
         home: the device on which a worker keeps a variable of a dtype.
     """
 
-    def __init__(self, host: Host, worker: int, workers: int, home: Callable[[int, tf.DType], str]) -> None:
-        self._host = host
+    def __init__(self, engine: Engine, worker: int, workers: int, home: Callable[[int, tf.DType], str]) -> None:
+        self._engine = engine
         self._worker, self._workers, self._home = worker, workers, home
         self._reads: dict[_Key, tf.Tensor] = {}
         self._writes: dict[tuple[_Key, tuple[int, ...]], _Writes] = {}
@@ -102,7 +102,7 @@ class Pieces:
         for some in in_groups(values):
             made = [self._write(value.kept, self._all(workers)) for value in some]
             arrays = {given: np.asarray(v.read()) for v, (given, ops) in zip(some, made, strict=True) if ops}
-            self._host.session.run([op for _, ops in made for op in ops], arrays)
+            self._engine.session.run([op for _, ops in made for op in ops], arrays)
             for value in some:
                 then(value)
 
@@ -110,7 +110,7 @@ class Pieces:
         """Gives the script's objects the values that the session has."""
         if not variables:
             return
-        for tracked, value in zip(variables, self._host.session.run([self._read(t) for t in variables]), strict=True):
+        for tracked, value in zip(variables, self._engine.session.run([self._read(t) for t in variables]), strict=True):
             tracked.write(value)
             tracked.is_behind = False
 
@@ -132,7 +132,7 @@ class Pieces:
         """
         for shard in kept.shards:
             worker = self._worker if shard.owner == EVERY_WORKER else shard.owner
-            with self._host.graph.as_default(), self.on(kept, worker):
+            with self._engine.graph.as_default(), self.on(kept, worker):
                 handle = self._handle(kept, shard, shard.name)
                 first = [tf.raw_ops.DisableCopyOnRead(resource=handle)] if is_still else []
                 with tf.control_dependencies(first):
@@ -143,7 +143,7 @@ class Pieces:
         """Each shard of a variable and each copy of one: the worker that has it, and its handle there."""
         for shard in kept.shards:
             for worker, name in self.named_holders(shard):
-                with self._host.graph.as_default(), self.on(kept, worker):
+                with self._engine.graph.as_default(), self.on(kept, worker):
                     handle = self._handle(kept, shard, name)
                 yield shard, worker, handle
 
@@ -159,7 +159,7 @@ class Pieces:
         key = (tracked.shared_name, tracked.placement)
         if key not in self._reads:
             parts = [read for _, _, read in self.shards(tracked.kept)]
-            with self._host.graph.as_default(), self.on(tracked.kept, self._worker):
+            with self._engine.graph.as_default(), self.on(tracked.kept, self._worker):
                 self._reads[key] = _together(parts, tracked.placement)
         return self._reads[key]
 
@@ -170,7 +170,7 @@ class Pieces:
         key = ((kept.shared_name, kept.placement), workers)
         if key not in self._writes:
             made = []
-            with self._host.graph.as_default():
+            with self._engine.graph.as_default():
                 with self.on(kept, self._worker):
                     given = tf.compat.v1.placeholder(kept.dtype, kept.shape)
                     # What is fed is the memory of the script's object; with a copy of its own the session lets go of

@@ -15,8 +15,8 @@ from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, UNEVEN, GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.parts import EvenParts
 from autodist.runtime.batches import require_even, require_examples, uneven
-from autodist.runtime.host import Host
-from autodist.runtime.hosts import Hosts
+from autodist.runtime.engine import Engine
+from autodist.runtime.engines import Engines
 from autodist.runtime.memory import collect_and_trim, trim_heaps
 from autodist.runtime.repeated import Parts, can_repeat, repeated
 from autodist.runtime.timeline import trace_file
@@ -32,7 +32,7 @@ class Program:
     """Runs one rewritten step.
 
     Args:
-        hosts: where it runs.
+        engines: where it runs.
         item: the rewritten step.
         inputs: the captured inputs, in the order in which `run` takes their values.
         updates: runs, beside the steps, the updates that a step leaves to be run later.
@@ -41,10 +41,10 @@ class Program:
         land: waits until all updates of this worker's steps are written; None: the steps wait for that themselves.
     """
 
-    def __init__(self, hosts: Hosts, item: GraphItem, inputs: Sequence[str], updates: Updates) -> None:
-        host, prefix = hosts.add(item.graph_def)
+    def __init__(self, engines: Engines, item: GraphItem, inputs: Sequence[str], updates: Updates) -> None:
+        engine, prefix = engines.add(item.graph_def)
         present = {node.name for node in item.graph_def.node}
-        hosts.initialize(host, {key: prefix + name for key, name in item.initializers.items()})
+        engines.initialize(engine, {key: prefix + name for key, name in item.initializers.items()})
         self._used = [node_of(name) in present for name in inputs]
         feeds = [prefix + name for name, used in zip(inputs, self._used, strict=True) if used]
         batch = len(feeds)
@@ -54,23 +54,23 @@ class Program:
         self._counts_all = node_of(ALL_EXAMPLES) in present
         if self._counts_all:
             feeds.append(prefix + ALL_EXAMPLES)
-        operations = [host.graph.get_operation_by_name(prefix + name) for name in item.targets]
-        outputs = [host.graph.get_tensor_by_name(prefix + name) for name in item.outputs]
+        operations = [engine.graph.get_operation_by_name(prefix + name) for name in item.targets]
+        outputs = [engine.graph.get_tensor_by_name(prefix + name) for name in item.outputs]
         collective = any(node.op.startswith("Collective") for node in item.graph_def.node)
         trace = trace_file(prefix.rstrip("/"), _worker_of(item, feeds[0].removeprefix(prefix))) if feeds else None
-        self._run = host.callable(outputs, operations, feeds, collective, trace)
-        self._make_run_with_options = lambda: host.callable_with_options(outputs, operations, feeds, collective)
+        self._run = engine.callable(outputs, operations, feeds, collective, trace)
+        self._make_run_with_options = lambda: engine.callable_with_options(outputs, operations, feeds, collective)
         self._updates = updates
-        self._host, self._trace = host, trace
-        fed = [host.graph.get_tensor_by_name(name) for name in feeds]
+        self._engine, self._trace = engine, trace
+        fed = [engine.graph.get_tensor_by_name(name) for name in feeds]
         self._tells_of_examples = item.replication is not None and item.replication.counts_examples
         self._parts = Parts(outputs, operations, fed[:batch], fed[batch:], self._tells_of_examples)
         self._repeated: dict[int, Callable[..., list[np.ndarray]]] = {}
         self._gives_back = bool(item.gradients)
         self._even = item.replication.even_parts if item.replication else None
         self._is_global = item.is_global
-        self._update = _callable_of(host, prefix, item.served)
-        self.land = _callable_of(host, prefix, item.landed)
+        self._update = _callable_of(engine, prefix, item.served)
+        self.land = _callable_of(engine, prefix, item.landed)
 
     def run(
         self,
@@ -107,7 +107,7 @@ class Program:
     def can_repeat(self) -> bool:
         """Whether `repeat` may be called: several steps in one call are the same as one after the other."""
         runs_alone = self._update is None and self.land is None and self._trace is None and bool(self._parts.batch)
-        return runs_alone and can_repeat(self._host.graph.as_graph_def())
+        return runs_alone and can_repeat(self._engine.graph.as_graph_def())
 
     def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """One step on each of some batches, in one call; see `run`.
@@ -125,7 +125,7 @@ class Program:
             UnevenBatchError: replicas have different numbers of examples, and all need equally many.
         """
         if len(batches) not in self._repeated:
-            self._repeated[len(batches)] = repeated(self._host, self._parts, len(batches))
+            self._repeated[len(batches)] = repeated(self._engine, self._parts, len(batches))
         return self._call(self._repeated[len(batches)], batches, examples, all_examples)
 
     def _call(
@@ -179,10 +179,10 @@ class Program:
         return outputs
 
 
-def _callable_of(host: Host, prefix: str, operations: Sequence[str]) -> Callable[[], Any] | None:
+def _callable_of(engine: Engine, prefix: str, operations: Sequence[str]) -> Callable[[], Any] | None:
     if not operations:
         return None
-    return host.callable([], [host.graph.get_operation_by_name(prefix + name) for name in operations], [])
+    return engine.callable([], [engine.graph.get_operation_by_name(prefix + name) for name in operations], [])
 
 
 def _worker_of(item: GraphItem, fed: str) -> int:

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.graph.ops import Trait, having
-from autodist.runtime.host import Host
+from autodist.runtime.engine import Engine
 
 _STAYS_BEHIND = having(Trait.SEEDED)
 """What draws from a state that TensorFlow keeps with the node: another node for it would begin anew."""
@@ -43,11 +43,11 @@ def can_repeat(graph_def: tf.compat.v1.GraphDef) -> bool:
     return not moves and not (ops & _STAYS_BEHIND) and tf.compat.v1.control_flow_v2_enabled()
 
 
-def repeated(host: Host, step: Parts, times: int) -> Callable[..., list[np.ndarray]]:
+def repeated(engine: Engine, step: Parts, times: int) -> Callable[..., list[np.ndarray]]:
     """Several steps in one call; each begins when the one before it is done.
 
     Args:
-        host: where the step stands.
+        engine: where the step stands.
         step: the step.
         times: how many steps.
 
@@ -55,9 +55,9 @@ def repeated(host: Host, step: Parts, times: int) -> Callable[..., list[np.ndarr
         What takes `times` values for each tensor of `batch`, one step's after the other's, and one for each of `alike`,
         and returns the outputs of the last step; for the number of examples, the least of all steps.
     """
-    body = _body(host, step)
+    body = _body(engine, step)
     used = {name if ":" in name else f"{name}:0" for node in body.node for name in node.input}
-    with host.graph.as_default():
+    with engine.graph.as_default():
         fed = [_like(tensor) for _ in range(times) for tensor in step.batch]
         rows = [_in_turn(fed[k :: len(step.batch)]) for k in range(len(step.batch))]
         same = [_like(tensor) for tensor in step.alike]
@@ -84,13 +84,13 @@ def repeated(host: Host, step: Parts, times: int) -> Callable[..., list[np.ndarr
             shape_invariants=[tf.TensorShape([]), *(output.shape for output in step.outputs)],
             parallel_iterations=1,
         )
-    return host.callable(outputs, [made.op], [tensor.name for tensor in (*fed, *same)])
+    return engine.callable(outputs, [made.op], [tensor.name for tensor in (*fed, *same)])
 
 
-def _body(host: Host, step: Parts) -> tf.compat.v1.GraphDef:
+def _body(engine: Engine, step: Parts) -> tf.compat.v1.GraphDef:
     """The step's nodes, without those that are fed."""
     fed = {tensor.op for tensor in (*step.batch, *step.alike)}
-    host.graph.make_operations()
+    engine.graph.make_operations()
     found: dict[tf.Operation, None] = {}
     waiting = [*(output.op for output in step.outputs), *step.operations]
     while waiting:
@@ -98,7 +98,7 @@ def _body(host: Host, step: Parts) -> tf.compat.v1.GraphDef:
         if operation not in found and operation not in fed:
             found[operation] = None
             waiting += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
-    whole = host.graph.as_graph_def()
+    whole = engine.graph.as_graph_def()
     names = {operation.name for operation in found}
     body = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
     body.node.extend(node for node in whole.node if node.name in names)

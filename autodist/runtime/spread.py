@@ -11,8 +11,8 @@ from tensorflow.core.framework import tensor_pb2
 
 from autodist.graph.devices import cpu_of
 from autodist.graph.placement import EVERY_WORKER
-from autodist.runtime.host import Host
-from autodist.runtime.parcels import Listing, Parcel, Part, Slice
+from autodist.runtime.engine import Engine
+from autodist.runtime.shipments import Listing, Part, Shipment, Slice
 
 _CAPACITY = 2
 """Messages that lie at a worker: one is on its way while another is assigned."""
@@ -30,15 +30,15 @@ class Spread:
     long messages (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth broadcast", 2009).
 
     Args:
-        host: where it runs.
+        engine: where it runs.
         worker: index of this worker; 0 is the chief.
         workers: how many there are.
         home: the device on which a worker keeps a variable of a dtype.
     """
 
-    def __init__(self, host: Host, worker: int, workers: int, home: Callable[[int, tf.DType], str]) -> None:
+    def __init__(self, engine: Engine, worker: int, workers: int, home: Callable[[int, tf.DType], str]) -> None:
         self.worker, self.workers = worker, workers
-        self._host, self._home = host, home
+        self._engine, self._home = engine, home
         self._sends: dict[tuple[int, ...] | int, Callable[..., object]] = {}
         self._receives: dict[tuple[int, ...] | None, Callable[..., list[np.ndarray]]] = {}
         self._writes: dict[tuple[Part, bool], _Writes] = {}
@@ -51,28 +51,28 @@ class Spread:
             read: gives the value of a variable, by its place among those that are given.
         """
         known: tuple[int, np.ndarray] | None = None
-        for parcel in listing.parcels:
+        for shipment in listing.shipments:
             pieces = []
-            for one in parcel.slices:
+            for one in shipment.slices:
                 part = listing.parts[one.part]
                 if known is None or known[0] != one.part:
                     known = (one.part, _bytes_of(_cut(read(part.value), part)))
                 pieces.append(known[1] if one.stop < 0 else known[1][one.start : one.stop])
             lengths = np.array([len(piece) for piece in pieces], np.int64)
             content = pieces[0] if len(pieces) == 1 else _together(pieces)
-            self._send(parcel, listing)(content, lengths)
+            self._send(shipment, listing)(content, lengths)
 
     def take(self, listing: Listing) -> None:
         """On another worker, takes what it is to have, and hands on what all get; returns when that is done."""
         mine = listing.to(self.worker)
-        for one in (one for parcel in mine for one in parcel.slices):  # all at once, and so before the first comes
+        for one in (one for shipment in mine for one in shipment.slices):  # all at once, and so before the first comes
             self._written_by(listing.parts[one.part], one)
         halves: dict[int, np.ndarray] = {}
-        for parcel in mine:
-            content, lengths = self._receive(parcel, listing)()
+        for shipment in mine:
+            content, lengths = self._receive(shipment, listing)()
             found: dict[tf.Tensor, np.ndarray] = {}
             writes: list[tf.Operation] = []
-            for one, piece in zip(parcel.slices, _apart(content, lengths), strict=True):
+            for one, piece in zip(shipment.slices, _apart(content, lengths), strict=True):
                 part = listing.parts[one.part]
                 whole = _whole(halves, part, one, piece)
                 if whole is not None:
@@ -81,31 +81,31 @@ class Spread:
                     writes += made
             del content
             if writes:
-                self._host.session.run(writes, found)
+                self._engine.session.run(writes, found)
 
     # -- messages --------------------------------------------------------------------------------------------------
 
-    def _send(self, parcel: Parcel, listing: Listing) -> Callable[..., object]:
+    def _send(self, shipment: Shipment, listing: Listing) -> Callable[..., object]:
         """A callable that sends a message on the chief."""
-        is_for_all = parcel.to == EVERY_WORKER
-        key = tuple(listing.after(0)) if is_for_all else parcel.to
+        is_for_all = shipment.to == EVERY_WORKER
+        key = tuple(listing.after(0)) if is_for_all else shipment.to
         if key not in self._sends:
-            with self._host.graph.as_default():
+            with self._engine.graph.as_default():
                 with tf.device(cpu_of(self.worker, self.workers)):
                     given = [tf.compat.v1.placeholder(dtype, [None]) for dtype in (tf.uint8, tf.int64)]
-                queues = [self._queue(w, is_for_all) for w in (listing.after(0) if is_for_all else [parcel.to])]
+                queues = [self._queue(w, is_for_all) for w in (listing.after(0) if is_for_all else [shipment.to])]
                 sends = [queue.enqueue(given) for queue in queues]
-            self._sends[key] = self._host.callable([], sends, [t.name for t in given])
+            self._sends[key] = self._engine.callable([], sends, [t.name for t in given])
         return self._sends[key]
 
-    def _receive(self, parcel: Parcel, listing: Listing) -> Callable[..., list[np.ndarray]]:
+    def _receive(self, shipment: Shipment, listing: Listing) -> Callable[..., list[np.ndarray]]:
         """A callable that gives the next message on another worker, and hands it on where it is for all."""
-        after = tuple(listing.after(self.worker)) if parcel.to == EVERY_WORKER else None
+        after = tuple(listing.after(self.worker)) if shipment.to == EVERY_WORKER else None
         if after not in self._receives:
-            with self._host.graph.as_default():
+            with self._engine.graph.as_default():
                 message = self._queue(self.worker, after is not None).dequeue()
                 sends = [self._queue(w, is_for_all=True).enqueue(message) for w in after or ()]
-            self._receives[after] = self._host.callable(message, sends, [])
+            self._receives[after] = self._engine.callable(message, sends, [])
         return self._receives[after]
 
     def _queue(self, worker: int, is_for_all: bool) -> tf.queue.FIFOQueue:
@@ -127,7 +127,7 @@ class Spread:
         dtype = tf.as_dtype(part.dtype)
         made = []
         with (
-            self._host.graph.as_default(),
+            self._engine.graph.as_default(),
             tf.device(self._home(self.worker, tf.int64 if part.on_cpu else dtype)),
         ):
             given = tf.compat.v1.placeholder(dtype, part.shape)

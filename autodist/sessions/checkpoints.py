@@ -26,7 +26,7 @@ def resume(run: Run, variables: Mapping[str, Kept]) -> None:
     if run.index == 0:
         workers = run.workers
         run.guard(
-            read_into_session, run.hosts.beside, run.pieces, lambda worker: cpu_of(worker, workers),
+            read_into_session, run.engines.beside, run.pieces, lambda worker: cpu_of(worker, workers),
             run.resumed["prefix"], found.items(),
         )  # fmt: skip
     run.talk.wait_for_chief()

@@ -21,7 +21,6 @@ from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.propagation import PerExample, Replicated
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Fetching, Kernel, only_sets
-from autodist.messages import ALIKE_EVERYWHERE
 from autodist.runs.run import Run
 from autodist.runtime.batches import tell_of_empty_micro_batches
 from autodist.runtime.program import Program
@@ -29,6 +28,7 @@ from autodist.sessions.batches import require_no_queue
 from autodist.sessions.feeds import SessionFeeds
 from autodist.sessions.initial_values import InitialValues
 from autodist.sessions.plan import SessionPlan
+from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -98,7 +98,7 @@ class DistributedSession(SessionInterface):
     @property
     def sess_str(self) -> str:
         """The server that it runs on; empty where this worker is alone."""
-        return str(self._run.hosts.beside.session.sess_str)
+        return str(self._run.engines.beside.session.sess_str)
 
     @plain_shapes()
     def run(

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from autodist.compressors import Code, Summed
 from autodist.kernels.communicate.exchange import Exchange
-from autodist.kernels.communicate.parcels import like_packed, packed, unpacked
+from autodist.kernels.communicate.packed import like_packed, packed, unpacked
 from autodist.kernels.communicate.team_exchange import TeamExchange
 from autodist.kernels.sums import ordered_sum
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from autodist.kernels.communicate.exchange import Exchange
-from autodist.kernels.communicate.parcels import like_packed, packed, unpacked
+from autodist.kernels.communicate.packed import like_packed, packed, unpacked
 from autodist.synchronizers import Teams
 
 Tensors = list[tf.Tensor]
@@ -38,10 +38,10 @@ class TeamExchange:
         """What each member of this worker's team sends to all of the team, in their order."""
         members, everyone = self.teams.members[self.my_team], self.teams.everyone(self.my_team)
         if self.me in members:
-            parcel = packed(mine)
+            together = packed(mine)
             for to in everyone if to_learners else members:
                 if to != self.me:
-                    self.exchange.send(to, what, parcel)
+                    self.exchange.send(to, what, together)
         return self._received(what, dict.fromkeys(members, mine), mine)
 
     def between(
@@ -58,11 +58,11 @@ class TeamExchange:
         """
         teams, numbers = self.teams, range(len(self.teams.members))
         if teams.seat_of(self.me) is not None:
-            parcel = packed(ours)
+            together = packed(ours)
             for team in numbers:
                 for to in teams.everyone(team) if to_learners else teams.members[team]:
                     if team != self.my_team and teams.sender(self.my_team, to) == self.me:
-                        self.exchange.send(to, what, parcel)
+                        self.exchange.send(to, what, together)
         sources = {team: self.me if team == self.my_team else teams.sender(team, self.me) for team in numbers}
         return self._received(what, {source: like(team) for team, source in sources.items()}, ours)
 

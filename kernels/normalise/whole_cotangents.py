@@ -20,7 +20,7 @@ from autodist.graph.parts import Gradient
 from autodist.graph.propagation import Mean, PerExample, Propagation, Replicated, Sum, Unknown
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
-from autodist.messages import ALIKE_EVERYWHERE
+from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -21,9 +21,9 @@ import tensorflow as tf
 
 from autodist.graph.devices import cpu_of
 from autodist.graph.placement import EVERY_WORKER, Placement
-from autodist.runtime.host import Host
-from autodist.runtime.parcels import Listing
+from autodist.runtime.engine import Engine
 from autodist.runtime.pieces import Pieces
+from autodist.runtime.shipments import Listing
 from autodist.runtime.spread import Spread
 from autodist.runtime.variables import Kept, Tracked
 
@@ -43,14 +43,14 @@ def _seconds(workers: int) -> float:
     addresses = [f"127.0.0.1:{port}" for port in _free_ports(workers)]
     cluster = tf.train.ClusterSpec({"worker": addresses})
     servers = [tf.distribute.Server(cluster, "worker", k) for k in range(workers)]
-    hosts = [Host(server.target, tf.compat.v1.ConfigProto()) for server in servers]
+    engines = [Engine(server.target, tf.compat.v1.ConfigProto()) for server in servers]
 
     def home(worker: int, dtype: tf.DType) -> str:
         return cpu_of(worker, workers)
 
     values = [Tracked(tf.Variable(np.full([SIZE], k, np.float32)), f"v{k}") for k in range(VARIABLES)]
-    others = [Spread(host, k, workers, home) for k, host in enumerate(hosts) if k]
-    chief, pieces = Spread(hosts[0], 0, workers, home), Pieces(hosts[0], 0, workers, home)
+    others = [Spread(engine, k, workers, home) for k, engine in enumerate(engines) if k]
+    chief, pieces = Spread(engines[0], 0, workers, home), Pieces(engines[0], 0, workers, home)
     began = time.thread_time()
     listing = Listing.of([value.kept for value in values], range(workers))
     heard = listing.encode()
@@ -78,11 +78,11 @@ def _free_ports(count: int) -> Sequence[int]:
 def _times(workers: int) -> float:
     """How many times the values go out by the busiest worker's link."""
     listing = Listing.of([Kept(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(1000)], range(workers))
-    sizes = [sum(listing.parts[one.part].byte_size for one in parcel.slices) for parcel in listing.parcels]
+    sizes = [sum(listing.parts[one.part].byte_size for one in shipment.slices) for shipment in listing.shipments]
     sent: collections.Counter[int] = collections.Counter()
-    for parcel, size in zip(listing.parcels, sizes, strict=True):
-        by = listing.present if parcel.to == EVERY_WORKER else (0,)
-        sent.update({w: size * (len(listing.after(w)) if parcel.to == EVERY_WORKER else 1) for w in by})
+    for shipment, size in zip(listing.shipments, sizes, strict=True):
+        by = listing.present if shipment.to == EVERY_WORKER else (0,)
+        sent.update({w: size * (len(listing.after(w)) if shipment.to == EVERY_WORKER else 1) for w in by})
     return max(sent.values()) / sum(part.byte_size for part in listing.parts)
 
 

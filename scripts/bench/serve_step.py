@@ -21,7 +21,7 @@ from autodist.capture.function import CapturedFunction, capture_function
 from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import node_of
 from autodist.kernels import Context, rewrite
-from autodist.runtime.host import Host
+from autodist.runtime.engine import Engine
 from autodist.strategies import AllReduce, check_strategy, resolve_specs
 
 EXAMPLES_EACH, WIDTH = 4, 32
@@ -84,21 +84,21 @@ def _prepared(
     server: tf.distribute.Server, item: GraphItem, captured: CapturedFunction, workers: int
 ) -> Callable[[], object]:
     """A step of one worker, whose variables have their first values."""
-    host = Host(server.target, _config())
+    engine = Engine(server.target, _config())
     present = {node.name for node in item.graph_def.node}
     values = {v.handle: s.numpy() for v, s in zip(captured.item.variables, captured.sources, strict=True)}
-    with host.graph.as_default():
+    with engine.graph.as_default():
         tf.import_graph_def(item.graph_def, name="")
         for handle in values.keys() & present:
-            resource = host.graph.get_tensor_by_name(f"{handle}:0")
-            host.session.run(tf.raw_ops.AssignVariableOp(resource=resource, value=values[handle]))
-    host.session.run([host.graph.get_operation_by_name(name) for name in item.initializers.values()])
+            resource = engine.graph.get_tensor_by_name(f"{handle}:0")
+            engine.session.run(tf.raw_ops.AssignVariableOp(resource=resource, value=values[handle]))
+    engine.session.run([engine.graph.get_operation_by_name(name) for name in item.initializers.values()])
     feeds = {name: np.ones((EXAMPLES_EACH, WIDTH), np.float32) for name in captured.item.inputs}
     feeds |= {EXAMPLES: np.int64(EXAMPLES_EACH), ALL_EXAMPLES: np.int64(EXAMPLES_EACH * workers)}
     feeds = {name: value for name, value in feeds.items() if node_of(name) in present}
-    outputs = [host.graph.get_tensor_by_name(name) for name in item.outputs]
-    targets = [host.graph.get_operation_by_name(name) for name in item.targets]
-    run = host.callable(outputs, targets, list(feeds))
+    outputs = [engine.graph.get_tensor_by_name(name) for name in item.outputs]
+    targets = [engine.graph.get_operation_by_name(name) for name in item.targets]
+    run = engine.callable(outputs, targets, list(feeds))
     return lambda: run(*feeds.values())
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from autodist.messages import LEVEL_VARIABLE
+from autodist.terminal_log import LEVEL_VARIABLE
 
 STARTS = (
     "I0000 00:00:1795321859.568474   23362 cudart_stub.cc:31] Could not find cuda drivers on your machine, "

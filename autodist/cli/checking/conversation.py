@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 
-from autodist.cli.checking.messages import (
+from autodist.cli.checking.protocol import (
     Answer,
     Look,
     Machine,

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pydantic
 
-from autodist.cli.checking.messages import GPU, Hardware, Interface, SeenGPUs
+from autodist.cli.checking.protocol import GPU, Hardware, Interface, SeenGPUs
 
 _DRIVER_LIMIT, _TENSORFLOW_LIMIT = 20.0, 60.0
 """In seconds: a driver that hangs must not hang the check."""

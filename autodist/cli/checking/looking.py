@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autodist.cli.checking.conversation import Conversation
-from autodist.cli.checking.messages import Look, Machine, Reach
+from autodist.cli.checking.protocol import Look, Machine, Reach
 from autodist.cluster.addresses import host_and_port
 from autodist.cluster.ways import transport_to
 from autodist.errors import ClusterError

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autodist.cli.checking.hardware import find_hardware, see_gpus
-from autodist.cli.checking.messages import (
+from autodist.cli.checking.protocol import (
     Answer,
     Look,
     Machine,

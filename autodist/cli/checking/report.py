@@ -10,7 +10,7 @@ from autodist.cli.checking.exposure import Exposure, exposure_of
 from autodist.cli.checking.faults import faults_of, notes_of
 from autodist.cli.checking.links import Link, Measured
 from autodist.cli.checking.looking import Found
-from autodist.cli.checking.messages import Hardware
+from autodist.cli.checking.protocol import Hardware
 from autodist.cluster.ssh_config import read_options
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.cluster.ways import ssh_settings

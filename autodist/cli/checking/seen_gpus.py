@@ -6,7 +6,7 @@ import ctypes
 import signal
 import sys
 
-from autodist.cli.checking.messages import SeenGPUs
+from autodist.cli.checking.protocol import SeenGPUs
 
 _PR_SET_PDEATHSIG = 1
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from autodist.cli.checking.exposure import ANY_FREE_PORT
 from autodist.cli.checking.links import Link
-from autodist.cli.checking.messages import Hardware
+from autodist.cli.checking.protocol import Hardware
 from autodist.cli.checking.report import MachineReport, Report
 from autodist.cluster.preflight import table as aligned
 from autodist.readable import counted, readable_bytes

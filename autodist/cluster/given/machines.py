@@ -11,7 +11,7 @@ from autodist.cluster.addresses import is_loopback, split_host_and_port
 from autodist.cluster.given.handshake import Hello
 from autodist.cluster.given.roll import Arrival
 from autodist.errors import ClusterError
-from autodist.resources import Place
+from autodist.resources import Allotment
 
 
 @dataclass(frozen=True)
@@ -20,13 +20,13 @@ class Machines:
 
     Attributes:
         nodes: as the YAML would hold them, the chief's first.
-        places: of their workers.
+        allotments: of their workers.
         processes: index of the process that is each worker. Workers are counted machine by machine, whatever order the
             scheduler dealt its processes out in.
     """
 
     nodes: tuple[dict[str, Any], ...]
-    places: tuple[Place, ...]
+    allotments: tuple[Allotment, ...]
     processes: tuple[int, ...]
 
 
@@ -51,19 +51,19 @@ def machines_of(
     for hello, host in zip(told, hosts, strict=True):
         groups.setdefault(host, []).append(hello)
     nodes: list[dict[str, Any]] = []
-    places: list[Place] = []
+    allotments: list[Allotment] = []
     for host, group in groups.items():
         devices = _devices(host, group, replicas)
         kind = devices[0][0].partition(":")[0]
         numbers = list(range(len(devices[0]) * len(group)))
         nodes.append({"address": host, f"{kind}s": numbers, "workers": len(group), "chief": not nodes})
-        places += [
-            Place(names, _cores(hello, group), ports.get(hello.index))
+        allotments += [
+            Allotment(names, _cores(hello, group), ports.get(hello.index))
             for hello, names in zip(group, devices, strict=True)
         ]
     return Machines(
         tuple(nodes),
-        tuple(places),
+        tuple(allotments),
         tuple(hello.index for group in groups.values() for hello in group),
     )
 

@@ -39,7 +39,7 @@ def meet(spec: ResourceSpec, replicas: int | None, count_gpus: Callable[[], int]
     """
     if _met and _met[-1].is_of_this_process:  # the script has made another AutoDist
         machines = _met[-1].machines
-        return spec.with_nodes(machines.nodes, machines.places)
+        return spec.with_nodes(machines.nodes, machines.allotments)
     if MET in os.environ:
         raise ClusterError(
             "AutoDist is used in a process that the chief's script started, and those of the given cluster have "
@@ -58,7 +58,7 @@ def meet(spec: ResourceSpec, replicas: int | None, count_gpus: Callable[[], int]
     machines = meeting.wait(hello_of(given, os.environ, count_gpus), replicas)
     os.environ[MET] = "yes"
     _met.append(meeting)
-    return spec.with_nodes(machines.nodes, machines.places)
+    return spec.with_nodes(machines.nodes, machines.allotments)
 
 
 def channels_of_followers() -> tuple[Channel, ...]:

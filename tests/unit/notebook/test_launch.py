@@ -17,7 +17,7 @@ from autodist.errors import LaunchError, ResourceSpecError, StrategyError, Worke
 from autodist.notebook import launch as launch_module
 from autodist.notebook.call import Call, LaunchedTraceback, Outcome
 from autodist.notebook.launch import launch
-from autodist.notebook.parcel import pack, unpack
+from autodist.notebook.pickled import pack, unpack
 from autodist.notebook.process import Ended
 from autodist.resources import ResourceSpec
 from autodist.strategies import PS

@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from autodist.runtime.dataset import DistributedDataset
+from autodist.runtime.engine import Engine
 from autodist.runtime.first_batches import LOOKED_AT, Fed, FirstBatch, FirstBatches, Meant, complaints, digest_of
-from autodist.runtime.host import Host
 from autodist.runtime.messages import Messages
 
 NAMES = ("a:0", "a:1", "b:0")
@@ -173,11 +173,11 @@ def test_the_first_batch_of_a_data_set_is_sent_when_the_workers_have_joined(capl
 
 
 def test_the_chief_reads_what_was_posted_by_then():
-    host = Host("", tf.compat.v1.ConfigProto())
-    messages = Messages(host, 0, 1)
+    engine = Engine("", tf.compat.v1.ConfigProto())
+    messages = Messages(engine, 0, 1)
     assert messages.posted() == []
     for number in range(100):  # more than any other queue holds
         messages.post(b"%d" % number)
     assert messages.posted() == [b"%d" % number for number in range(100)]
     assert messages.posted() == []
-    host.close()
+    engine.close()

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.runtime.hosts import Hosts
+from autodist.runtime.engines import Engines
 from autodist.runtime.memories import Saved
 
 
 @pytest.fixture
-def hosts() -> Iterator[Hosts]:
-    hosts = Hosts("", tf.compat.v1.ConfigProto())
-    yield hosts
-    hosts.close()
+def engines() -> Iterator[Engines]:
+    engines = Engines("", tf.compat.v1.ConfigProto())
+    yield engines
+    engines.close()
 
 
 @pytest.fixture
@@ -29,33 +29,33 @@ def saved(tmp_path) -> Saved:
     return Saved(prefix, {"a": "k/a", "b": "k/b"})
 
 
-def begin(hosts: Hosts, name: str, shape: list[int]) -> tf.Tensor:
+def begin(engines: Engines, name: str, shape: list[int]) -> tf.Tensor:
     """A step that keeps something; returns what reads it."""
-    with hosts.beside.graph.as_default():
+    with engines.beside.graph.as_default():
         handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
         first = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros(shape, tf.float64))
         read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
         tokens = tf.raw_ops.NoOp()
-    hosts.initialize(hosts.beside, {name: first.name, f"{name}/tokens": tokens.name})
+    engines.initialize(engines.beside, {name: first.name, f"{name}/tokens": tokens.name})
     return read
 
 
-def test_a_memory_that_comes_after_the_restore_begins_with_what_was_saved(hosts, saved):
-    hosts.memories.resume(saved)
-    assert hosts.memories.awaited == ["a", "b"]
-    a, c = begin(hosts, "a", [2]), begin(hosts, "c", [1])
-    assert hosts.beside.session.run([a, c])[0].tolist() == [1.0, 2.0]
-    assert hosts.beside.session.run(c).tolist() == [0.0]
-    assert hosts.memories.awaited == ["b"]
+def test_a_memory_that_comes_after_the_restore_begins_with_what_was_saved(engines, saved):
+    engines.memories.resume(saved)
+    assert engines.memories.awaited == ["a", "b"]
+    a, c = begin(engines, "a", [2]), begin(engines, "c", [1])
+    assert engines.beside.session.run([a, c])[0].tolist() == [1.0, 2.0]
+    assert engines.beside.session.run(c).tolist() == [0.0]
+    assert engines.memories.awaited == ["b"]
 
 
-def test_a_restore_in_the_middle_gives_what_was_saved_and_lets_the_rest_begin_anew(hosts, saved):
-    b, c = begin(hosts, "b", [1, 1]), begin(hosts, "c", [1])
-    assert {name: spec.shape.as_list() for name, spec in hosts.memories.specs.items()} == {"b": [1, 1], "c": [1]}
+def test_a_restore_in_the_middle_gives_what_was_saved_and_lets_the_rest_begin_anew(engines, saved):
+    b, c = begin(engines, "b", [1, 1]), begin(engines, "c", [1])
+    assert {name: spec.shape.as_list() for name, spec in engines.memories.specs.items()} == {"b": [1, 1], "c": [1]}
     for name, shape in (("b", [1, 1]), ("c", [1])):
-        with hosts.beside.graph.as_default():
+        with engines.beside.graph.as_default():
             handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
             write = tf.raw_ops.AssignVariableOp(resource=handle, value=tf.ones(shape, tf.float64))
-        hosts.beside.session.run(write)
-    hosts.memories.resume(saved)
-    assert hosts.beside.session.run([b, c]) == [[[3.0]], [0.0]]
+        engines.beside.session.run(write)
+    engines.memories.resume(saved)
+    assert engines.beside.session.run([b, c]) == [[[3.0]], [0.0]]

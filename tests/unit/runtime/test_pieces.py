@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.graph.placement import EVERY_WORKER, Cut, Placement
-from autodist.runtime.host import Host
+from autodist.runtime.engine import Engine
 from autodist.runtime.pieces import Pieces
 from autodist.runtime.variables import LARGE, Tracked
 
@@ -31,22 +31,22 @@ PLACEMENTS = {
 class Chief:
     """The chief of two workers whose variables stand in one process."""
 
-    host: Host
+    engine: Engine
     pieces: Pieces
 
     def value(self, name: str, shape: tuple[int, ...]) -> np.ndarray:
         """What the session has under a name."""
-        with self.host.graph.as_default():
+        with self.engine.graph.as_default():
             handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=name)
             read = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float64)
-        return self.host.session.run(read)
+        return self.engine.session.run(read)
 
 
 @pytest.fixture
 def chief() -> Iterator[Chief]:
-    host = Host("", tf.compat.v1.ConfigProto())
-    yield Chief(host, Pieces(host, 0, 2, lambda worker, dtype: ""))
-    host.close()
+    engine = Engine("", tf.compat.v1.ConfigProto())
+    yield Chief(engine, Pieces(engine, 0, 2, lambda worker, dtype: ""))
+    engine.close()
 
 
 def tracked(placement: Placement) -> Tracked:
@@ -91,11 +91,11 @@ def test_what_the_session_writes_does_not_reach_what_the_script_has_read(chief: 
     small = Tracked(tf.Variable(tf.ones([1024], tf.float64)), "small")
     earlier = [one.read() for one in (large, small)]
     chief.pieces.set([large, small])
-    with chief.host.graph.as_default():
+    with chief.engine.graph.as_default():
         for one in (large, small):
             shape = one.source.shape
             handle = tf.raw_ops.VarHandleOp(dtype=tf.float64, shape=shape, shared_name=one.shared_name)
-            chief.host.session.run(tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.ones(shape, tf.float64)))
+            chief.engine.session.run(tf.raw_ops.AssignAddVariableOp(resource=handle, value=tf.ones(shape, tf.float64)))
     for value in (*earlier, small.read()):
         np.testing.assert_array_equal(value, np.ones(value.shape))
     for one in (large, small):

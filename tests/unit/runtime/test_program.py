@@ -10,27 +10,27 @@ from autodist.errors import UnevenBatchError
 from autodist.graph.item import UNEVEN, GraphItem
 from autodist.graph.parts import EvenParts, Gradient
 from autodist.runtime import program as module
-from autodist.runtime.hosts import Hosts
+from autodist.runtime.engines import Engines
 from autodist.runtime.program import Program
 from autodist.runtime.updates import Updates
 from tests.unit.graph.replications import replication
 
 
 @pytest.fixture
-def host():
-    made = Hosts("", tf.compat.v1.ConfigProto())
+def engines():
+    made = Engines("", tf.compat.v1.ConfigProto())
     yield made
     made.close()
 
 
 @pytest.mark.parametrize(("trains", "times"), [(True, 1), (False, 0)])
-def test_memory_is_given_back_before_and_after_the_first_run_of_a_step_that_trains(host, monkeypatch, trains, times):
+def test_memory_is_given_back_before_and_after_the_first_run_of_a_step_that_trains(engines, monkeypatch, trains, times):
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.identity(x + 1.0, name="y")
     gradients = (Gradient("v", ("y:0",), 0),) if trains else ()
     item = GraphItem(graph.as_graph_def(), gradients=gradients, inputs={"x:0": None}, outputs=("y:0",))
-    step = Program(host, item, ["x:0"], Updates(lambda failure: failure))
+    step = Program(engines, item, ["x:0"], Updates(lambda failure: failure))
     given_back = []
     monkeypatch.setattr(module, "collect_and_trim", lambda: given_back.append("before"))
     monkeypatch.setattr(module, "trim_heaps", lambda: given_back.append("after"))
@@ -40,7 +40,7 @@ def test_memory_is_given_back_before_and_after_the_first_run_of_a_step_that_trai
 
 
 @pytest.mark.parametrize(("is_own", "among"), [(False, 6), (True, 2)])
-def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(host, is_own, among):
+def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(engines, is_own, among):
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.identity(x, name="y")
@@ -53,7 +53,7 @@ def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(host
         targets=(check.name,),
         replication=replication(even_parts=even),
     )
-    step = Program(host, item, ["x:0"], Updates(lambda failure: failure))
+    step = Program(engines, item, ["x:0"], Updates(lambda failure: failure))
     step.run([np.ones(2, np.float32)], 4)
     told = f"{among} replicas 6 examples in all, and not equally many.*loss:0.*Determinant.* multiple of {among}"
     with pytest.raises(UnevenBatchError, match=told):
@@ -62,7 +62,7 @@ def test_what_stops_a_run_of_workers_with_other_numbers_of_examples_is_told(host
         step.run([np.ones(2, np.float32)], 3)
 
 
-def test_a_step_that_needs_even_parts_leaves_other_failures_as_they_are(host):
+def test_a_step_that_needs_even_parts_leaves_other_failures_as_they_are(engines):
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [2], name="x")
         tf.debugging.check_numerics(x, "not finite", name="y")
@@ -70,6 +70,6 @@ def test_a_step_that_needs_even_parts_leaves_other_failures_as_they_are(host):
     item = GraphItem(
         graph.as_graph_def(), inputs={"x:0": None}, outputs=("y:0",), replication=replication(even_parts=even)
     )
-    step = Program(host, item, ["x:0"], Updates(lambda failure: failure))
+    step = Program(engines, item, ["x:0"], Updates(lambda failure: failure))
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
         step.run([np.full(2, np.nan, np.float32)], 2)

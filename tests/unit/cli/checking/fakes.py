@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 from autodist.cli.checking.looking import Found
-from autodist.cli.checking.messages import Hardware, Interface, Machine, SeenGPUs, line_of, question_in
 from autodist.cli.checking.probe import Probe
+from autodist.cli.checking.protocol import Hardware, Interface, Machine, SeenGPUs, line_of, question_in
 from autodist.cluster.protocol import Facts
 from autodist.resources import ResourceSpec
 from autodist.runtime.clocks import Clock

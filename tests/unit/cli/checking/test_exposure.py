@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autodist.cli.checking.exposure import exposure_of
-from autodist.cli.checking.messages import Interface
+from autodist.cli.checking.protocol import Interface
 from autodist.resources import ResourceSpec
 from tests.unit.cli.checking.fakes import HARDWARE, found, lost
 

@@ -8,7 +8,7 @@ import pytest
 
 from autodist.cli.checking.faults import faults_of, notes_of
 from autodist.cli.checking.looking import Found
-from autodist.cli.checking.messages import SeenGPUs
+from autodist.cli.checking.protocol import SeenGPUs
 from autodist.cli.checking.report import usable
 from autodist.resources import ResourceSpec
 from autodist.runtime.clocks import Clock

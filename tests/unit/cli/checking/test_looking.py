@@ -9,8 +9,8 @@ import pytest
 
 from autodist.cli.checking import looking
 from autodist.cli.checking.looking import Found, look_at_all
-from autodist.cli.checking.messages import Tock, answer_in, line_of
 from autodist.cli.checking.probe import Probe
+from autodist.cli.checking.protocol import Tock, answer_in, line_of
 from autodist.cluster.protocol import Lost, encode
 from autodist.resources import Node, ResourceSpec
 from tests.unit.cli.checking.fakes import FakeTransport, probing

@@ -10,7 +10,7 @@ from autodist.cluster.given.handshake import Hello
 from autodist.cluster.given.machines import Machines, machines_of, plain_host
 from autodist.cluster.given.roll import Arrival
 from autodist.errors import ClusterError
-from autodist.resources import Place, ResourceSpec
+from autodist.resources import Allotment, ResourceSpec
 
 
 def hello(index: int, cores: Sequence[int] = (0, 1, 2, 3), gpus: Sequence[str] = (), given: int | None = None) -> Hello:
@@ -22,7 +22,7 @@ def came(index: int, from_host: str, to_host: str = "10.0.0.1", **said: object) 
 
 
 def spec_of(machines: Machines) -> ResourceSpec:
-    return ResourceSpec.from_dict({"nodes": "given"}).with_nodes(machines.nodes, machines.places)
+    return ResourceSpec.from_dict({"nodes": "given"}).with_nodes(machines.nodes, machines.allotments)
 
 
 def test_each_process_on_a_machine_of_its_own() -> None:
@@ -45,20 +45,22 @@ def test_processes_dealt_out_in_turns_are_counted_machine_by_machine() -> None:
 def test_cores_that_a_process_has_for_itself_are_its_own() -> None:
     arrivals = [came(1, "127.0.0.1", "127.0.0.1", cores=(2, 3)), came(2, "127.0.0.1", "127.0.0.1", cores=(4,))]
     machines = machines_of(hello(0, cores=(0, 1)), arrivals)
-    assert [place.cores for place in machines.places] == [2, 2, 1]
-    assert [place.cores for place in machines_of(hello(0, given=3), []).places] == [3], "SLURM_CPUS_PER_TASK"
+    assert [allotment.cores for allotment in machines.allotments] == [2, 2, 1]
+    assert [allotment.cores for allotment in machines_of(hello(0, given=3), []).allotments] == [3], (
+        "SLURM_CPUS_PER_TASK"
+    )
 
 
 def test_own_gpus_are_counted_from_0_and_shared_ones_dealt_out() -> None:
     own = machines_of(hello(0, gpus=["a"]), [came(1, "10.0.0.1", gpus=["b"])])
-    assert [place.devices for place in own.places] == [("gpu:0",), ("gpu:0",)]
+    assert [allotment.devices for allotment in own.allotments] == [("gpu:0",), ("gpu:0",)]
     shared = machines_of(hello(0, gpus="abcd"), [came(1, "10.0.0.1", gpus="abcd")])
-    assert [place.devices for place in shared.places] == [("gpu:0", "gpu:1"), ("gpu:2", "gpu:3")]
+    assert [allotment.devices for allotment in shared.allotments] == [("gpu:0", "gpu:1"), ("gpu:2", "gpu:3")]
     assert len(spec_of(shared).replicas) == 4
 
 
 def test_as_many_replicas_as_are_asked_for() -> None:
-    assert [place.devices for place in machines_of(hello(0), [came(1, "10.0.0.2")], replicas=2).places] == [
+    assert [allotment.devices for allotment in machines_of(hello(0), [came(1, "10.0.0.2")], replicas=2).allotments] == [
         ("cpu:0", "cpu:1")
     ] * 2
 
@@ -89,9 +91,9 @@ def test_addresses_that_the_environment_names_are_kept_with_their_ports() -> Non
 def test_the_spec_of_a_given_cluster_reaches_the_workers_whole() -> None:
     told = ResourceSpec.from_dict({"nodes": "given", "strategy": "PS", "join_timeout": 7})
     machines = machines_of(hello(0, gpus=["a"]), [came(1, "10.0.0.1", gpus=["b"])])
-    spec = told.with_nodes(machines.nodes, machines.places)
+    spec = told.with_nodes(machines.nodes, machines.allotments)
     assert ResourceSpec.from_payload(spec.for_workers().to_payload()) == spec
-    assert spec.places == (Place(("gpu:0",), 2), Place(("gpu:0",), 2))
+    assert spec.allotments == (Allotment(("gpu:0",), 2), Allotment(("gpu:0",), 2))
     assert (spec.join_timeout, spec.strategy and spec.strategy.builder) == (7, "PS")
     assert all(spec.ssh_group(node) is None for node in spec.nodes)
 

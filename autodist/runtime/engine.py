@@ -1,4 +1,4 @@
-"""Host: one TensorFlow graph and one session in this process, which runs what is added to it."""
+"""Engine: one TensorFlow graph and one session in this process, which runs what is added to it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ COLLECTIVE_KEY = 1
 """The graph key of every run that holds collectives, by which all workers share step ids in those runs alone."""
 
 
-class Host:
+class Engine:
     """A graph and its session.
 
     Args:

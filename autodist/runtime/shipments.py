@@ -1,4 +1,4 @@
-"""Parcels: the messages by which the values of variables go to all workers, and who hands each on to whom."""
+"""Shipments: the messages by which the values of variables go to all workers, and who hands each on to whom."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import tensorflow as tf
 from autodist.graph.placement import EVERY_WORKER
 from autodist.runtime.variables import Kept
 
-PARCEL_BYTES = 16 << 20
+SHIPMENT_BYTES = 16 << 20
 """A message has about so many: what is under way lies in memory twice, and is handed on when it has come whole."""
 
 _PENDING = 4
-"""Parcels' worth of bytes that wait to be sent together; more owners than that get smaller messages."""
+"""Shipments' worth of bytes that wait to be sent together; more owners than that get smaller messages."""
 
 _HANDED_ON = 2
 """To how many workers each hands on what all get: the first link carries it so many times, however many there are."""
@@ -77,7 +77,7 @@ class Slice:
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Shipment:
     """A message.
 
     Attributes:
@@ -96,40 +96,40 @@ class Listing:
     Attributes:
         present: those that take part, the chief first; each hands on what all get.
         parts: of the variables.
-        parcels: in which they go.
+        shipments: in which they go.
     """
 
     present: tuple[int, ...]
     parts: tuple[Part, ...]
-    parcels: tuple[Parcel, ...]
+    shipments: tuple[Shipment, ...]
 
     @classmethod
     def of(cls, values: Sequence[Kept], present: Sequence[int]) -> Listing:
         """In which messages the values of variables reach those that are present, the chief left out."""
         parts = tuple(_parts(values))
-        return cls(tuple(present), parts, tuple(_parcels(parts, {*present[1:], EVERY_WORKER})))
+        return cls(tuple(present), parts, tuple(_shipments(parts, {*present[1:], EVERY_WORKER})))
 
     def after(self, worker: int) -> list[int]:
         """To whom a worker hands on what all get."""
         first = _HANDED_ON * self.present.index(worker) + 1
         return list(self.present[first : first + _HANDED_ON])
 
-    def to(self, worker: int) -> list[Parcel]:
+    def to(self, worker: int) -> list[Shipment]:
         """What a worker gets."""
-        return [parcel for parcel in self.parcels if parcel.to in (EVERY_WORKER, worker)]
+        return [shipment for shipment in self.shipments if shipment.to in (EVERY_WORKER, worker)]
 
     def encode(self) -> str:
         parts = [[p.value, p.name, p.dtype, p.begin, p.shape, p.owner, p.copies, p.on_cpu] for p in self.parts]
-        parcels = [[parcel.to, [[s.part, s.start, s.stop] for s in parcel.slices]] for parcel in self.parcels]
-        return json.dumps([self.present, parts, parcels])
+        shipments = [[shipment.to, [[s.part, s.start, s.stop] for s in shipment.slices]] for shipment in self.shipments]
+        return json.dumps([self.present, parts, shipments])
 
     @classmethod
     def decode(cls, told: str) -> Listing:
-        present, parts, parcels = json.loads(told)
+        present, parts, shipments = json.loads(told)
         return cls(
             tuple(present),
             tuple(Part(v, n, t, tuple(b), tuple(s), o, tuple(c), cpu) for v, n, t, b, s, o, c, cpu in parts),
-            tuple(Parcel(to, tuple(Slice(*one) for one in slices)) for to, slices in parcels),
+            tuple(Shipment(to, tuple(Slice(*one) for one in slices)) for to, slices in shipments),
         )
 
 
@@ -142,26 +142,26 @@ def _parts(values: Sequence[Kept]) -> Iterator[Part]:
                 yield Part(k, name, *about, mate, (), kept.on_cpu)
 
 
-def _parcels(parts: Sequence[Part], to: set[int]) -> Iterator[Parcel]:
+def _shipments(parts: Sequence[Part], to: set[int]) -> Iterator[Shipment]:
     pending: dict[int, list[int]] = {}
     size: dict[int, int] = {}
 
-    def flush(worker: int) -> Parcel:
+    def flush(worker: int) -> Shipment:
         del size[worker]
-        return Parcel(worker, tuple(Slice(k) for k in pending.pop(worker)))
+        return Shipment(worker, tuple(Slice(k) for k in pending.pop(worker)))
 
     for k, part in enumerate(parts):
         if part.to not in to:
             continue
-        if part.byte_size > PARCEL_BYTES and tf.as_dtype(part.dtype) != tf.string:
-            for start in range(0, part.byte_size, PARCEL_BYTES):
-                yield Parcel(part.to, (Slice(k, start, min(start + PARCEL_BYTES, part.byte_size)),))
+        if part.byte_size > SHIPMENT_BYTES and tf.as_dtype(part.dtype) != tf.string:
+            for start in range(0, part.byte_size, SHIPMENT_BYTES):
+                yield Shipment(part.to, (Slice(k, start, min(start + SHIPMENT_BYTES, part.byte_size)),))
             continue
         pending.setdefault(part.to, []).append(k)
         size[part.to] = size.get(part.to, 0) + part.byte_size
-        if size[part.to] >= PARCEL_BYTES:
+        if size[part.to] >= SHIPMENT_BYTES:
             yield flush(part.to)
-        elif sum(size.values()) >= _PENDING * PARCEL_BYTES:
+        elif sum(size.values()) >= _PENDING * SHIPMENT_BYTES:
             yield flush(max(size, key=lambda worker: size[worker]))
     for worker in list(pending):
         yield flush(worker)

@@ -1,4 +1,4 @@
-"""Parcels: every holder gets each byte once, by few messages, and no link carries what all get more than twice."""
+"""Shipments: every holder gets each byte once, by few messages, and no link carries what all get more than twice."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import tensorflow as tf
 from hypothesis import given
 
 from autodist.graph.placement import EVERY_WORKER, Cut, Placement
-from autodist.runtime import parcels
-from autodist.runtime.parcels import Listing
+from autodist.runtime import shipments
+from autodist.runtime.shipments import Listing
 from autodist.runtime.variables import Kept
 
 MANY = [Kept(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(100)]
@@ -22,10 +22,10 @@ MANY = [Kept(f"v{k}", tf.float32, (1 << 20,), Placement()) for k in range(100)]
 def link_bytes(listing: Listing) -> collections.Counter[tuple[int, int]]:
     """How many bytes go from worker to worker."""
     found: collections.Counter[tuple[int, int]] = collections.Counter()
-    for parcel in listing.parcels:
-        sizes = [listing.parts[s.part].byte_size if s.stop < 0 else s.stop - s.start for s in parcel.slices]
-        if parcel.to != EVERY_WORKER:
-            found[0, parcel.to] += sum(sizes)
+    for shipment in listing.shipments:
+        sizes = [listing.parts[s.part].byte_size if s.stop < 0 else s.stop - s.start for s in shipment.slices]
+        if shipment.to != EVERY_WORKER:
+            found[0, shipment.to] += sum(sizes)
             continue
         for worker in listing.present:
             found.update({(worker, other): sum(sizes) for other in listing.after(worker)})
@@ -54,14 +54,14 @@ def test_a_link_out_of_a_worker_carries_two_models_however_many_workers_there_ar
 
 def test_small_values_go_in_one_message():
     small = [Kept(f"v{k}", tf.float32, (8,), Placement()) for k in range(752)]
-    assert [parcel.to for parcel in Listing.of(small, range(64)).parcels] == [EVERY_WORKER]
+    assert [shipment.to for shipment in Listing.of(small, range(64)).shipments] == [EVERY_WORKER]
 
 
 def test_what_one_worker_has_goes_to_that_one_and_the_chiefs_own_to_nobody():
     cut = Placement(Cut(0, (1,) * 4), (0, 1, 2, 3), ((),) * 4)
     listing = Listing.of([Kept(f"v{k}", tf.float32, (4, 256), cut) for k in range(5)], range(4))
     assert link_bytes(listing) == {(0, worker): 5 * 1024 for worker in (1, 2, 3)}
-    assert len(listing.parcels) == 3
+    assert len(listing.shipments) == 3
 
 
 def test_what_several_workers_hold_goes_to_each_of_them():
@@ -82,19 +82,19 @@ def test_what_several_workers_hold_goes_to_each_of_them():
 def test_what_absent_workers_have_does_not_go_and_nothing_goes_by_them():
     owned = [Kept("a", tf.float32, (4,), Placement(None, (2,))), Kept("b", tf.float32, (4,), Placement())]
     listing = Listing.of(owned, [0, 1, 3, 4])
-    assert [parcel.to for parcel in listing.parcels] == [EVERY_WORKER]
+    assert [shipment.to for shipment in listing.shipments] == [EVERY_WORKER]
     assert {worker for link in link_bytes(listing) for worker in link} == {0, 1, 3, 4}
 
 
 def test_many_owners_get_smaller_messages_and_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(parcels, "PARCEL_BYTES", 1024)
+    monkeypatch.setattr(shipments, "SHIPMENT_BYTES", 1024)
     cut = Placement(Cut(0, (1,) * 64), tuple(range(64)), ((),) * 64)
     listing = Listing.of([Kept(f"v{k}", tf.float32, (64, 16), cut) for k in range(50)], range(64))
-    waiting, sent = 0, iter(listing.parcels)
-    assert all(sum(listing.parts[s.part].byte_size for s in p.slices) <= 1024 for p in listing.parcels)
+    waiting, sent = 0, iter(listing.shipments)
+    assert all(sum(listing.parts[s.part].byte_size for s in p.slices) <= 1024 for p in listing.shipments)
     seen: set[int] = set()
-    for parcel in sent:
-        seen |= {s.part for s in parcel.slices}
+    for shipment in sent:
+        seen |= {s.part for s in shipment.slices}
         waiting = max(waiting, 64 * (max(seen) + 1 - len(seen)))
     assert waiting <= 4 * 1024 + 50 * 64  # those of the chief itself are never sent
 
@@ -102,9 +102,9 @@ def test_many_owners_get_smaller_messages_and_what_waits_is_bounded(monkeypatch:
 @given(st.integers(1, 5000), st.integers(1, 300))
 def test_a_large_value_goes_in_slices_that_are_the_whole(size: int, most: int):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parcels, "PARCEL_BYTES", most)
+        patch.setattr(shipments, "SHIPMENT_BYTES", most)
         listing = Listing.of([Kept("v", tf.float32, (size,), Placement())], range(3))
-    slices = [s for parcel in listing.parcels for s in parcel.slices]
+    slices = [s for shipment in listing.shipments for s in shipment.slices]
     if 4 * size <= most:
         assert [s.stop for s in slices] == [-1]
         return

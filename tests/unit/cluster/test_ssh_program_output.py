@@ -6,7 +6,7 @@ import pytest
 
 from autodist.cluster.ssh_errors import Endpoint, explain
 from autodist.cluster.ssh_logins import _may_pass
-from autodist.cluster.ssh_messages import find_cause, unknown_cause
+from autodist.cluster.ssh_program_output import find_cause, unknown_cause
 from autodist.errors import ClusterError
 
 PLACE = Endpoint("10.9.9.9", "10.9.9.9", 2222, "ann", "/kh")

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from autodist.errors import AutoDistError
-from autodist.messages import ALIKE_EVERYWHERE, LEVEL_VARIABLE, log_to_the_terminal
+from autodist.terminal_log import ALIKE_EVERYWHERE, LEVEL_VARIABLE, log_to_the_terminal
 
 
 @pytest.mark.parametrize("is_chief", [True, False])

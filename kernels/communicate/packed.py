@@ -1,4 +1,4 @@
-"""Parcels: small tensors that travel as one, since each tensor that crosses workers costs a call of its own."""
+"""Packed: small tensors that travel as one, since each tensor that crosses workers costs a call of its own."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ MOST_BYTES = 256 << 10
 
 def packed(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """One tensor that holds them all; or the tensors themselves, where they are large or cannot be packed."""
-    if not is_parcel(tensors):
+    if not is_packed(tensors):
         return list(tensors)
     return [tf.concat([_bytes_of(t) for t in tensors], 0)]
 
 
 def unpacked(came: Sequence[tf.Tensor], like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor]:
     """The tensors of which `packed` made what came; `like` has their types and shapes."""
-    if not is_parcel(like):
+    if not is_packed(like):
         return list(came)
     sizes = [_byte_size(t) for t in like]
     pieces = tf.split(came[0], sizes)
@@ -28,10 +28,10 @@ def unpacked(came: Sequence[tf.Tensor], like: Sequence[tf.Tensor | tf.TensorSpec
 
 def like_packed(like: Sequence[tf.Tensor | tf.TensorSpec]) -> list[tf.Tensor | tf.TensorSpec]:
     """Types and shapes of what `packed` makes."""
-    return [tf.TensorSpec([sum(map(_byte_size, like))], tf.uint8)] if is_parcel(like) else list(like)
+    return [tf.TensorSpec([sum(map(_byte_size, like))], tf.uint8)] if is_packed(like) else list(like)
 
 
-def is_parcel(like: Sequence[tf.Tensor | tf.TensorSpec]) -> bool:
+def is_packed(like: Sequence[tf.Tensor | tf.TensorSpec]) -> bool:
     """Whether such tensors travel as one."""
     if len(like) < 2 or not all(t.shape.is_fully_defined() and _has_bytes(t.dtype) for t in like):
         return False

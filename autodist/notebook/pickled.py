@@ -36,7 +36,7 @@ _MODULES = (
 
 
 @dataclass(frozen=True)
-class Parcel:
+class Pickled:
     """What one process packs and another unpacks.
 
     Attributes:
@@ -71,7 +71,7 @@ def pack(value: object, what: str, mend: str) -> bytes:
         raise LaunchError(f"{what} cannot go to another process ({_in_short(error)}). {mend}") from error
     sources = {file: text for file in pickler.files if (text := "".join(linecache.getlines(file)))}
     path = tuple(os.path.abspath(folder) for folder in sys.path if folder)
-    return pickle.dumps(Parcel(stream.getvalue(), sources, path, KerasSettings.of_this_process()))
+    return pickle.dumps(Pickled(stream.getvalue(), sources, path, KerasSettings.of_this_process()))
 
 
 def unpack(packed: bytes, takes_settings: bool = False) -> Any:
@@ -84,16 +84,16 @@ def unpack(packed: bytes, takes_settings: bool = False) -> Any:
     Raises:
         LaunchError: this process lacks a module, or something in one, that it is made of, or it cannot be made again.
     """
-    parcel: Parcel = pickle.loads(packed)
-    sys.path[1:1] = [folder for folder in parcel.path if folder not in sys.path]
-    for file, text in parcel.sources.items():
+    pickled: Pickled = pickle.loads(packed)
+    sys.path[1:1] = [folder for folder in pickled.path if folder not in sys.path]
+    for file, text in pickled.sources.items():
         if not os.path.exists(file):
             # No time of change: the text stays, whatever looks for the file.
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
-        if takes_settings and parcel.settings is not None:
-            parcel.settings.apply()
-        return pickle.loads(parcel.content)
+        if takes_settings and pickled.settings is not None:
+            pickled.settings.apply()
+        return pickle.loads(pickled.content)
     except Exception as error:  # as above
         mend = _MODULES if isinstance(error, ImportError | AttributeError) else "Send what it can be made of."
         raise LaunchError(f"what was sent here cannot be put together ({_in_short(error)}). {mend}") from error

@@ -1,4 +1,4 @@
-"""Hosts: where rewritten steps run in this process, on the variables that all of them share."""
+"""Engines: where rewritten steps run in this process, on the variables that all of them share."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 import tensorflow as tf
 
-from autodist.runtime.host import Host
+from autodist.runtime.engine import Engine
 from autodist.runtime.memories import Memories
 
 
-class Hosts:
+class Engines:
     """Where steps run: on this worker's server, each in a session of its own.
 
     TensorFlow prepares a run from the whole graph of its session, so that a session for all steps would take longer for
@@ -28,42 +28,42 @@ class Hosts:
         self._lock = threading.Lock()
         self._initialized: set[str] = set()
         self._steps = 0
-        self.beside = Host(target, _as_it_stands(config) if target else config)
+        self.beside = Engine(target, _as_it_stands(config) if target else config)
         """Where runs what is small: what workers tell one another, and values that they give one another."""
         self._opened = [self.beside]
         self.memories = Memories()
         """What kernels keep on this worker from step to step."""
 
-    def add(self, graph_def: tf.compat.v1.GraphDef) -> tuple[Host, str]:
+    def add(self, graph_def: tf.compat.v1.GraphDef) -> tuple[Engine, str]:
         """Imports a step; returns where it runs, and the prefix of its nodes' names there."""
         with self._lock:
             self._steps += 1
-            host = self.beside
+            engine = self.beside
             if self._target:
-                host = Host(self._target, self._config)
-                self._opened.append(host)
+                engine = Engine(self._target, self._config)
+                self._opened.append(engine)
             prefix = f"step_{self._steps}"
-            host.graph.import_nodes(graph_def, prefix)
-        return host, prefix + "/"
+            engine.graph.import_nodes(graph_def, prefix)
+        return engine, prefix + "/"
 
-    def initialize(self, host: Host, operations: Mapping[str, str]) -> None:
+    def initialize(self, engine: Engine, operations: Mapping[str, str]) -> None:
         """Runs operations of a step, by a key that tells what each sets, unless one of that key ran before."""
         new = {key: name for key, name in operations.items() if key not in self._initialized}
         if new:
-            first = [host.graph.get_operation_by_name(name) for name in new.values()]
-            host.session.run(first)
+            first = [engine.graph.get_operation_by_name(name) for name in new.values()]
+            engine.session.run(first)
             self._initialized.update(new)
-            self.memories.begin(host.session, first)
+            self.memories.begin(engine.session, first)
 
     def close(self) -> None:
         """Closes the sessions. May be called twice."""
-        for host in reversed(self._opened):
-            host.close()
+        for engine in reversed(self._opened):
+            engine.close()
 
     def abandon(self) -> None:
         """Leaves the sessions as they are till the process ends: closing one waits for runs that never end."""
-        for host in self._opened:
-            host.abandon()
+        for engine in self._opened:
+            engine.abandon()
 
 
 def _as_it_stands(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:
