@@ -126,16 +126,17 @@ def test_the_end_of_a_run_waits(tmp_path, held):
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize("background", [False, True])
-def test_what_is_saved_by_a_script_that_ends_is_there(tmp_path, background):
+def test_what_is_saved_by_a_script_that_ends_is_there(tmp_path):
     """By its last line, and by what runs when it has ended, when Python starts no threads any more."""
     script = f"""
 import atexit
 import tensorflow as tf
 from autodist import AutoDist
-checkpoint = AutoDist().checkpoint({str(tmp_path)!r}, weight=tf.Variable(1.0))
-atexit.register(lambda: checkpoint.save(step=2))
-checkpoint.save(step=1, background={background})
+ad = AutoDist()
+for background in (False, True):
+    checkpoint = ad.checkpoint({str(tmp_path)!r} + f"/{{background}}", weight=tf.Variable(1.0))
+    atexit.register(lambda checkpoint=checkpoint: checkpoint.save(step=2))
+    checkpoint.save(step=1, background=background)
 """
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120, capture_output=True)
-    assert Folder(tmp_path).numbers() == [1, 2]
+    assert [Folder(tmp_path / background).numbers() for background in ("False", "True")] == [[1, 2], [1, 2]]
