@@ -164,7 +164,7 @@ class Agent:
         self._on_preempt = start.join.on_preempt
 
     def _answer_for(self, script: LaunchedScript) -> None:
-        if not script.is_stopped:
+        if not script.is_stopped():
             self.send(Progress.of_this_process(Doing.ELSE, script.began))
 
     def _beat(self, interval: float) -> None:

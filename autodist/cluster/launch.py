@@ -11,13 +11,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import BinaryIO
 
 from autodist.cluster.member import CONTROL_VARIABLE
 from autodist.cluster.patience import Stopwatch
 from autodist.cluster.ports import PortHeld
 from autodist.cluster.protocol import Exited, Line, Message, Start, decode, encode
+from autodist.cluster.standing import Standing
 
 # A line without an end is passed on in pieces of this many bytes.
 _LONGEST_LINE = 1 << 16
@@ -27,10 +27,6 @@ _REPORT_LIMIT = 1.0
 
 # How often more of the last lines is waited for, as long as some came.
 _MOST_ROUNDS = 20
-
-
-# As Linux calls what a signal or a tracer has stopped.
-_STOPPED = ("T", "t")
 
 
 class LaunchedScript:
@@ -58,7 +54,7 @@ class LaunchedScript:
         self._send, self._on_exit = send, on_exit
         self.began = time.monotonic()
         self._gone = threading.Event()
-        self._process: int | None = None  # of the script, as its guard tells
+        self._standing: Standing | None = None
         self._passed = 0  # lines; that some are lost of two threads' counts does no harm
         self._control, theirs = socket.socketpair()
         self._reports, report_fd = os.pipe()
@@ -89,10 +85,9 @@ class LaunchedScript:
         self._run("member", self._converse)
         self._watch = self._run("script", self._wait)
 
-    @property
     def is_stopped(self) -> bool:
-        """Whether the script's process stands: it was sent SIGSTOP, or a debugger holds it."""
-        return self._process is not None and not self._gone.is_set() and state_of(self._process) in _STOPPED
+        """Whether the script's process stands, as `Standing` sees it."""
+        return self._standing is not None and self._standing.is_stopped()
 
     def tell(self, message: Message) -> None:
         """Passes a message on to the script's member, which reads it once it is made."""
@@ -137,7 +132,7 @@ class LaunchedScript:
             numbers = []
             for line in reports:
                 numbers.append(int(line))
-                self._process = numbers[0]
+                self._standing = self._standing or Standing(numbers[0])
         guard_status = self._guard.wait()
         status = numbers[1] if len(numbers) == 2 else self._end_unguarded(numbers, guard_status)
         self._gone.set()
@@ -165,12 +160,3 @@ class LaunchedScript:
             except ProcessLookupError:
                 continue
         return guard_status or 1
-
-
-def state_of(process: int) -> str | None:
-    """The letter by which Linux says what a process does, "S" where it sleeps; None where there is none."""
-    try:
-        about = Path(f"/proc/{process}/stat").read_text()
-    except OSError:
-        return None
-    return about.rpartition(")")[2].split()[0]
