@@ -13,31 +13,24 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.batch_axis import name_by_path
-from autodist.capture.batch_length import Dealt, fault_in_parts, require_any_length
+from autodist.capture.batch_length import require_any_length
 from autodist.capture.demands import Demands
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
 from autodist.converting import converting, ours
-from autodist.errors import CaptureError, EmptyBatchError, UnevenBatchError
+from autodist.errors import CaptureError, EmptyBatchError
 from autodist.functions.bound_functions import BoundFunction, BoundFunctions
 from autodist.functions.graph_function import GraphFunction, GraphSessions
-from autodist.functions.known_calls import Cut, OwnPart, form_of
+from autodist.functions.known_calls import form_of
 from autodist.functions.running_step import RunningStep, prepare
-from autodist.functions.step_arguments import Constants, Leaf, StepArguments, count_examples, inputs_apart, split_rows
+from autodist.functions.sharing import OwnArrays, Sharing
+from autodist.functions.step_arguments import Constants, Leaf, StepArguments, inputs_apart, split_rows
 from autodist.functions.traces import TracedFor, Traces, constant_key
 from autodist.functions.tracing import BY_ITSELF, Tracing, explaining_open_axes
 from autodist.quiet import quiet_tensorflow
 from autodist.reading.own_batches import WholeBatch
 from autodist.runs.run import Run
-from autodist.runtime.batches import (
-    require_examples,
-    require_rows_for_all,
-    share_of,
-    take,
-    tell_of_empty_micro_batches,
-    told_rows,
-    with_a_row,
-)
+from autodist.runtime.batches import require_rows_for_all, tell_of_empty_micro_batches
 from autodist.runtime.first_batches import Meant
 from autodist.terminal_log import ALIKE_EVERYWHERE
 
@@ -62,7 +55,7 @@ class _Known:
     """
 
     traced: _Traced
-    own: OwnPart
+    own: OwnArrays
 
 
 @ours
@@ -106,8 +99,9 @@ class DistributedFunction:
         sessions: GraphSessions | None = None,
     ) -> None:
         functools.update_wrapper(self, function)
-        self._function, self._run, self._is_global = function, run, is_global
+        self._function, self._run = function, run
         self._name = getattr(function, "__name__", type(function).__name__)
+        self._sharing = Sharing(self._name, run.spec, run.index, is_global)
         self._tracing, self._plain = tracing, tracing.plain(function)
         self._arguments = StepArguments(self._name, function, self._plain, tracing.input_signature, batch_axis, name_of)
         self._has_told_of_tables = False
@@ -134,7 +128,7 @@ class DistributedFunction:
                 )
             return self._arguments.call(self._converted, arguments)
 
-        return GraphFunction(self._name, step, self._arguments.axis_at, sessions, self._is_global)
+        return GraphFunction(self._name, step, self._arguments.axis_at, sessions, self._sharing.is_global)
 
     @property
     def traces(self) -> int:
@@ -181,7 +175,7 @@ class DistributedFunction:
     @property
     def reads_ahead(self) -> bool:
         """Whether `on_each` may make several steps in one call, for which all their batches have to be read first."""
-        return self._is_global and self._run.workers == 1 and self._run.recorder is None
+        return self._sharing.is_global and self._run.workers == 1 and self._run.recorder is None
 
     def on_each(self, batches: Sequence[Any]) -> Any:
         """Makes a step on each of some batches, in one call where they are alike; returns what the last step does."""
@@ -214,10 +208,10 @@ class DistributedFunction:
         if self._trains:
             self._run.observer.before_step(self)
         with self._run.missed_step.noted(but=self.survivable):
-            require_rows_for_all(split_rows(leaves), asked.groups, self._shares)
+            require_rows_for_all(split_rows(leaves), asked.groups, self._sharing.replicas)
             traced = self._traced.get(asked)
             if traced is not None and not self._is_outdated(traced):
-                own = self._own_part(leaves)
+                own = self._sharing.own_part(leaves, self.whole)
                 results = self._run_step(traced, own, self._in_order(traced, leaves))
             else:
                 traced, own, results = self._first_call(asked, arguments, leaves, constants)
@@ -230,7 +224,7 @@ class DistributedFunction:
 
     def _first_call(
         self, asked: TracedFor, arguments: Mapping[str, Any], leaves: Sequence[Leaf], constants: Constants
-    ) -> tuple[_Traced, OwnPart, Any]:
+    ) -> tuple[_Traced, OwnArrays, Any]:
         self._known.clear()
         with quiet_tensorflow():
             made_for = self._traced.to_be_made(asked)
@@ -240,7 +234,7 @@ class DistributedFunction:
                 self._trains = True
                 self._run.observer.before_step(self)
             self._tell_first_batch(traced, leaves, constants)
-            own = self._own_part(leaves)
+            own = self._sharing.own_part(leaves, self.whole)
             with self._run.start_up.doing("making the first step"):
                 results = self._run_step(traced, own, self._in_order(traced, leaves))
         self._run.start_up.ends()
@@ -257,34 +251,6 @@ class DistributedFunction:
             )  # fmt: skip
         return is_outdated
 
-    @property
-    def _shares(self) -> int:
-        """The replicas among which what is passed is divided."""
-        spec = self._run.spec
-        return len(spec.replicas) if self._is_global else spec.replicas_of(self._run.index)
-
-    def _require_fits_apart(self, captured: CapturedFunction, leaves: Sequence[Leaf]) -> None:
-        """Passes a step whose inputs may have different numbers of rows, in the whole batch and in each replica's part.
-
-        Raises:
-            UnevenBatchError: these do not fit one another in the step.
-        """
-        if not captured.item.apart:
-            return
-        rows = {name: x.rows for name, x in zip(captured.inputs, leaves, strict=True) if x.axis is not None}
-        told = told_rows(split_rows(leaves))
-        fault = fault_in_parts(captured.item, rows, self._shares)
-        if fault is not None:
-            raise UnevenBatchError(
-                f"the inputs of {self._name} have different numbers of rows along their batch axes ({told}), and they, "
-                f"or the parts that {self._shares} replicas get of them, do not fit one another: {fault}. Where an "
-                "input is not one row an example, say so with batch_axis (None: every replica gets the whole)."
-            )
-        log.warning(
-            "%s: its inputs have different numbers of rows (%s), and each is split by its own. Where every replica is "
-            "to get the whole of one, say so with batch_axis.", self._name, told, extra=ALIKE_EVERYWHERE,
-        )  # fmt: skip
-
     def _trace(self, arguments: Mapping[str, Any], leaves: Sequence[Leaf], made_for: TracedFor) -> _Traced:
         @ours
         def step(*tensors: tf.Tensor) -> Any:
@@ -297,13 +263,14 @@ class DistributedFunction:
             captured = self._capture(step, made_for.specs, axes)
         self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.item.variables))
         apart = inputs_apart(captured.inputs, leaves, made_for.groups)
-        captured = replace(captured, item=replace(captured.item, is_global=self._is_global, apart=apart))
-        self._require_fits_apart(captured, leaves)
+        captured = replace(captured, item=replace(captured.item, is_global=self._sharing.is_global, apart=apart))
+        self._sharing.require_fits_apart(captured, leaves)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
-        require_any_length(captured.item, self._dealt(self._count(leaves), names))
+        examples = self._sharing.count(leaves, self.whole)
+        require_any_length(captured.item, self._sharing.dealt(examples, names))
         if captured.item.gradients:
-            tell_of_empty_micro_batches(self._count(leaves), self._run.spec.micro_batches)
-        own = self._own_part(leaves).of(leaf.value for leaf in leaves)
+            tell_of_empty_micro_batches(examples, self._run.spec.micro_batches)
+        own = self._sharing.own_part(leaves, self.whole).of(leaf.value for leaf in leaves)
         shapes = {name: np.shape(value) for name, value in zip(captured.inputs, own, strict=True)}
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
         return _Traced(captured, prepare(self._run, captured.item, sources, shapes, captured.tables))
@@ -321,7 +288,7 @@ class DistributedFunction:
         """Tells the chief what this worker feeds to a training step first, to be compared with the other workers'."""
         if not traced.captured.item.gradients:
             return
-        split = Meant.GLOBAL if self._is_global else Meant.OWN
+        split = Meant.GLOBAL if self._sharing.is_global else Meant.OWN
         if self.whole is None:
             fed = [(x.parameter, x.value, Meant.WHOLE if x.axis is None else split) for x in leaves]
         else:
@@ -330,9 +297,6 @@ class DistributedFunction:
         self._run.first_batches.tell(self._name, fed)
         self._run.first_batches.send()
 
-    def _dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:
-        return Dealt(examples, self._shares, len(self._run.spec.replicas), names)
-
     def _in_order(self, traced: _Traced, leaves: Sequence[Leaf]) -> list[Any]:
         """The arrays that are passed, their examples in the order that a recorded step has."""
         values = [leaf.value for leaf in leaves]
@@ -340,35 +304,10 @@ class DistributedFunction:
             return values
         return list(self._run.recorder.in_order(values, [leaf.axis for leaf in leaves]))
 
-    def _run_step(self, traced: _Traced, own: OwnPart, values: Sequence[Any]) -> Any:
+    def _run_step(self, traced: _Traced, own: OwnArrays, values: Sequence[Any]) -> Any:
         for count in self.coming:
             traced.running.require_even(count)
         return _results(traced, traced.running(own.of(values), own.examples, own.all_examples))
-
-    def _count(self, leaves: Sequence[Leaf]) -> int:
-        """The number of examples of the global batch, or of what this worker passes."""
-        return count_examples(leaves) if self.whole is None else self.whole.examples
-
-    def _own_part(self, leaves: Sequence[Leaf]) -> OwnPart:
-        """What takes this worker's part of arrays of these shapes.
-
-        Raises:
-            EmptyBatchError: there are no examples, and no other worker can have any.
-        """
-        examples = self._count(leaves)
-        is_split = any(x.axis is not None for x in leaves)
-        if is_split and (self._is_global or self._run.workers == 1):
-            require_examples(examples > 0)
-        if not self._is_global:
-            return OwnPart([_with_a_row(x) if examples == 0 else np.asarray for x in leaves], examples, examples)
-        workers = self._run.spec.replica_workers
-        if self.whole is not None:
-            return OwnPart([np.asarray] * len(leaves), share_of(examples, workers, self._run.index).size, examples)
-        shares = {n: share_of(n, workers, self._run.index) for n in {examples, *(x.rows for x in leaves)}}
-        cuts: list[Cut] = [
-            np.asarray if x.axis is None else functools.partial(take, axis=x.axis, share=shares[x.rows]) for x in leaves
-        ]
-        return OwnPart(cuts, shares[examples].size, examples)
 
 
 def _results(traced: _Traced, found: Sequence[np.ndarray]) -> Any:
@@ -380,7 +319,3 @@ def _results(traced: _Traced, found: Sequence[np.ndarray]) -> Any:
     return tf.nest.map_structure(
         lambda leaf: tf.constant(next(results)) if isinstance(leaf, tf.TensorSpec) else leaf, outputs
     )
-
-
-def _with_a_row(leaf: Leaf) -> Cut:
-    return np.asarray if leaf.axis is None else functools.partial(with_a_row, axis=leaf.axis)

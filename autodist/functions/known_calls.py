@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,6 @@ from tensorflow.python.framework.ops import EagerTensor  # the class of every te
 
 from autodist import plain_nests
 from autodist.plain_nests import NotPlainError
-
-Cut = Callable[[Any], np.ndarray]
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 
@@ -48,22 +45,3 @@ def form_of(arguments: Any) -> tuple[Hashable | None, list[Any]]:
         return plain_nests.form_of(arguments, form_of_leaf), arrays
     except NotPlainError:
         return None, []
-
-
-@dataclass(frozen=True)
-class OwnPart:
-    """Takes one worker's part of the arrays of a call.
-
-    Attributes:
-        cuts: for each array, what takes this worker's part of it.
-        examples: that this worker has; 0 where its part is a row that does not count.
-        all_examples: that were passed.
-    """
-
-    cuts: Sequence[Cut]
-    examples: int
-    all_examples: int
-
-    def of(self, values: Iterable[Any]) -> list[np.ndarray]:
-        """The part of the arrays of one call."""
-        return [cut(value) for cut, value in zip(self.cuts, values, strict=True)]
