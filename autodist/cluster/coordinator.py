@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import enum
-import itertools
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from autodist.cluster.addresses import check_reach, host_and_port
 from autodist.cluster.agent import find_facts
+from autodist.cluster.channels import channels_to_agents
 from autodist.cluster.failure import Ending, choose_cause
-from autodist.cluster.given.meet import channels_of_followers
 from autodist.cluster.link import Link
 from autodist.cluster.output import Output
 from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch, wait_for
@@ -36,10 +35,8 @@ from autodist.cluster.protocol import (
 )
 from autodist.cluster.script import Script
 from autodist.cluster.stalls import SAME_STEPS
-from autodist.cluster.transport import Channel
-from autodist.cluster.ways import transport_to
 from autodist.errors import ClusterError, WorkerFailedError
-from autodist.resources import ResourceSpec, Worker
+from autodist.resources import ResourceSpec
 
 _log = logging.getLogger("autodist.cluster")
 
@@ -322,13 +319,12 @@ class Coordinator:
             bring_to_all(self._spec, lambda: self._phase is _Phase.STOPPED)
 
     def _open_links(self) -> None:
-        is_given = self._spec.is_given
-        for workers, channels in self._followers() if is_given else self._opened():
+        for workers, channels in channels_to_agents(self._spec, self._environment):
             with self._changed:
                 self._links += tuple(
                     Link(
                         worker.name, channel, self._changed, self._output, self._note_ending, self._note_leaving,
-                        shows=not is_given,
+                        shows=not self._spec.is_given,
                     )
                     for worker, channel in zip(workers, channels, strict=True)
                 )  # fmt: skip
@@ -336,20 +332,6 @@ class Coordinator:
             if is_stopped:
                 self._close()
             self._require_not_stopped()
-
-    def _followers(self) -> Iterator[tuple[Sequence[Worker], Sequence[Channel]]]:
-        """Workers whose agents a scheduler has started, with the way to these."""
-        yield self._workers[1:], channels_of_followers()
-
-    def _opened(self) -> Iterator[tuple[Sequence[Worker], Sequence[Channel]]]:
-        """Starts the agents of the workers, node by node."""
-        for node, group in itertools.groupby(self._workers[1:], key=lambda worker: worker.node):
-            workers = list(group)
-            options = ["--stop", str(self._spec.stop_timeout)]
-            if self._spec.ssh_group(node) is not None:
-                options += ["--silence", str(self._spec.silence_timeout)]
-            transport = transport_to(self._spec, node, self._environment)
-            yield workers, transport.open(len(workers), "autodist.cluster.agent", *options)
 
     def _require_not_stopped(self) -> None:
         if self._phase is _Phase.STOPPED:
