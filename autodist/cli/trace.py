@@ -41,7 +41,7 @@ def trace(
     """
     from autodist.cli.tracing.files import read_traces
     from autodist.cli.tracing.merge import merged
-    from autodist.cli.tracing.shares import shares_of
+    from autodist.cli.tracing.spent import time_spent
     from autodist.cli.tracing.words import alignment_of, table_of, words_of
 
     target = file or folder / "trace.json"
@@ -50,9 +50,9 @@ def trace(
     write_file(target, json.dumps(merged(traces)))
     console = output()
     for step, one in traces.items():
-        shares = shares_of(one)
-        console.print(table_of(step, shares))
-        for line in words_of(shares):
+        times = time_spent(one)
+        console.print(table_of(step, times))
+        for line in words_of(times):
             console.print(line, soft_wrap=True)
     for line in alignment_of([trace for one in traces.values() for trace in one]):
         console.print(line, soft_wrap=True)

@@ -105,7 +105,7 @@ def _require_outside_of_a_run() -> None:
 
 def _require_callable(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     if not callable(function):
-        raise LaunchError(f"launch takes a function, and was given a {type(function).__name__}.")
+        raise LaunchError(f"launch takes a function, and was given {function!r:.80}.")
     name = name_of(function)
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
         raise LaunchError(f"{name} only begins when it is called (async, or yield); give a function that trains.")

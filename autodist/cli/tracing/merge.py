@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from autodist.cli.tracing.files import Event, Trace
-from autodist.cli.tracing.shares import kind_of
+from autodist.cli.tracing.spent import kind_of
 from autodist.cli.tracing.words import worker_names
 
 

@@ -63,7 +63,7 @@ class Stretches:
 
 
 @dataclass(frozen=True)
-class Share:
+class TimeSpent:
     """Where one worker's time went, in one step. Times are in microseconds.
 
     Attributes:
@@ -97,11 +97,11 @@ class Share:
         return max(0.0, self.took - self.computing - self.sending - self.reading - self.waited)
 
 
-def shares_of(traces: Sequence[Trace]) -> list[Share]:
+def time_spent(traces: Sequence[Trace]) -> list[TimeSpent]:
     """Where the time of each worker goes, in one step of all."""
     step = _Step(traces)
     stretches = {trace.worker: _stretches(trace, step) for trace in traces}
-    return [_share(one, stretches, step) for one in stretches.values()]
+    return [_spent(one, stretches, step) for one in stretches.values()]
 
 
 def kind_of(event: Event) -> str:
@@ -175,7 +175,7 @@ def _stretches(trace: Trace, step: _Step) -> Stretches:
     return Stretches(trace, computing, sending, reading, waiting)
 
 
-def _share(mine: Stretches, everybody: Mapping[int, Stretches], step: _Step) -> Share:
+def _spent(mine: Stretches, everybody: Mapping[int, Stretches], step: _Step) -> TimeSpent:
     worker = mine.trace.worker
     waiting: dict[tuple[int, Meanwhile], float] = {}
     for start, end in _moments(mine, everybody.values()):
@@ -186,7 +186,7 @@ def _share(mine: Stretches, everybody: Mapping[int, Stretches], step: _Step) -> 
     for _, _, moved in step.moved_by(worker):
         if moved.source == worker:
             sent[moved.target] = sent.get(moved.target, 0) + moved.bytes
-    return Share(mine.trace, length(mine.computing), length(mine.sending), length(mine.reading), waiting, sent)
+    return TimeSpent(mine.trace, length(mine.computing), length(mine.sending), length(mine.reading), waiting, sent)
 
 
 def _moments(mine: Stretches, everybody: Iterable[Stretches]) -> Iterator[tuple[float, float]]:

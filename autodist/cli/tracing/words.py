@@ -9,39 +9,39 @@ from rich.text import Text
 
 from autodist.cli.checking.tables import readable_seconds
 from autodist.cli.tracing.files import Trace
-from autodist.cli.tracing.shares import ANYBODY, Share
+from autodist.cli.tracing.spent import ANYBODY, TimeSpent
 from autodist.readable import readable_bytes
 
 _WORTH_A_WORD = 0.05
 """The part of a step from which on a worker's waiting is told."""
 
 
-def table_of(step: str, shares: Sequence[Share]) -> Table:
+def table_of(step: str, times: Sequence[TimeSpent]) -> Table:
     """A row for each worker."""
     table = Table(title=Text(f"{step}: the run that was traced, by worker"), title_justify="left")
     for head in ("worker", "took", "computing", "sending", "reading", "waiting", "rest"):
         # In a narrow terminal cells are broken, and none is left out.
         table.add_column(Text(head), justify="left" if head == "worker" else "right", overflow="fold")
-    names = worker_names([share.trace for share in shares])
-    for share in shares:
-        parts = (share.computing, share.sending, share.reading, share.waited, share.rest)
-        cells = [names[share.trace.worker], _time(share.took), *(_part(part, share.took, "\n") for part in parts)]
+    names = worker_names([spent.trace for spent in times])
+    for spent in times:
+        parts = (spent.computing, spent.sending, spent.reading, spent.waited, spent.rest)
+        cells = [names[spent.trace.worker], _time(spent.took), *(_part(part, spent.took, "\n") for part in parts)]
         table.add_row(*map(Text, cells))
     return table
 
 
-def words_of(shares: Sequence[Share]) -> Iterator[str]:
+def words_of(times: Sequence[TimeSpent]) -> Iterator[str]:
     """Who waits for whom and why, what each sends, and what holds up the step."""
-    names = worker_names([share.trace for share in shares])
-    for share in shares:
-        mine = names[share.trace.worker]
-        for (whom, meanwhile), waited in sorted(share.waiting.items(), key=lambda entry: -entry[1]):
-            if waited >= _WORTH_A_WORD * share.took:
-                yield f"{mine} waits {_part(waited, share.took)} for {_name(whom, names)}, which {meanwhile.value}"
-        if share.sent:
-            sent = ", ".join(f"{readable_bytes(n)} to {_name(to, names)}" for to, n in sorted(share.sent.items()))
+    names = worker_names([spent.trace for spent in times])
+    for spent in times:
+        mine = names[spent.trace.worker]
+        for (whom, meanwhile), waited in sorted(spent.waiting.items(), key=lambda entry: -entry[1]):
+            if waited >= _WORTH_A_WORD * spent.took:
+                yield f"{mine} waits {_part(waited, spent.took)} for {_name(whom, names)}, which {meanwhile.value}"
+        if spent.sent:
+            sent = ", ".join(f"{readable_bytes(n)} to {_name(to, names)}" for to, n in sorted(spent.sent.items()))
             yield f"{mine} sends {sent}"
-    yield from _verdict(shares, names)
+    yield from _verdict(times, names)
 
 
 def alignment_of(traces: Sequence[Trace]) -> Iterator[str]:
@@ -67,20 +67,20 @@ def worker_names(traces: Sequence[Trace]) -> dict[int, str]:
     return {trace.worker: f"worker {trace.worker}" + (f" ({trace.machine})" if several else "") for trace in traces}
 
 
-def _verdict(shares: Sequence[Share], names: Mapping[int, str]) -> Iterator[str]:
+def _verdict(times: Sequence[TimeSpent], names: Mapping[int, str]) -> Iterator[str]:
     """What most of the time goes into, and who holds up the others."""
     waited: dict[int, float] = {}
-    for share in shares:
-        for (whom, _), time in share.waiting.items():
+    for spent in times:
+        for (whom, _), time in spent.waiting.items():
             waited[whom] = waited.get(whom, 0.0) + time
     parts = {
-        "computing": sum(share.computing for share in shares),
-        "sending and receiving": sum(share.sending for share in shares),
-        "reading data": sum(share.reading for share in shares),
+        "computing": sum(spent.computing for spent in times),
+        "sending and receiving": sum(spent.sending for spent in times),
+        "reading data": sum(spent.reading for spent in times),
         "waiting for one another": sum(waited.values()),
     }
     most = max(parts, key=lambda kind: parts[kind])
-    yield f"most of all workers' time is {most}: {_part(parts[most], sum(share.took for share in shares))}"
+    yield f"most of all workers' time is {most}: {_part(parts[most], sum(spent.took for spent in times))}"
     if most == "waiting for one another":
         whom = max(waited, key=lambda worker: waited[worker])
         yield f"held up most by {_name(whom, names)}, for which the others wait {_time(waited[whom])} together"

@@ -75,7 +75,7 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> Orders:
 @pytest.mark.parametrize(
     ("call", "error", "said"),
     [
-        (lambda: launch(3), LaunchError, "takes a function, and was given a int"),
+        (lambda: launch(3), LaunchError, "takes a function, and was given 3"),
         (lambda: launch(trains_later), LaunchError, "only begins when it is called"),
         (lambda: launch(trains_bit_by_bit), LaunchError, "only begins when it is called"),
         (lambda: launch(lambda: None), LaunchError, "cannot be called with an AutoDist and 0 arguments"),
