@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autodist.cli.tracing.files import read_traces
-from autodist.cli.tracing.shares import shares_of
+from autodist.cli.tracing.spent import time_spent
 from autodist.runtime.timeline import TRACE_VARIABLE
 from tests.equivalence.deep_step import LAYERS, TRACES
 from tests.equivalence.harness import ROOT, run_to_its_end
@@ -60,10 +60,10 @@ def test_overlap_of_communication_and_backward_pass(tmp_path: Path, monkeypatch:
     for traces in read_traces(tmp_path / "traces").values():
         assert [(trace.worker, trace.workers) for trace in traces] == [(0, 2), (1, 2)]
         assert traces[1].uncertainty is not None  # it has asked the chief
-        for share in shares_of(traces):
-            assert share.computing > 0
-            assert share.computing + share.sending + share.reading + share.waited <= share.took * (1 + 1e-9)
-            assert {whom for whom, _ in share.waiting} <= {1 - share.trace.worker}
+        for spent in time_spent(traces):
+            assert spent.computing > 0
+            assert spent.computing + spent.sending + spent.reading + spent.waited <= spent.took * (1 + 1e-9)
+            assert {whom for whom, _ in spent.waiting} <= {1 - spent.trace.worker}
 
 
 def sent_early(ran: list[Event], worker: int) -> int:
