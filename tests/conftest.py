@@ -41,15 +41,20 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Tests that run side by side are dealt out in groups: a file's stay in one process, which keeps what it has made.
 
     Of those that look at what was trained on the same machines all do, whichever their file. Those that start processes
-    and share nothing go one by one, since some take longer than other files: they come last, when all else is dealt.
+    and share nothing go one by one, since some take longer than other files: they come last, when all else is dealt,
+    and of them those that are not slow, so that at the end nobody is left to wait for a long one.
     """
     for mark in ("processes", "busy"):
         _find_unsaid(mark, [item.path for item in items if item.get_closest_marker(mark)])
+    short = []
     for item in items:
         clusters = [mark.args[0] for mark in item.iter_markers("trains")]
         machines = [str(cluster.machines) for cluster in clusters if cluster is not None]
         if clusters or item.get_closest_marker("processes") is None or _shares_what_its_file_has_made(item):
             item.add_marker(pytest.mark.xdist_group(machines[0] if machines else str(item.path)))
+        elif item.get_closest_marker("slow") is None:
+            short.append(item)
+    items.sort(key=set(short).__contains__)
     yield
     kept = _with_one_case(items, [Path(folder).resolve() for folder in config.getoption("one_case")])
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in kept])
