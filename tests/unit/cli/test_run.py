@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import runpy
+import secrets
 import signal
 import subprocess
 import sys
@@ -18,6 +20,8 @@ from autodist.cli.run import find_given
 from autodist.cluster.given.form import OF_ONE_PROCESS
 from autodist.errors import StrategyError
 from autodist.resources import ResourceSpec
+from tests.cluster.runs import MARK
+from tests.forked_python.start import ON_CPU, forked_python
 
 RUNNER = CliRunner()
 
@@ -58,6 +62,27 @@ def run(*words: str, folder: Path, given: str = "") -> subprocess.CompletedProce
     return subprocess.run(command, cwd=folder, input=given, capture_output=True, text=True, check=False, timeout=240)
 
 
+def run_forked(*words: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """As `run`; what the command becomes is forked from a process that has imported TensorFlow."""
+    became: list[tuple[list[str], dict[str, str]]] = []
+
+    def execve(path: str, command: list[str], environment: dict[str, str]) -> None:
+        became.append((command, environment))
+        raise SystemExit
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(os, "execve", execve)
+        patched.chdir(folder)
+        RUNNER.invoke(app, ["run", *words])
+    ((command, environment),) = became
+    out, err = folder / "out", folder / "err"
+    with out.open("wb") as stdout, err.open("wb") as stderr, open(os.devnull, "rb") as nothing:
+        environment |= ON_CPU | {MARK: secrets.token_hex(8)}
+        process = forked_python.start(command[1:], (nothing, stdout, stderr), environment, folder, chains=0)
+    assert process is not None, "its environment is another one"
+    return subprocess.CompletedProcess(command, process.wait(), out.read_text(), err.read_text())
+
+
 @pytest.mark.processes
 def test_a_module_runs_on_workers_with_its_arguments_input_and_exit_status(tmp_path: Path) -> None:
     (tmp_path / "package").mkdir()
@@ -92,7 +117,8 @@ def test_a_script_that_trains_nothing_on_the_machines_is_refused(
     tmp_path: Path, text: str, status: int, told: str
 ) -> None:
     script = write(tmp_path, text)
-    ended = run("--replicas", "2", script, folder=tmp_path)
+    start = run_forked if text.startswith(HEAD) else run  # a traceback would show how it was forked
+    ended = start("--replicas", "2", script, folder=tmp_path)
     assert ended.returncode == status, ended.stderr
     assert told.format(script=script) in ended.stderr
     assert ("Traceback" in ended.stderr) == told.startswith("Traceback")
