@@ -17,7 +17,8 @@ _NONE = (
     "tf.GradientTape or tf.gradients inside the step, and apply them there. A jacobian (tape.jacobian) is no gradient "
     "that replicas could add up: where it scales or clips that of each example, take it for the scales alone, and "
     "tape.gradient of tf.reduce_mean(tf.stop_gradient(scales) * losses). A function that only evaluates writes no "
-    "trainable variable."
+    "trainable variable, nor does one that keeps sums and means of the batch (k-means, expectation maximisation): make "
+    "theirs with trainable=False."
 )
 _UNUSED = (
     "the step computes gradients but writes no variable from them. Apply them to their variables inside the step "

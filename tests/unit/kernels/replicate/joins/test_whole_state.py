@@ -306,3 +306,24 @@ def test_a_mean_of_what_is_not_known_is_averaged_with_its_count(
     said = [r.getMessage() for r in caplog.records]
     assert len(said) == (shape[0] if IS_TOLD[make] else 0)
     assert all("it is averaged over the replicas" in text for text in said)
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (2, 2)])
+def test_means_of_the_nearest_examples_are_kept_without_any_gradient(shape):
+    """As k-means does in batches; its variables are not trainable, since nothing is differentiated."""
+    rng = np.random.default_rng(0)
+    centres = tf.Variable(rng.normal(size=(3, 2)), trainable=False, name="centres")
+    seen = tf.Variable(np.zeros(3), trainable=False, name="seen")
+
+    def step(x):
+        apart = tf.reduce_sum((x[:, None] - centres) ** 2, -1)
+        nearest = tf.argmin(apart, 1)
+        count = tf.math.unsorted_segment_sum(tf.ones_like(x[:, 0]), nearest, 3)
+        total = tf.math.unsorted_segment_sum(x, nearest, 3)
+        seen.assign_add(count)
+        centres.assign_add((total - count[:, None] * centres) / tf.maximum(seen, 1.0)[:, None])
+        return tf.reduce_mean(tf.reduce_min(apart, 1))
+
+    data = [(rng.normal(size=(count, 2)),) for count in (8, 7, 3)]
+    captured = capture(step, *data[0], is_whole=True)
+    assert_same(train(captured, plan(captured.item, *shape), data), one_device(captured, step, data), 1e-12)
