@@ -124,6 +124,14 @@ class GraphEditor:
         node.input[:] = [*data, *control]
         self._enter(name, node.input)
 
+    def pass_on(self, name: str, source: str, dtype: tf.DType, control: Iterable[str] = ()) -> None:
+        """Lets a node be what passes on the tensor `source`, and wait for the control inputs `control` alone."""
+        node = self[name]
+        node.op = "Identity"
+        node.attr.clear()
+        node.attr["T"].type = dtype.as_datatype_enum
+        self.set_inputs(name, [source, *control])
+
     def rewire(self, old: str, new: str, consumers: Iterable[str] | None = None) -> int:
         """Lets `consumers` (all, if None) of the tensor `old` read `new`; returns how many inputs changed."""
         old, changed = tensor(old), 0

@@ -16,6 +16,7 @@ from autodist.graph.ops import Trait
 from autodist.graph.propagation import PerExample, Propagation
 from autodist.kernels.base import Context
 from autodist.kernels.replicate.advance_alike import AddedToDraws
+from autodist.kernels.replicate.split_batch import first_example
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def draw_for_all(
         shape, *others = [name for name in node.input if not is_control(name)]
         with fragment(editor, f"draw_for_all/{draw.node}", item.spec_of) as f:
             index, count = tf.constant([1], tf.int64), f.input(examples, tf.int64, [])
-            first = index * (count // replicas) + tf.minimum(index, count % replicas)
+            first = first_example(index, count // replicas, count % replicas)
             first = tf.minimum(first, tf.maximum(count - 1, 0))  # where it has no examples, a row that does not count
             part = f.input(shape)
             own = tf.cast(part, tf.int64)
@@ -88,16 +89,7 @@ def draw_for_all(
             drawing = f.add(node, "whole", [f.name(tf.cast(whole, part.dtype)), *others])
             drawn = f.input(drawing.name, item.spec_of(tensor(draw.node)).dtype)
             rows = tf.slice(drawn, tf.where(is_split, first * draw.per, 0), own)
-        _pass_on(editor, draw.node, f.name(rows), rows.dtype)
+        editor.pass_on(draw.node, f.name(rows), rows.dtype, filter(is_control, node.input))
         indices.append(node_of(f.name(index)))
         nodes |= dict.fromkeys(f.made, draw.node)
     return AddedToDraws(tuple(indices), nodes)
-
-
-def _pass_on(editor: GraphEditor, name: str, source: str, dtype: tf.DType) -> None:
-    """Lets a node be what passes on a tensor."""
-    node = editor[name]
-    node.op = "Identity"
-    node.attr.clear()
-    node.attr["T"].type = dtype.as_datatype_enum
-    editor.set_inputs(name, [source, *filter(is_control, node.input)])

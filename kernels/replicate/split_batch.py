@@ -69,7 +69,7 @@ def _slice_inputs(
         examples = f.input(counted, tf.int64, [])
         share, rest = examples // count, examples % count
         sizes = [share + tf.cast(k < rest, tf.int64) for k in range(count)]
-        starts = [k * share + tf.minimum(tf.constant(k, tf.int64), rest) for k in range(count)]
+        starts = [first_example(k, share, rest) for k in range(count)]
         for name, axis in axes.items():
             spec = item.spec_of(name)
             whole = f.input(name, spec.dtype, spec.shape)
@@ -78,6 +78,11 @@ def _slice_inputs(
     for (name, k), part in parts.items():
         editor.rewire(name, f.name(part), [clones[k][c] for c in consumers[name]])
     return tuple(f.name(size) for size in sizes)
+
+
+def first_example(part: int | tf.Tensor, share: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
+    """Where a part begins, of parts with `share` examples each, the first `rest` of which have one more."""
+    return part * share + tf.minimum(tf.convert_to_tensor(part, tf.int64), rest)
 
 
 def _rows(whole: tf.Tensor, axis: int, start: tf.Tensor, size: tf.Tensor) -> tf.Tensor:

@@ -213,11 +213,7 @@ def _reads_become_values(editor: GraphEditor, stages: Stages, handle: str, write
             )
         else:
             current = max(earlier, key=stages.order.__getitem__)
-            node.op = "Identity"
-            dtype = node.attr["dtype"].type
-            node.attr.clear()
-            node.attr["T"].type = dtype
-            editor.set_inputs(name, [tensor(current)])
+            editor.pass_on(name, tensor(current), tf.as_dtype(node.attr["dtype"].type))
 
 
 def _become_gather(editor: GraphEditor, node: NodeDef, current: str) -> None:

@@ -89,7 +89,7 @@ def slice_gradient(site: Site) -> Fact:
     gradient, dims = site.form(4), site.dims(0)
     if isinstance(gradient, Opaque):
         return gradient
-    if gradient.rows is None and all(map(_is_same_shape, (site.dims(k) for k in range(4)))):
+    if gradient.rows is None and all(known is not None and known.is_same for known in map(site.dims, range(4))):
         return gradient  # among zeros
     batch = batch_of(dims) if dims is not None else None
     if dims is None or batch is None or gradient.rows is None or batch.count != gradient.rows.count:
@@ -100,10 +100,6 @@ def slice_gradient(site: Site) -> Fact:
     if isinstance(taken, Form) and taken.rows != gradient.rows:
         return site.opaque("its gradient does not have the examples where the slice has them")
     return whole if isinstance(taken, Form) else taken
-
-
-def _is_same_shape(dims: Dims | None) -> bool:
-    return dims is not None and all(form.is_same for form in dims.forms)
 
 
 def normalised_gradient(site: Site) -> list[Fact]:

@@ -83,10 +83,10 @@ def draw_for_each(site: Site) -> Fact:
     """RandomGamma, RandomPoissonV2: some draws for each element of what says how they are distributed."""
     dims, form = site.dims(0), site.form(1)
     if isinstance(form, Form) and form.rows is not None:
-        if dims is not None and all(d.is_same for d in dims.forms) and not form.factors:
+        if dims is not None and dims.is_same and not form.factors:
             return replace(form, base=replace(form.rows, axis=form.rows.axis + len(dims.forms)))
         return site.opaque("how often it draws is not the same everywhere")
-    if isinstance(dims, Dims) and not all(d.is_same for d in dims.forms):
+    if isinstance(dims, Dims) and not dims.is_same:
         return _drawn_for_batch(site, dims)
     return site.opaque("random numbers of a fixed shape, which each replica draws for itself", Recovery.ALWAYS)
 

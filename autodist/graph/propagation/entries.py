@@ -89,7 +89,7 @@ def to_dense(site: Site) -> Fact:
 def scatter(site: Site) -> Fact:
     """ScatterNd: positions, values, shape; where positions are what examples say, all that is said of one is added."""
     positions, values, shape = site.form(0), site.form(1), site.dims(2)
-    is_fixed = form_of(site.facts[2]) == SAME or (shape is not None and all(form.is_same for form in shape.forms))
+    is_fixed = form_of(site.facts[2]) == SAME or (shape is not None and shape.is_same)
     if is_fixed and isinstance(site.facts[0], Form) and isinstance(positions, Form) and isinstance(values, Form):
         both_rows = positions.rows is not None and values.rows is not None and same_rows(values.rows, positions.rows)
         if both_rows and positions.rows and positions.rows.axis == 0 and not positions.factors:

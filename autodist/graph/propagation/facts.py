@@ -92,6 +92,11 @@ class Dims:
     values: tuple[int | None, ...]
     is_scalar: bool = False
 
+    @property
+    def is_same(self) -> bool:
+        """Whether all of them are the same on all replicas."""
+        return all(form.is_same for form in self.forms)
+
 
 @dataclass(frozen=True)
 class Reduction:
@@ -339,7 +344,7 @@ def form_of(fact: Fact) -> Form | Statistic | Opaque:
     if isinstance(fact, Dims):
         if fact.is_scalar or len(fact.forms) == 1:
             return fact.forms[0]
-        if all(form.is_same for form in fact.forms):
+        if fact.is_same:
             return SAME
         return Opaque(_HOLDS_A_BATCH)
     if isinstance(fact, Form | Statistic | Opaque):

@@ -140,7 +140,7 @@ def reshape(site: Site) -> Fact:
         return form
     if form.rows is None:
         dims = site.dims(1)
-        if dims is None or not all(dim.is_same for dim in dims.forms):
+        if dims is None or not dims.is_same:
             return site.opaque("it gives a batch axis to what has none")
         return form if form.base is not Base.ADDED or site.output_shape().rank != 0 else site.additive(form)
     return _reshape_rows(site, form, form.rows)
@@ -256,7 +256,7 @@ def tile(site: Site) -> Fact:
         return form if isinstance(form, Opaque) else site.opaque("how often it repeats is not known")
     if form.rows is None:
         return _tile_same(site, form, dims)
-    times = dims.values[form.rows.axis] if all(dim.is_same for dim in dims.forms) else None
+    times = dims.values[form.rows.axis] if dims.is_same else None
     if times == 1:
         return form
     if times is None or times < 1 or form.rows.per is None:

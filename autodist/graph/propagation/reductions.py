@@ -121,7 +121,7 @@ def sum_of_segments(site: Site) -> Fact:
     if segments == SAME and data.rows is not None:
         return beside_segments(site, data, site.rank(1))
     number = site.dims(2) if len(site.facts) > 2 else None
-    if number is None or not all(form.is_same for form in number.forms):
+    if number is None or not number.is_same:
         return site.opaque("the number of segments may differ between replicas")
     both_rows = data.rows is not None and segments.rows is not None and same_rows(data.rows, segments.rows)
     if both_rows and data.rows and data.rows.axis == 0 and not segments.factors:

@@ -103,7 +103,7 @@ def spread(site: Site, dims: Dims | None, value: Form | Statistic | Opaque) -> F
         return site.opaque("the shape that it makes is not known")
     batch = counted_batch(site, 1 if site.node.op == "BroadcastTo" else 0, dims)
     if batch is None:
-        return value if all(form.is_same for form in dims.forms) else _two_batches(site)
+        return value if dims.is_same else _two_batches(site)
     if isinstance(value, Statistic) or value.base is not Base.SAME:
         return _spread_statistic(site, value, batch)
     return Form(batch, value.factors, value.mixed_at)
@@ -252,7 +252,7 @@ def arange(site: Site) -> Fact:
     if positions is not None:
         return positions
     dims = [site.dims(index) for index in range(len(site.facts))]
-    if all(entry is not None and all(form.is_same for form in entry.forms) for entry in dims):
+    if all(entry is not None and entry.is_same for entry in dims):
         return SAME
     return site.opaque("numbers of positions in the batch, which each replica counts for its own part")
 

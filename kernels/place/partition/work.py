@@ -232,18 +232,12 @@ class Work:
         with self.fragment("whole") as f:
             made = [(node, build(f)) for node, build in self._later]
         for node, value in made:
-            self._become_identity(self.editor[node], f.name(value), value.dtype)
+            self.editor.pass_on(node, f.name(value), value.dtype)
         for node, instead in self._instead.items():
             # Copies, and what was made for them, stand where they should already.
             self.editor.replace_control(node, instead.names, filter(self.is_captured, self.editor.consumers(node)))
         self.editor.run_all_instead({node: tuple(instead.names) for node, instead in self._instead.items()})
         self.editor.remove(self._removed)
-
-    def _become_identity(self, node: NodeDef, value: str, dtype: tf.DType) -> None:
-        node.op = "Identity"
-        node.attr.clear()
-        node.attr["T"].type = dtype.as_datatype_enum
-        self.editor.set_inputs(node.name, [value])
 
     def tell(self, line: str) -> None:
         """Notes what is to be told of parts that are not done in pieces."""

@@ -72,8 +72,5 @@ class WholeSums:
 
     def _become(self, name: str, whole: str) -> None:
         node = self._joiner.editor[name]
-        dtype = node.attr["dtype"].type
-        node.op = "Identity"
-        node.attr.clear()
-        node.attr["T"].type = dtype
-        self._joiner.editor.set_inputs(name, [whole, *filter(is_control, node.input)])
+        dtype = tf.as_dtype(node.attr["dtype"].type)
+        self._joiner.editor.pass_on(name, whole, dtype, filter(is_control, node.input))

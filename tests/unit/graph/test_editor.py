@@ -288,3 +288,10 @@ def test_functions_come_along_with_a_graph():
     editor_twice = GraphEditor(editor.to_graph_def())
     assert len(editor_twice.library.function) == 1
     assert_imports(editor_twice.to_graph_def())
+
+
+def test_a_node_passes_on_a_tensor_and_waits_for_what_is_named_alone():
+    editor = GraphEditor(from_text("a = Placeholder()\nb = Placeholder()\nc = Add(a, b, ^b)"))
+    editor.pass_on("c", "a:0", tf.float32, ["^a"])
+    assert editor["c"].op == "Identity" and list(editor["c"].input) == ["a", "^a"]
+    assert list(editor["c"].attr) == ["T"] and editor.consumers("b") == set()
