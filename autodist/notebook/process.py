@@ -12,7 +12,6 @@ import selectors
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -54,14 +53,18 @@ def run_module(module: str, order: bytes, stop_timeout: float) -> Ended:
     Raises:
         KeyboardInterrupt: the second one.
     """
-    # Files without a name: nothing of them is left, however this ends.
-    with tempfile.TemporaryFile() as ordered, tempfile.TemporaryFile() as outcome:
+    with _file_in_memory("order") as ordered, _file_in_memory("outcome") as outcome:
         ordered.write(order)
         ordered.seek(0)
         with _started(module, (ordered, outcome), stop_timeout) as process:
             interrupt = process.show_all()
         outcome.seek(0)
         return Ended(process.status, outcome.read(), interrupt)
+
+
+def _file_in_memory(name: str) -> IO[bytes]:
+    """A file on no disk, which may be full: what a run has trained is not lost by that, and nothing is left of it."""
+    return os.fdopen(os.memfd_create(f"autodist-{name}"), "w+b")
 
 
 class _Process:

@@ -6,6 +6,7 @@ import io
 import os
 import signal
 import sys
+import tempfile
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,10 +47,11 @@ class Shows(io.StringIO):
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_what_is_printed_is_shown_and_what_is_left_comes_back(
+def test_what_is_printed_is_shown_and_what_is_left_comes_back_without_a_disk(
     module: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module.write_text(START + 'print("é", end="")\nsys.stderr.write("x")\nos.write(outcome, order * 2)\nsys.exit(3)\n')
+    monkeypatch.setattr(tempfile, "tempdir", str(module.parent / "no folder"))
     ended = run_module("launched_here", b"ab", 1.0)
     assert (ended.status, ended.outcome, ended.interrupt) == (3, b"abab", None)
     assert tuple(capsys.readouterr()) == ("é", "x")
