@@ -33,7 +33,7 @@ _AGGREGATIONS = {
 }
 
 
-class VariableLike(Protocol):
+class ScriptVariable(Protocol):
     """What is asked of a variable of the script; a `tf.Variable` has it."""
 
     @property
@@ -52,7 +52,7 @@ class VariableLike(Protocol):
     def aggregation(self) -> tf.VariableAggregation: ...
 
 
-V = TypeVar("V", bound=VariableLike)
+V = TypeVar("V", bound=ScriptVariable)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist.capture.assemble import FoundVariable, GraphNotes, VariableLike, assemble, describe_variables
+from autodist.capture.assemble import FoundVariable, GraphNotes, ScriptVariable, assemble, describe_variables
 from autodist.capture.fetched_reads import read_before_writing
 from autodist.capture.gradients import NotedCall
 from autodist.capture.specs import note_specs
@@ -177,13 +177,13 @@ class CapturedGraph:
         return GraphNotes(self.graph, calls, handle_name, placeholders, sums=self.sums, applied=applied)
 
 
-def find_variables(graph: tf.Graph) -> list[FoundVariable[VariableLike]]:
+def find_variables(graph: tf.Graph) -> list[FoundVariable[ScriptVariable]]:
     """The variables of a graph, in the order of their nodes.
 
     Raises:
         CaptureError: if one is a reference variable.
     """
-    listed: dict[str, VariableLike] = dict(_listed(graph))
+    listed: dict[str, ScriptVariable] = dict(_listed(graph))
     found = []
     for op in graph.get_operations():
         if op.type in having(Trait.REFERENCE):

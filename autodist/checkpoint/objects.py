@@ -20,7 +20,7 @@ GRAPH_KEY = base.OBJECT_GRAPH_PROTO_KEY
 
 
 @dataclass(frozen=True)
-class Value:
+class ObjectValue:
     """What is saved of one object.
 
     Attributes:
@@ -46,7 +46,7 @@ class SavedObjects:
         objects: by number of the graph's node.
     """
 
-    values: Mapping[str, Value]
+    values: Mapping[str, ObjectValue]
     graph: graph_pb2.TrackableObjectGraph
     objects: tuple[Any, ...]
 
@@ -68,7 +68,7 @@ class SavedObjects:
         values = {}
         for trackable, saved in tensors.items():
             for key, tensor in saved.items():
-                values[key] = Value(key, names.get(key, ""), _variable_of(trackable), _reader(key, tensor))
+                values[key] = ObjectValue(key, names.get(key, ""), _variable_of(trackable), _reader(key, tensor))
         return cls(values, graph, tuple(view.breadth_first_traversal()[0]))
 
     @property

@@ -13,7 +13,7 @@ from tensorflow.core.protobuf import trackable_object_graph_pb2 as graph_pb2
 from autodist.checkpoint.checksums import checksums, unsealed
 from autodist.checkpoint.content import OURS, SIDE_FILE
 from autodist.checkpoint.folder import FORMAT, digest
-from autodist.checkpoint.objects import GRAPH_KEY, SavedObjects, Value, match
+from autodist.checkpoint.objects import GRAPH_KEY, ObjectValue, SavedObjects, match
 from autodist.errors import CheckpointError, CheckpointMismatchError
 
 _COUNTER = "save_counter/.ATTRIBUTES/VARIABLE_VALUE"
@@ -172,7 +172,7 @@ def require_alike(
         raise CheckpointMismatchError(prefix, tuple(missing), tuple(left_over), tuple(others))
 
 
-def _told(value: Value) -> str:
+def _told(value: ObjectValue) -> str:
     """A variable's shape and dtype; what else is saved may have had another shape."""
     if value.variable is None:
         return ""

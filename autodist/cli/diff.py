@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from autodist.cli.options import Traceback
-from autodist.cli.plans import Plan, read_plan
+from autodist.cli.plans import PlannedStrategy, read_plan
 from autodist.cli.telling import output
 
 DIFFERENT = 1
@@ -49,7 +49,7 @@ def diff(
         raise typer.Exit(DIFFERENT)
 
 
-def different(one: Plan, other: Plan) -> list[str]:
+def different(one: PlannedStrategy, other: PlannedStrategy) -> list[str]:
     """Names of the variables that stand in one of the plans alone, or of which they say different things."""
     found = [{variable.name: variable for variable in plan.variables} for plan in (one, other)]
     names = dict.fromkeys([*found[0], *found[1]])

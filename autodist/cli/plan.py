@@ -12,7 +12,7 @@ import typer
 
 from autodist.asked import Asked
 from autodist.cli.options import Arguments, Cluster, IsModule, Replicas, Script, Strategies, Traceback, Workers
-from autodist.cli.plans import Plan, Plans
+from autodist.cli.plans import PlannedStrategy, Plans
 from autodist.cli.script import Target
 from autodist.cli.telling import output, require_writable, write_file
 from autodist.importing import importing_tensorflow
@@ -76,7 +76,7 @@ def show(plans: Plans) -> None:
 
 def make_plans_quietly(
     target: Target, asked: Asked, strategies: Sequence[str]
-) -> tuple[tuple[Plan, ...], ResourceSpec]:
+) -> tuple[tuple[PlannedStrategy, ...], ResourceSpec]:
     """`make_plans`, with what the script prints on standard error."""
     target.require()  # before TensorFlow is imported, which takes seconds
     with importing_tensorflow():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from xml.etree import ElementTree
 
 from autodist.cli.plan_tables import cost, shape_text, where
-from autodist.cli.plans import Plan, Plans, VariablePlan
+from autodist.cli.plans import PlannedStrategy, Plans, VariablePlan
 from autodist.readable import readable_bytes, readable_flops
 from autodist.strategies.stage_table import CUT_HEADS, STAGE_HEADS, cut_rows, stage_rows
 
@@ -45,7 +45,7 @@ def page_of(plans: Plans) -> str:
     return "<!DOCTYPE html>\n" + ElementTree.tostring(html, encoding="unicode", method="html") + "\n"
 
 
-def _add_plan(body: ElementTree.Element, plan: Plan) -> None:
+def _add_plan(body: ElementTree.Element, plan: PlannedStrategy) -> None:
     _add(body, "h2", plan.title)
     if plan.rows_are_missing:
         _add(body, "p", "How many rows of sparse variables a step touches is not known; their bytes come on top.")

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from rich.table import Table
 from rich.text import Text
 
-from autodist.cli.plans import Plan, VariablePlan
+from autodist.cli.plans import PlannedStrategy, VariablePlan
 from autodist.graph.tally import Tally
 from autodist.nearest import listed
 from autodist.readable import readable_bytes, readable_flops
@@ -19,7 +19,7 @@ MOST_LINKS = 12
 """In the table of links, those that carry most; the others are counted."""
 
 
-def tables_of(plans: Sequence[Plan], width: int) -> Iterator[Table]:
+def tables_of(plans: Sequence[PlannedStrategy], width: int) -> Iterator[Table]:
     """One plan by variables, workers and links; of several, variables and workers side by side.
 
     Args:
@@ -38,7 +38,9 @@ def tables_of(plans: Sequence[Plan], width: int) -> Iterator[Table]:
     yield _totals(plans)
 
 
-def side_by_side(plans: Sequence[Plan], names: Sequence[str] | dict[str, None], heads: Sequence[str] = ()) -> Table:
+def side_by_side(
+    plans: Sequence[PlannedStrategy], names: Sequence[str] | dict[str, None], heads: Sequence[str] = ()
+) -> Table:
     """What plans say of variables: a column for each plan.
 
     Args:
@@ -90,7 +92,7 @@ def shape_text(shape: Sequence[int]) -> str:
     return " × ".join(map(str, shape)) or "scalar"
 
 
-def _variables(plan: Plan, width: int) -> Table:
+def _variables(plan: PlannedStrategy, width: int) -> Table:
     is_narrow = width < NARROW
     if is_narrow:
         table = _table(plan.title, ["variable", "how and where", "slots"], lines=True)
@@ -111,7 +113,7 @@ def _slots(variable: VariablePlan) -> str:
     return f"{len(variable.slots)}: {readable_bytes(sum(slot.bytes for slot in variable.slots))}"
 
 
-def _workers(plan: Plan) -> Table:
+def _workers(plan: PlannedStrategy) -> Table:
     counts = {"replicas", "sends a step", "receives", "holds", "FLOPs a step"}
     rows = " + rows" if plan.rows_are_missing else ""
     table = _table("workers", ["worker", "replicas", "sends a step", "receives", "holds", "FLOPs a step"], right=counts)
@@ -124,7 +126,7 @@ def _workers(plan: Plan) -> Table:
     return table
 
 
-def _links(plan: Plan) -> Table:
+def _links(plan: PlannedStrategy) -> Table:
     table = _table("links", ["from", "to", "bytes a step"], right={"bytes a step"})
     most = sorted(plan.links, key=lambda link: -link.bytes)[:MOST_LINKS]
     for link in most:
@@ -134,7 +136,7 @@ def _links(plan: Plan) -> Table:
     return table
 
 
-def _totals(plans: Sequence[Plan]) -> Table:
+def _totals(plans: Sequence[PlannedStrategy]) -> Table:
     table = _table("a worker at most", ["", *(plan.strategy for plan in plans)])
     rows = [" + rows" if plan.rows_are_missing else "" for plan in plans]
     sent = [readable_bytes(max(w.sent for w in plan.workers)) + row for plan, row in zip(plans, rows, strict=True)]
@@ -153,7 +155,7 @@ def _totals(plans: Sequence[Plan]) -> Table:
     return table
 
 
-def _most_flops(plan: Plan) -> int | None:
+def _most_flops(plan: PlannedStrategy) -> int | None:
     """Of the worker that computes most; None: it is not known of all."""
     counts = [worker.flops for worker in plan.workers]
     return None if None in counts else max(count for count in counts if count is not None)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil, prod
 
 from autodist.cli.flops import count_flops
-from autodist.cli.plans import LinkPlan, Plan, ShardPlan, SlotPlan, VariablePlan, WorkerPlan
+from autodist.cli.plans import LinkPlan, PlannedStrategy, ShardPlan, SlotPlan, VariablePlan, WorkerPlan
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.item import GraphItem
 from autodist.graph.placement import EVERY_WORKER, Placement
@@ -60,7 +60,7 @@ class PlannedStep:
         self._slots = find_slots(item)
         self._names = [worker.name for worker in spec.workers]
 
-    def plan(self, name: str, builder: BuildsStrategy) -> Plan:
+    def plan(self, name: str, builder: BuildsStrategy) -> PlannedStrategy:
         """What a builder makes of it.
 
         Raises:
@@ -89,7 +89,7 @@ class PlannedStep:
         of_workers = [replica.worker for replica in strategy.graph_config.replicas]
         replicas = [of_workers.count(worker.index) for worker in self._spec.workers]
         flops = [None if self._flops is None else self._flops * count // replicas[0] for count in replicas]
-        return Plan(
+        return PlannedStrategy(
             strategy=named,
             builder=strategy.builder,
             variables=tuple(variables),
@@ -98,13 +98,13 @@ class PlannedStep:
             sums=told_sums(strategy, self._item, self._spec),
         )
 
-    def _of_pipeline(self, name: str, strategy: strategy_pb2.Strategy, costs: StageCosts | None) -> Plan:
+    def _of_pipeline(self, name: str, strategy: strategy_pb2.Strategy, costs: StageCosts | None) -> PlannedStrategy:
         """A plan in which a worker computes a stage's part for its pipeline, and the graph says what crosses."""
         held, links = self._held(strategy), {} if costs is None else costs.links
         figures = figures_of(strategy, self._item, self._names, held, costs)
         stage_of_worker = {name: stage for stage in figures.stages for name in stage.workers}
         flops = [stage_of_worker[name].flops(figures.micro_batches) for name in self._names]
-        return Plan(
+        return PlannedStrategy(
             strategy=name,
             builder=strategy.builder,
             variables=tuple(self._of_stage(node, strategy) for node in strategy.nodes),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from autodist.asked import Asked, named_builder
 from autodist.cli.planned_step import PlannedStep
-from autodist.cli.plans import Plan
+from autodist.cli.plans import PlannedStrategy
 from autodist.cli.script import Target
 from autodist.cli.telling import UsageError
 from autodist.graph.item import GraphItem
@@ -17,7 +17,9 @@ from autodist.runs.step_plans import share_names
 from autodist.strategies import BuildsStrategy
 
 
-def make_plans(target: Target, asked: Asked, strategies: Sequence[str]) -> tuple[tuple[Plan, ...], ResourceSpec]:
+def make_plans(
+    target: Target, asked: Asked, strategies: Sequence[str]
+) -> tuple[tuple[PlannedStrategy, ...], ResourceSpec]:
     """The plans of a script's first training step, and the machines for which they are.
 
     The script runs in this process, on one device, up to that step.
@@ -78,7 +80,7 @@ class _PlanningLook:
     asked: Asked
     strategies: Sequence[str]
     chosen: tuple[ResourceSpec, BuildsStrategy] | None = None
-    plans: tuple[Plan, ...] | None = None
+    plans: tuple[PlannedStrategy, ...] | None = None
 
     @property
     def spec(self) -> ResourceSpec:

@@ -112,7 +112,7 @@ class LinkPlan(_Part):
     is_least: bool = False
 
 
-class Plan(_Part):
+class PlannedStrategy(_Part):
     """A strategy for one step.
 
     Attributes:
@@ -155,10 +155,10 @@ class Plans(_Part):
     """
 
     script: str
-    plans: tuple[Plan, ...]
+    plans: tuple[PlannedStrategy, ...]
 
 
-def read_plan(path: Path) -> Plan:
+def read_plan(path: Path) -> PlannedStrategy:
     """The plan in a file that `autodist plan --json` wrote.
 
     Raises:

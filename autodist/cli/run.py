@@ -31,7 +31,7 @@ from autodist.cli.plans import Plans
 from autodist.cli.script import Target
 from autodist.cli.telling import UsageError, output
 from autodist.cluster.given.find import find, require
-from autodist.cluster.given.follower import Order, follow
+from autodist.cluster.given.follower import FollowerOrder, follow
 from autodist.cluster.given.form import CHIEF, INDEX, WORKERS, Given, host_and_port_of
 from autodist.cluster.script import Script as ScriptToRun
 from autodist.resources import ResourceSpec, Timeouts, Worker
@@ -86,7 +86,7 @@ def run(
         asked = Asked(file, strategy=strategy, given=True, replicas=replicas, max_restarts=max_restarts)
         limits = spec or Timeouts()
         if given.index:
-            follow(Order(given, _script(target), limits.join_timeout))
+            follow(FollowerOrder(given, _script(target), limits.join_timeout))
     else:
         asked = Asked(file, workers, replicas, strategy, max_restarts=max_restarts)
     if dry_run:

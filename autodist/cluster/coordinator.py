@@ -23,8 +23,8 @@ from autodist.cluster.protocol import (
     Ask,
     Facts,
     Inspect,
-    Join,
     Lost,
+    Membership,
     Message,
     Progress,
     Release,
@@ -175,7 +175,9 @@ class Coordinator:
             for worker, link in zip(self._workers[1:], self._links, strict=True):
                 assert script is not None
                 limit = self._spec.stop_timeout
-                join = Join(worker.index, worker.name, self._addresses, payload, limit, script.brought, on_preempt)
+                join = Membership(
+                    worker.index, worker.name, self._addresses, payload, limit, script.brought, on_preempt
+                )
                 link.send(Start(script.arguments, script.directory, environment, join))
             self._tell_all(*self._said)
             self._run()

@@ -20,9 +20,9 @@ from autodist.cluster.protocol import (
     Ask,
     Doing,
     Done,
-    Join,
     Joined,
     Leaving,
+    Membership,
     Message,
     Progress,
     Release,
@@ -62,7 +62,7 @@ class Member:
         os.register_at_fork(after_in_child=self._leave_to_parent)
         self._lines = control.makefile("rb")
         join = decode(self._lines.readline())
-        assert isinstance(join, Join), "the agent's first message"
+        assert isinstance(join, Membership), "the agent's first message"
         self.index, self.name, self.addresses, self.payload = join.index, join.name, join.addresses, join.payload
         self._stop_timeout, self.brought = join.stop_timeout, join.brought
         self._script_end = watch_script_end()

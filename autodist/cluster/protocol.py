@@ -94,11 +94,11 @@ class Start(Message):
     arguments: tuple[_Text, ...]
     directory: _Text
     environment: Mapping[_Text, _Text]
-    join: Join
+    join: Membership
 
 
 @dataclass(frozen=True)
-class Join(Message):
+class Membership(Message):
     """Agent to member, first thing: who it is, and what it needs to take part.
 
     Attributes:
@@ -111,7 +111,7 @@ class Join(Message):
         on_preempt: whether the chief saves when SIGTERM comes to the worker, which then does not end by the first one.
     """
 
-    kind: Literal["Join"] = field(default="Join", kw_only=True)
+    kind: Literal["Membership"] = field(default="Membership", kw_only=True)
     index: int
     name: _Text
     addresses: tuple[_Text, ...]
@@ -278,8 +278,8 @@ class Lost(Message):
 
 _MESSAGE: TypeAdapter[Message] = TypeAdapter(
     Annotated[
-        Inspect | Facts | Start | Join | Joined | Leaving | Done | Ask | Progress | Said | Waiting | Release | Stop
-        | Line | Exited | Heartbeat | Lost,
+        Inspect | Facts | Start | Membership | Joined | Leaving | Done | Ask | Progress | Said | Waiting | Release
+        | Stop | Line | Exited | Heartbeat | Lost,
         Field(discriminator="kind"),
     ]
 )  # fmt: skip

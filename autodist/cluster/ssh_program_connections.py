@@ -95,7 +95,7 @@ class Connection:
             self._changed.notify_all()
 
 
-class Joined:
+class JoinedProgram:
     """A program that has joined a connection: its streams, of which the first two are one socket."""
 
     def __init__(self, login: Connection, program: subprocess.Popen[bytes], stream: socket.socket) -> None:
@@ -136,7 +136,7 @@ class Joined:
 class OverProgram:
     """A command that was started over the `ssh` program."""
 
-    def __init__(self, host: str, joined: Joined) -> None:
+    def __init__(self, host: str, joined: JoinedProgram) -> None:
         self._host, self._joined = host, joined
 
     def send(self, content: bytes) -> None:
@@ -167,7 +167,7 @@ class OverProgram:
             self._joined.stream.shutdown(socket.SHUT_WR)
 
 
-class Files:
+class SftpSocket:
     """A socket as paramiko's reader of SFTP wants a connection: one whose limit of time counts."""
 
     def __init__(self, stream: socket.socket) -> None:

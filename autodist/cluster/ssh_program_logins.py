@@ -17,7 +17,13 @@ from autodist.cluster.companions import Companions
 from autodist.cluster.ssh_connection import ONE_TRY, quote
 from autodist.cluster.ssh_logins import patiently
 from autodist.cluster.ssh_program import Hop, command_line, find_way, joining, master, require_program
-from autodist.cluster.ssh_program_connections import Connection, Files, Joined, OverProgram, SessionRefusedError
+from autodist.cluster.ssh_program_connections import (
+    Connection,
+    JoinedProgram,
+    OverProgram,
+    SessionRefusedError,
+    SftpSocket,
+)
 from autodist.cluster.ssh_program_failures import why_no_login
 from autodist.cluster.ssh_settings import SSHSettings
 from autodist.errors import ClusterError
@@ -73,7 +79,7 @@ class ProgramLogins:
 
     def open_sftp(self) -> paramiko.SFTPClient:
         """Files there; see `Machine.open_sftp`."""
-        stream = Files(self._join(("-s",), "sftp").stream)
+        stream = SftpSocket(self._join(("-s",), "sftp").stream)
         stream.settimeout(self._settings.connect_timeout)
         return paramiko.SFTPClient(stream)  # type: ignore[arg-type]  # it needs no more of a channel
 
@@ -87,7 +93,7 @@ class ProgramLogins:
             said += received
         return said
 
-    def _join(self, options: Sequence[str], wanted: str) -> Joined:
+    def _join(self, options: Sequence[str], wanted: str) -> JoinedProgram:
         """A command on the newest connection, or on a new one where that takes no more."""
         if not self._logins:
             require_program(self._settings.host)
@@ -102,7 +108,7 @@ class ProgramLogins:
         except SessionRefusedError as error:
             raise ClusterError(f"{self._settings.host}: the SSH server starts no command: {error}") from error
 
-    def _join_one(self, login: Connection, options: Sequence[str], wanted: str) -> Joined:
+    def _join_one(self, login: Connection, options: Sequence[str], wanted: str) -> JoinedProgram:
         ours, theirs = socket.socketpair()
         self._streams.append(ours)
         with theirs:
@@ -112,7 +118,7 @@ class ProgramLogins:
                 stdout=theirs.fileno(),
                 stderr=subprocess.PIPE,
             )
-        joined = Joined(login, program, ours)
+        joined = JoinedProgram(login, program, ours)
         joined.wait_until_joined(self._settings.connect_timeout)
         return joined
 

@@ -19,7 +19,7 @@ RETURNS = (
 
 
 @dataclass(frozen=True)
-class Call:
+class LaunchedCall:
     """A function that is called on every worker.
 
     Attributes:

@@ -15,7 +15,7 @@ from autodist.cluster.failure import exit_reason
 from autodist.cluster.member import CONTROL_VARIABLE
 from autodist.cluster.tools import Main
 from autodist.errors import LaunchError
-from autodist.notebook.call import Call, Outcome, name_of
+from autodist.notebook.call import LaunchedCall, Outcome, name_of
 from autodist.notebook.pickled import LARGEST, pack
 from autodist.notebook.process import Ended, run_module
 from autodist.notebook.uses import sets, uses, what_stays
@@ -78,7 +78,7 @@ def launch(
     spec = _read_cluster(cluster, workers, replicas)
     builder = _read_strategy(strategy)
     payload = None if spec is None else spec.to_payload()
-    call = Call(function, args, payload, Asked(workers=workers, replicas=replicas), builder)
+    call = LaunchedCall(function, args, payload, Asked(workers=workers, replicas=replicas), builder)
     name = name_of(function)
     order = _packed(call, name)
     log_to_the_terminal(is_chief=True)
@@ -122,7 +122,7 @@ def _require_callable(function: Callable[..., Any], args: tuple[Any, ...]) -> No
         ) from None
 
 
-def _packed(call: Call, name: str) -> bytes:
+def _packed(call: LaunchedCall, name: str) -> bytes:
     whole = f"{name}, with its arguments and all that it uses,"
     try:
         order = pack(call, whole, _TAKES)
@@ -147,7 +147,7 @@ def _why_it_stays(value: object, what: str = "") -> LaunchError | None:
     return None
 
 
-def _largest(call: Call) -> str:
+def _largest(call: LaunchedCall) -> str:
     sizes = {name: len(pack(value, name, "")) for name, value in uses(call.function, call.args).items()}
     name = max(sizes, key=lambda one: sizes[one], default="")
     return f"of which `{name}` has {sizes[name] >> 20}, " if name else ""

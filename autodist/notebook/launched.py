@@ -97,12 +97,12 @@ def _tell_nothing(kind: type[BaseException], error: BaseException, trace: Traceb
 
 def _call(order: bytes) -> Any:
     from autodist import AutoDist  # before TensorFlow, which comes with the function
-    from autodist.notebook.call import Call
+    from autodist.notebook.call import LaunchedCall
     from autodist.notebook.pickled import unpack
     from autodist.quiet import quiet_tensorflow
 
     with quiet_tensorflow():  # what the function uses may be the first here that asks TensorFlow for something
-        call: Call = unpack(order, takes_settings=True)
+        call: LaunchedCall = unpack(order, takes_settings=True)
     if call.asked.asks:
         os.environ |= call.asked.environment()
         take_over()

@@ -68,7 +68,7 @@ class ReadWhole:
 
 
 @dataclass(frozen=True)
-class Found:
+class ElementReading:
     """How a worker reads a data set.
 
     Attributes:
@@ -99,7 +99,7 @@ class _Pipeline:
     behind: Sequence[Any]
 
 
-def own_elements(dataset: Any, own_rows: OwnRows) -> Found:
+def own_elements(dataset: Any, own_rows: OwnRows) -> ElementReading:
     """A worker's part of each batch of a data set, where that spares it a map.
 
     Args:
@@ -107,14 +107,14 @@ def own_elements(dataset: Any, own_rows: OwnRows) -> Found:
         own_rows: which rows of a batch the worker has to read.
     """
     if not isinstance(dataset, tf.data.Dataset) or not tf.executing_eagerly():
-        return Found(None, None)
+        return ElementReading(None, None)
     found = _take_apart(dataset)
     if isinstance(found, ReadWhole | None):
-        return Found(None, found)
+        return ElementReading(None, found)
     whole = _map_before(found.base, f"{kind_of(found.base)}, which may change the order, stands behind it")
     if not found.maps:
-        return Found(None, whole)
-    return Found(OwnBatches(_counted(found, own_rows).with_options(dataset.options())), whole)
+        return ElementReading(None, whole)
+    return ElementReading(OwnBatches(_counted(found, own_rows).with_options(dataset.options())), whole)
 
 
 def reading_own(dataset: Any, reading: Reading) -> OwnBatches | None:

@@ -114,7 +114,7 @@ def require_can_restart(spec: ResourceSpec) -> None:
 
 
 @dataclass(frozen=True)
-class Lost:
+class LostRun:
     """What a run was lost by.
 
     Attributes:
@@ -154,7 +154,7 @@ def may_start_again(spec: ResourceSpec) -> bool:
     return before().count < spec.max_restarts
 
 
-def restart(lost: Lost, spec: ResourceSpec) -> None:
+def restart(lost: LostRun, spec: ResourceSpec) -> None:
     """Lets the script begin anew when it has ended, if that may help; else says why it ends for good.
 
     Args:
@@ -194,7 +194,7 @@ def _told_left_out(addresses: Sequence[str], spec: ResourceSpec) -> str:
     return f"{', '.join(addresses)} {'is' if len(addresses) == 1 else 'are'} left out (`min_nodes` is {spec.min_nodes})"
 
 
-def _leave_out(lost: Lost, spec: ResourceSpec, earlier: Before) -> None:
+def _leave_out(lost: LostRun, spec: ResourceSpec, earlier: Before) -> None:
     left = len(spec.nodes) - len(lost.away)
     log.warning(
         "no answer: %s, and the run starts from %s on %d node%s, to which variables are dealt anew, and the global "
@@ -210,7 +210,7 @@ def _begin(told: Before) -> None:
         log.error("not started again: %s. Leave the directory where the script was started.", error)
 
 
-def _source(lost: Lost) -> str:
+def _source(lost: LostRun) -> str:
     if lost.saved is None:
         return "the script's beginning (no checkpoint was saved)"
     if is_gone(lost.saved_as):
@@ -228,7 +228,7 @@ def backoff(count: int) -> float:
     return min(_LONGEST_WAIT, _SHORTEST_WAIT * 2 ** (count - 1))
 
 
-def why_not(earlier: Before, lost: Lost, limit: int) -> str | None:
+def why_not(earlier: Before, lost: LostRun, limit: int) -> str | None:
     """Why a run is not started again; None: it is.
 
     Args:
@@ -255,7 +255,7 @@ def why_not(earlier: Before, lost: Lost, limit: int) -> str | None:
     return None
 
 
-def _is_alike(earlier: Before, lost: Lost) -> bool:
+def _is_alike(earlier: Before, lost: LostRun) -> bool:
     """Whether the start before was lost by the same, in the same step.
 
     What a script raises in the step that follows a checkpoint comes, in the next start, before all have joined.

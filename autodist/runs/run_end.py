@@ -13,7 +13,7 @@ from autodist.errors import AutoDistError, ClusterError, MachinesAwayError
 from autodist.resources import ResourceSpec
 from autodist.runs.missed_step import MissedStep
 from autodist.runs.peers import Peers
-from autodist.runs.restarts import Lost
+from autodist.runs.restarts import LostRun
 
 log = logging.getLogger("autodist")
 
@@ -102,7 +102,7 @@ class RunEnd:
         """
         self._peers.lose(worker, reason)
 
-    def lost(self, step: int | None, saved_step: int | None, saved_as: str | None = None) -> Lost | None:
+    def lost(self, step: int | None, saved_step: int | None, saved_as: str | None = None) -> LostRun | None:
         """On the chief, how this run was lost; None where it was not, or the script ended for a reason of its own.
 
         Args:
@@ -116,7 +116,7 @@ class RunEnd:
             return None
         away = self._nodes_of(fault.workers if isinstance(fault, MachinesAwayError) else ())
         leaving = self._nodes_of(self._peers.leaving)
-        return Lost(fault, step, saved_step, away, leaving, self.is_leaving, saved_as)
+        return LostRun(fault, step, saved_step, away, leaving, self.is_leaving, saved_as)
 
     def _nodes_of(self, workers: Collection[str]) -> tuple[str, ...]:
         """Addresses of other nodes than the chief's that run one of these workers."""

@@ -11,7 +11,7 @@ _ASKED = 8
 
 
 @dataclass(frozen=True)
-class Clock:
+class ClockOffset:
     """How far a clock is ahead of another one, in seconds.
 
     Attributes:
@@ -23,16 +23,16 @@ class Clock:
     uncertainty: float
 
     @staticmethod
-    def of(asked: float, told: float, heard: float) -> Clock:
+    def of(asked: float, told: float, heard: float) -> ClockOffset:
         """By NTP's formula: the other clock is taken to have been read halfway between question and answer.
 
         >>> Clock.of(asked=10.0, told=12.5, heard=11.0)
-        Clock(ahead=2.0, uncertainty=0.5)
+        ClockOffset(ahead=2.0, uncertainty=0.5)
         """
-        return Clock(told - (asked + heard) / 2, abs(heard - asked) / 2)
+        return ClockOffset(told - (asked + heard) / 2, abs(heard - asked) / 2)
 
 
-def against(tell: Callable[[], float], now: Callable[[], float] = time.time) -> Clock:
+def against(tell: Callable[[], float], now: Callable[[], float] = time.time) -> ClockOffset:
     """This process's clock against the one that `tell` asks. In seconds since 1970.
 
     Args:
@@ -40,9 +40,9 @@ def against(tell: Callable[[], float], now: Callable[[], float] = time.time) -> 
         now: this process's.
     """
 
-    def once() -> Clock:
+    def once() -> ClockOffset:
         asked, told = now(), tell()
-        return Clock.of(asked, told, now())
+        return ClockOffset.of(asked, told, now())
 
     theirs = min((once() for _ in range(_ASKED)), key=lambda clock: clock.uncertainty)
-    return Clock(-theirs.ahead, theirs.uncertainty)
+    return ClockOffset(-theirs.ahead, theirs.uncertainty)

@@ -18,7 +18,7 @@ from autodist.runtime.batches import require_even, require_examples, uneven
 from autodist.runtime.engine import Engine
 from autodist.runtime.engines import Engines
 from autodist.runtime.memory import collect_and_trim, trim_heaps
-from autodist.runtime.repeated import Parts, can_repeat, repeated
+from autodist.runtime.repeated import StepTensors, can_repeat, repeated
 from autodist.runtime.timeline import trace_file
 from autodist.runtime.updates import Updates
 
@@ -64,7 +64,7 @@ class Program:
         self._engine, self._trace = engine, trace
         fed = [engine.graph.get_tensor_by_name(name) for name in feeds]
         self._tells_of_examples = item.replication is not None and item.replication.counts_examples
-        self._parts = Parts(outputs, operations, fed[:batch], fed[batch:], self._tells_of_examples)
+        self._parts = StepTensors(outputs, operations, fed[:batch], fed[batch:], self._tells_of_examples)
         self._repeated: dict[int, Callable[..., list[np.ndarray]]] = {}
         self._gives_back = bool(item.gradients)
         self._even = item.replication.even_parts if item.replication else None

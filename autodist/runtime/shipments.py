@@ -23,7 +23,7 @@ _HANDED_ON = 2
 
 
 @dataclass(frozen=True)
-class Part:
+class ShippedPart:
     """A variable or a shard of one, which goes to all its holders as it is.
 
     Attributes:
@@ -100,7 +100,7 @@ class Listing:
     """
 
     present: tuple[int, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[ShippedPart, ...]
     shipments: tuple[Shipment, ...]
 
     @classmethod
@@ -128,21 +128,21 @@ class Listing:
         present, parts, shipments = json.loads(told)
         return cls(
             tuple(present),
-            tuple(Part(v, n, t, tuple(b), tuple(s), o, tuple(c), cpu) for v, n, t, b, s, o, c, cpu in parts),
+            tuple(ShippedPart(v, n, t, tuple(b), tuple(s), o, tuple(c), cpu) for v, n, t, b, s, o, c, cpu in parts),
             tuple(Shipment(to, tuple(Slice(*one) for one in slices)) for to, slices in shipments),
         )
 
 
-def _parts(values: Sequence[Kept]) -> Iterator[Part]:
+def _parts(values: Sequence[Kept]) -> Iterator[ShippedPart]:
     for k, kept in enumerate(values):
         for shard in kept.shards:
             name, about = kept.shared_name + shard.name, (kept.dtype.name, shard.begin, shard.shape)
-            yield Part(k, name, *about, shard.owner, tuple(shard.copies), kept.on_cpu)
+            yield ShippedPart(k, name, *about, shard.owner, tuple(shard.copies), kept.on_cpu)
             for mate in shard.mates:
-                yield Part(k, name, *about, mate, (), kept.on_cpu)
+                yield ShippedPart(k, name, *about, mate, (), kept.on_cpu)
 
 
-def _shipments(parts: Sequence[Part], to: set[int]) -> Iterator[Shipment]:
+def _shipments(parts: Sequence[ShippedPart], to: set[int]) -> Iterator[Shipment]:
     pending: dict[int, list[int]] = {}
     size: dict[int, int] = {}
 

@@ -12,7 +12,7 @@ from tensorflow.core.framework import tensor_pb2
 from autodist.graph.devices import cpu_of
 from autodist.graph.placement import EVERY_WORKER
 from autodist.runtime.engine import Engine
-from autodist.runtime.shipments import Listing, Part, Shipment, Slice
+from autodist.runtime.shipments import Listing, Shipment, ShippedPart, Slice
 
 _CAPACITY = 2
 """Messages that lie at a worker: one is on its way while another is assigned."""
@@ -41,7 +41,7 @@ class Spread:
         self._engine, self._home = engine, home
         self._sends: dict[tuple[int, ...] | int, Callable[..., object]] = {}
         self._receives: dict[tuple[int, ...] | None, Callable[..., list[np.ndarray]]] = {}
-        self._writes: dict[tuple[Part, bool], _Writes] = {}
+        self._writes: dict[tuple[ShippedPart, bool], _Writes] = {}
 
     def give(self, listing: Listing, read: Callable[[int], np.ndarray]) -> None:
         """On the chief, sends what the others are to have; returns when all of it is under way.
@@ -116,14 +116,14 @@ class Spread:
 
     # -- values ----------------------------------------------------------------------------------------------------
 
-    def _written_by(self, part: Part, one: Slice) -> _Writes:
+    def _written_by(self, part: ShippedPart, one: Slice) -> _Writes:
         """The placeholder that is fed with a part, and the operations that assign it on this worker."""
         key = (part, one.stop < 0)
         if key not in self._writes:
             self._writes[key] = self._make_writes(part, has_own_memory=one.stop >= 0)
         return self._writes[key]
 
-    def _make_writes(self, part: Part, has_own_memory: bool) -> _Writes:
+    def _make_writes(self, part: ShippedPart, has_own_memory: bool) -> _Writes:
         dtype = tf.as_dtype(part.dtype)
         made = []
         with (
@@ -139,7 +139,7 @@ class Spread:
         return given, made
 
 
-def _cut(value: np.ndarray, part: Part) -> np.ndarray:
+def _cut(value: np.ndarray, part: ShippedPart) -> np.ndarray:
     place = tuple(slice(b, b + n) for b, n in zip(part.begin, part.shape, strict=True))
     return np.asarray(value)[place]
 
@@ -151,7 +151,7 @@ def _bytes_of(value: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(value).reshape(-1).view(np.uint8)
 
 
-def _value_of(content: np.ndarray, part: Part) -> np.ndarray:
+def _value_of(content: np.ndarray, part: ShippedPart) -> np.ndarray:
     dtype = tf.as_dtype(part.dtype)
     if dtype == tf.string:
         proto = tensor_pb2.TensorProto.FromString(content.tobytes())
@@ -177,7 +177,7 @@ def _apart(content: np.ndarray, lengths: np.ndarray) -> list[np.ndarray]:
     return [content[start : start + length] for start, length in zip(starts, lengths, strict=False)]
 
 
-def _whole(halves: dict[int, np.ndarray], part: Part, one: Slice, piece: np.ndarray) -> np.ndarray | None:
+def _whole(halves: dict[int, np.ndarray], part: ShippedPart, one: Slice, piece: np.ndarray) -> np.ndarray | None:
     """Adds bytes that have come of a part; returns all of them once they are complete, until then None.
 
     Args:

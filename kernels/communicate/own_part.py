@@ -15,8 +15,8 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.parts import Join
 from autodist.graph.placement import EVERY_WORKER
 from autodist.kernels.base import Context
-from autodist.kernels.communicate.asked import NOBODY, Owners, find_asked, once, only_other
 from autodist.kernels.communicate.buckets import digest
+from autodist.kernels.communicate.duties import NOBODY, Owners, find_duties, once, only_other
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.communicate.results import Results
 
@@ -78,7 +78,7 @@ class OwnPart:
         """
         brought = {t: item.owners[j.variable or ""] for j in joins for t in j.result}
         private = _find_private(item, effects, owner, _holders(item, brought))
-        asked = find_asked(item, effects, owner, private, brought, context)
+        asked = find_duties(item, effects, owner, private, brought, context)
         me = context.worker
         transfers = [
             Transfer(source, reader, name, _level(item, name))

@@ -18,8 +18,8 @@ from autodist.graph.names import is_control, node_of
 from autodist.graph.parts import Join
 from autodist.graph.placement import EVERY_WORKER
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.communicate.asked import NOBODY
 from autodist.kernels.communicate.buckets import Bucket, key_of, make_buckets
+from autodist.kernels.communicate.duties import NOBODY
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.communicate.own_part import OwnPart
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of

@@ -13,7 +13,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.propagation.bodies import Body, Library
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.elementwise import constant
-from autodist.kernels.rows.rule import Refusal, Rewrite, RowRule, Rows
+from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
 from autodist.kernels.rows.signs import Sign
 from autodist.kernels.unused import remove_unused
 
@@ -32,7 +32,7 @@ class DivideRows(RowRule):
     name: ClassVar[str] = "divide-rows"
     ops: ClassVar[tuple[str, ...]] = ("StatelessIf",)
 
-    def match(self, rows: Rows, node: NodeDef) -> Rewrite | Refusal | None:
+    def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         searched = _searched_by(rows.editor, node)
         if searched is None:
             return None

@@ -11,7 +11,7 @@ from autodist.graph.editor import NodeDef
 from autodist.graph.names import as_input, is_control, node_of, tensor
 from autodist.kernels.elementwise import is_copy_of_variable, operands_of
 from autodist.kernels.rows.gather_rows import gathers_rows
-from autodist.kernels.rows.rule import Refusal, Rewrite, RowRule, Rows
+from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
 from autodist.kernels.unused import remove_unused
 
 
@@ -28,7 +28,7 @@ class GatherBeforeArithmetic(RowRule):
     name: ClassVar[str] = "gather-before-arithmetic"
     ops: ClassVar[tuple[str, ...]] = ("GatherV2",)
 
-    def match(self, rows: Rows, node: NodeDef) -> Rewrite | Refusal | None:
+    def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         table, mover = tensor(node.input[0]), _Mover(rows, node.name)
         if is_copy_of_variable(rows.editor, table):
             return None
@@ -46,7 +46,7 @@ class GatherBeforeArithmetic(RowRule):
 class _Mover:
     """Moves a gather before the arithmetic that leads to it from a read."""
 
-    def __init__(self, rows: Rows, root: str) -> None:
+    def __init__(self, rows: RowFacts, root: str) -> None:
         self.editor, self._named, self._leads, self._root = rows.editor, rows.item.named, rows.leads, root
 
     def move(self, gather: NodeDef, table: str, has_rows: bool) -> None:

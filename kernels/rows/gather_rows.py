@@ -13,7 +13,7 @@ from autodist.graph.effects import QUERIES, READS
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
 from autodist.graph.op_types import is_in_batches
-from autodist.kernels.rows.rule import Refusal, Rewrite, RowRule, Rows
+from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class GatherRows(RowRule):
     def candidates(self, item: GraphItem) -> Iterable[str]:
         return _reads_asked_for_rows(item)
 
-    def match(self, rows: Rows, node: NodeDef) -> Rewrite | Refusal | None:
+    def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         editor = rows.editor
         refusal = None
         for answer in _answers(editor, node.name):

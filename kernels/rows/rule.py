@@ -33,7 +33,7 @@ class Refusal:
 
 
 @dataclass
-class Rows:
+class RowFacts:
     """What rules know of a step; holds for as long as its editor does not change it.
 
     Args:
@@ -65,7 +65,7 @@ class RowRule(Kernel):
     ops: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def match(self, rows: Rows, node: NodeDef) -> Rewrite | Refusal | None:
+    def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         """What is to be done with a node, and changes nothing yet; None: it is none of this rule's."""
 
     def candidates(self, item: GraphItem) -> Iterable[str]:
@@ -77,13 +77,13 @@ class RowRule(Kernel):
         if not names:
             return item
         editor, left = StepEditor(item), names
-        while rewrites := self._rewrites(Rows(item, editor), left):
+        while rewrites := self._rewrites(RowFacts(item, editor), left):
             for rewrite in rewrites.values():
                 rewrite()
             left = [name for name in left if name not in rewrites and name in editor]
         return item if left == names else editor.to_item()
 
-    def _rewrites(self, rows: Rows, names: Iterable[str]) -> dict[str, Rewrite]:
+    def _rewrites(self, rows: RowFacts, names: Iterable[str]) -> dict[str, Rewrite]:
         """By node, those that fit; if there are none, it is told why not."""
         found = {name: self.match(rows, rows.editor[name]) for name in names}
         rewrites = {name: answer for name, answer in found.items() if callable(answer)}

@@ -14,7 +14,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import SUMS
 from autodist.graph.step_editor import StepEditor
-from autodist.kernels.rows.rule import Refusal, Rewrite, RowRule, Rows
+from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
 from autodist.kernels.rows.zero_rows import ZeroTable
 from autodist.kernels.unused import remove_unused
 from autodist.kernels.varying import find_varying, sources_of
@@ -45,7 +45,7 @@ class ScatterRows(RowRule):
         joined = find_varying(item, sources_of(item, (), ()), stages) & set(stages.state_writes)  # of whole values
         return [node.name for node in item.graph_def.node if node.op in self.ops and node.name not in joined]
 
-    def match(self, rows: Rows, node: NodeDef) -> Rewrite | Refusal | None:
+    def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         value = node.input[1]
         table = rows.tables.find(value)
         if table is None:

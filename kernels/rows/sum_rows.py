@@ -13,7 +13,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.elementwise import constant
-from autodist.kernels.rows.rule import Refusal, Rewrite, RowRule, Rows
+from autodist.kernels.rows.rule import Refusal, Rewrite, RowFacts, RowRule
 from autodist.kernels.unused import remove_unused
 
 
@@ -32,7 +32,7 @@ class SumRows(RowRule):
     def candidates(self, item: GraphItem) -> Iterable[str]:
         return super().candidates(item) if item.wiring.of_op("UnsortedSegmentSum") else ()
 
-    def match(self, rows: Rows, node: NodeDef) -> Rewrite | Refusal | None:
+    def match(self, rows: RowFacts, node: NodeDef) -> Rewrite | Refusal | None:
         editor = rows.editor
         table = editor[node_of(node.input[0])]
         if table.op != "UnsortedSegmentSum":

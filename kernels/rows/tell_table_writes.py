@@ -17,7 +17,7 @@ from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
-from autodist.kernels.rows.rule import Refusal, Rows
+from autodist.kernels.rows.rule import Refusal, RowFacts
 from autodist.kernels.rows.scatter_rows import ScatterRows
 
 log = logging.getLogger("autodist")
@@ -80,7 +80,7 @@ def find_table_writes(item: GraphItem) -> dict[str, list[TableWrite]]:
     tables = {g.variable: item.by_name[g.variable] for g in item.gradients if g.is_sparse}
     shapes = {variable.shape for variable in tables.values()}
     editor, stages = StepEditor(item), find_stages(item)
-    rows = Rows(item, editor)
+    rows = RowFacts(item, editor)
     found: dict[str, list[TableWrite]] = {}
     for name in stages.writes:
         if editor[name].op not in having(Trait.ASSIGNMENT):
@@ -98,7 +98,7 @@ def find_table_writes(item: GraphItem) -> dict[str, list[TableWrite]]:
     return found
 
 
-def _refusal(rows: Rows, write: str) -> str | None:
+def _refusal(rows: RowFacts, write: str) -> str | None:
     """Why what a write adds was not made a sum of rows."""
     rule, node = ScatterRows(), rows.editor[write]
     answer = rule.match(rows, node) if node.op in rule.ops else None

@@ -9,8 +9,8 @@ import time
 
 from autodist.cli.checking.protocol import (
     Answer,
-    Look,
-    Machine,
+    MachineAnswer,
+    MachineQuestion,
     Question,
     Reach,
     Reached,
@@ -58,14 +58,14 @@ class Conversation:
             if not thread.is_alive():
                 stream.close()
 
-    def look(self, look: Look, limit: float) -> Machine:
+    def look(self, look: MachineQuestion, limit: float) -> MachineAnswer:
         """What the machine has to say. As for all questions, `limit` is in seconds.
 
         Raises:
             ClusterError: it cannot be reached, or does not answer.
         """
         answer = self._ask(look, limit)
-        assert isinstance(answer, Machine), "questions are answered one after the other"
+        assert isinstance(answer, MachineAnswer), "questions are answered one after the other"
         return answer
 
     def tick(self, limit: float) -> tuple[float, float, float]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import pydantic
 
-from autodist.cli.checking.looking import Found
+from autodist.cli.checking.looking import FoundMachine
 from autodist.cluster.addresses import is_loopback
 
 ANY_FREE_PORT = "20000-31999"
@@ -44,7 +44,7 @@ class Exposure(pydantic.BaseModel):
         )
 
 
-def exposure_of(found: Found, others: Iterable[Found]) -> Exposure | None:
+def exposure_of(found: FoundMachine, others: Iterable[FoundMachine]) -> Exposure | None:
     """What is open on a machine; None where it was not reached, or is alone with one worker and starts no server.
 
     Args:
@@ -65,7 +65,7 @@ def exposure_of(found: Found, others: Iterable[Found]) -> Exposure | None:
     )
 
 
-def _ports(found: Found) -> str:
+def _ports(found: FoundMachine) -> str:
     first = found.node.port
     if first is None:
         return ANY_FREE_PORT

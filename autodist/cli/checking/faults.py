@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from autodist.cli.checking.looking import Found
+from autodist.cli.checking.looking import FoundMachine
 from autodist.cluster.addresses import check_reach, is_loopback
 from autodist.cluster.preflight import faults
 from autodist.errors import ClusterError
@@ -15,7 +15,7 @@ CLOCK_LIMIT = 1.0
 _LITTLE_DISK = 1 << 30
 
 
-def faults_of(found: Found, everywhere: Sequence[Found], script: str | None) -> list[str]:
+def faults_of(found: FoundMachine, everywhere: Sequence[FoundMachine], script: str | None) -> list[str]:
     """What keeps a machine from taking part in a run.
 
     Args:
@@ -42,7 +42,7 @@ def faults_of(found: Found, everywhere: Sequence[Found], script: str | None) -> 
     return told
 
 
-def notes_of(found: Found, takes_any_key: bool = False) -> Iterator[str]:
+def notes_of(found: FoundMachine, takes_any_key: bool = False) -> Iterator[str]:
     """What does not keep a machine from taking part.
 
     Args:
@@ -64,7 +64,7 @@ def notes_of(found: Found, takes_any_key: bool = False) -> Iterator[str]:
         yield "less than 1 GiB is free on the disk where the script runs"
 
 
-def _gpu_faults(found: Found) -> Iterator[str]:
+def _gpu_faults(found: FoundMachine) -> Iterator[str]:
     assert found.machine is not None, "it was reached"
     seen = found.machine.seen_gpus
     if seen is None:
@@ -79,7 +79,7 @@ def _gpu_faults(found: Found) -> Iterator[str]:
         )
 
 
-def _ports_unreached(found: Found, machines: Mapping[str, Found]) -> Iterator[str]:
+def _ports_unreached(found: FoundMachine, machines: Mapping[str, FoundMachine]) -> Iterator[str]:
     """By the machine that cannot be reached from here, in one fault for all of its ports."""
     by_machine: dict[str, dict[str, list[str]]] = {}
     for address, problem in found.unreachable.items():
@@ -89,7 +89,7 @@ def _ports_unreached(found: Found, machines: Mapping[str, Found]) -> Iterator[st
             yield f"it cannot connect to {', '.join(addresses)}: {problem}; {_port_mend(found, name, problem)}"
 
 
-def _port_mend(found: Found, other: str, problem: str) -> str:
+def _port_mend(found: FoundMachine, other: str, problem: str) -> str:
     if other == found.name:
         return f"give the node the address that the machine has on the network in place of {other}"
     if "resolved" in problem:

@@ -18,7 +18,7 @@ from typing import IO
 
 import pydantic
 
-from autodist.cli.checking.looking import Found
+from autodist.cli.checking.looking import FoundMachine
 from autodist.resources import ResourceSpec
 
 ENVIRONMENT: Mapping[str, str] = {"TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -29,7 +29,7 @@ _END_LIMIT, _SLACK = 3.0, 60.0
 _MOST_SAID = 2000
 
 
-class Order(pydantic.BaseModel):
+class MeasureOrder(pydantic.BaseModel):
     """What is to be measured.
 
     Attributes:
@@ -43,7 +43,7 @@ class Order(pydantic.BaseModel):
     seconds: float
 
 
-class Link(pydantic.BaseModel):
+class MeasuredLink(pydantic.BaseModel):
     """The link between two workers.
 
     Attributes:
@@ -62,7 +62,7 @@ class Link(pydantic.BaseModel):
     back: float | None = None
     problem: str = ""
 
-    def named(self, one: str, other: str) -> Link:
+    def named(self, one: str, other: str) -> MeasuredLink:
         return self.model_copy(update={"one": one, "other": other})
 
 
@@ -75,7 +75,7 @@ class Measured:
         left_out: in words, what was not, and why.
     """
 
-    links: tuple[Link, ...] = ()
+    links: tuple[MeasuredLink, ...] = ()
     left_out: tuple[str, ...] = ()
 
 
@@ -89,7 +89,7 @@ def pairs_of(workers: Sequence[str]) -> list[tuple[str, str]]:
     return [(workers[i], workers[j]) for i, j in sorted(numbered, key=lambda pair: (pair[0] > 0, pair[1] - pair[0]))]
 
 
-def measure(spec: ResourceSpec, usable: Sequence[Found], seconds: float) -> Measured:
+def measure(spec: ResourceSpec, usable: Sequence[FoundMachine], seconds: float) -> Measured:
     """Measures the links between machines, a pair at a time; of one machine alone, between two of its workers.
 
     Args:
@@ -101,13 +101,13 @@ def measure(spec: ResourceSpec, usable: Sequence[Found], seconds: float) -> Meas
     pairs = pairs_of([worker.name for worker in small.workers])
     if not pairs:
         return Measured()
-    order = Order(spec=small.to_payload(), pairs=tuple(pairs), seconds=seconds)
+    order = MeasureOrder(spec=small.to_payload(), pairs=tuple(pairs), seconds=seconds)
     links, problem = _run(order, small.start_timeout + small.reach_timeout + seconds + _SLACK)
     left = [pair for pair in pairs if pair not in [(link.one, link.other) for link in links]]
     return Measured(tuple(links), tuple(_why_left_out(left, pairs, seconds, problem)))
 
 
-def _one_worker_each(spec: ResourceSpec, usable: Sequence[Found]) -> ResourceSpec:
+def _one_worker_each(spec: ResourceSpec, usable: Sequence[FoundMachine]) -> ResourceSpec:
     """A worker on each machine, or two on a machine that is alone and has several."""
     workers = 2 if len(usable) == 1 and usable[0].node.workers > 1 else 1
     changed = {"workers": workers, "cpus": list(range(workers)), "gpus": []}
@@ -127,7 +127,7 @@ def _why_left_out(
     yield f"{len(left)} of {len(pairs)} pairs were not measured ({which}): {reason}"
 
 
-def _run(order: Order, limit: float) -> tuple[list[Link], str | None]:
+def _run(order: MeasureOrder, limit: float) -> tuple[list[MeasuredLink], str | None]:
     """What is measured, and why it ended early, if it did."""
     command = [sys.executable, "-P", "-m", "autodist.cli.checking.measure_links"]
     links = []
@@ -146,7 +146,7 @@ def _run(order: Order, limit: float) -> tuple[list[Link], str | None]:
                 process.stdin.write(order.model_dump_json().encode())
             for line in process.stdout:
                 with contextlib.suppress(pydantic.ValidationError):  # what a worker prints
-                    links.append(Link.model_validate_json(line))
+                    links.append(MeasuredLink.model_validate_json(line))
             status = process.wait()
         finally:
             timer.cancel()

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autodist.cli.checking.conversation import Conversation
-from autodist.cli.checking.protocol import Look, Machine, Reach
+from autodist.cli.checking.protocol import MachineAnswer, MachineQuestion, Reach
 from autodist.cluster.addresses import host_and_port
 from autodist.cluster.ways import transport_to
 from autodist.errors import ClusterError
 from autodist.resources import Node, ResourceSpec, Worker
-from autodist.runtime.clocks import Clock
+from autodist.runtime.clocks import ClockOffset
 
 PACKAGES = ("keras",)
 """Beside TensorFlow and AutoDist: what every machine has to have in one version."""
@@ -29,7 +29,7 @@ _TICKS = 8
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundMachine:
     """What was found of one machine.
 
     Attributes:
@@ -43,9 +43,9 @@ class Found:
 
     node: Node
     workers: tuple[Worker, ...]
-    machine: Machine | None = None
+    machine: MachineAnswer | None = None
     problem: str | None = None
-    clock: Clock | None = None
+    clock: ClockOffset | None = None
     unreachable: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -61,7 +61,7 @@ class Found:
 
 def look_at_all(
     spec: ResourceSpec, script: str | None, directory: str | None, say: Callable[[str], None] = lambda what: None
-) -> list[Found]:
+) -> list[FoundMachine]:
     """Looks at all machines, all at once. What keeps one from answering keeps no other.
 
     Args:
@@ -89,7 +89,7 @@ class _Look:
         self._spec, self._node = spec, node
         self._workers = tuple(worker for worker in spec.workers if worker.node == node)
         ports = tuple(worker.port for worker in self._workers)
-        self._question = Look(
+        self._question = MachineQuestion(
             script=script, directory=directory, ports=ports, packages=PACKAGES, counts_gpus=bool(node.gpus)
         )
         self._conversation: Conversation | None = None
@@ -100,18 +100,18 @@ class _Look:
         (channel,) = transport.open(1, "autodist.cli.checking.probe", limit)
         self._conversation = closing.enter_context(Conversation(channel))
 
-    def run(self) -> Found:
+    def run(self) -> FoundMachine:
         assert self._conversation is not None, "it was opened"
-        found = Found(self._node, self._workers)
+        found = FoundMachine(self._node, self._workers)
         try:
             self._conversation.tick(self._spec.reach_timeout + self._spec.connect_timeout)
             machine = self._conversation.look(self._question, _LOOK_LIMIT)
-            clocks = [Clock.of(*self._conversation.tick(_TICK_LIMIT)) for _ in range(_TICKS)]
+            clocks = [ClockOffset.of(*self._conversation.tick(_TICK_LIMIT)) for _ in range(_TICKS)]
         except ClusterError as error:
             return replace(found, problem=str(error))
         return replace(found, machine=machine, clock=min(clocks, key=lambda clock: clock.uncertainty))
 
-    def reach(self, found: Found, addresses: Sequence[str]) -> Found:
+    def reach(self, found: FoundMachine, addresses: Sequence[str]) -> FoundMachine:
         """Tries, from this machine, all ports that are kept, its own too."""
         assert self._conversation is not None, "it was opened"
         if found.machine is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist.cli.checking.links import ENVIRONMENT, Link, Order
+from autodist.cli.checking.links import ENVIRONMENT, MeasuredLink, MeasureOrder
 from autodist.cluster.coordinator import Coordinator
 from autodist.cluster.member import Member
 from autodist.cluster.script import Script
@@ -41,13 +41,13 @@ def main() -> int:
     logging.getLogger("autodist").setLevel(logging.ERROR)  # that servers listen everywhere is told by the check
     member = Member.from_environment()
     if member is None:
-        return _measure_all(Order.model_validate_json(sys.stdin.buffer.read()))
+        return _measure_all(MeasureOrder.model_validate_json(sys.stdin.buffer.read()))
     start_server(member.addresses, member.index, member.held)
     member.wait_for_end()
     return 0
 
 
-def _measure_all(order: Order) -> int:
+def _measure_all(order: MeasureOrder) -> int:
     spec = ResourceSpec.from_payload(order.spec)
     script = Script(("-P", "-m", "autodist.cli.checking.measure_links"), "/", None, None, tuple(ENVIRONMENT.items()))
     coordinator = Coordinator(spec, lambda failure: None, script)
@@ -80,7 +80,7 @@ def _write(line: str) -> None:
     sys.stdout.flush()
 
 
-def _measure(target: str, one: int, other: int) -> Link:
+def _measure(target: str, one: int, other: int) -> MeasuredLink:
     """The link between two workers, both ways, from a session on the chief."""
     with tf.Graph().as_default():
         turns = [_forth_and_back(one, other, count) for count in (_FEW_TURNS, _MANY_TURNS)]
@@ -90,9 +90,11 @@ def _measure(target: str, one: int, other: int) -> Link:
             with tf.compat.v1.Session(target, config=_config(one, other)) as session:
                 few, many = (_seconds(session, turn) for turn in turns)
                 round_trip = max(many - few, 0.0) / (_MANY_TURNS - _FEW_TURNS)
-                return Link(round_trip=round_trip, there=_bandwidth(session, there), back=_bandwidth(session, back))
+                return MeasuredLink(
+                    round_trip=round_trip, there=_bandwidth(session, there), back=_bandwidth(session, back)
+                )
         except tf.errors.OpError as error:
-            return Link(problem=f"TensorFlow could not send there: {error.message.splitlines()[0]}")
+            return MeasuredLink(problem=f"TensorFlow could not send there: {error.message.splitlines()[0]}")
 
 
 def _config(one: int, other: int) -> tf.compat.v1.ConfigProto:

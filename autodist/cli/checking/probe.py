@@ -20,8 +20,8 @@ from dataclasses import replace
 from autodist.cli.checking.hardware import find_hardware, see_gpus
 from autodist.cli.checking.protocol import (
     Answer,
-    Look,
-    Machine,
+    MachineAnswer,
+    MachineQuestion,
     Question,
     Reach,
     Reached,
@@ -55,14 +55,14 @@ class Probe:
 
     def answer(self, question: Question) -> Answer:
         match question:
-            case Look():
+            case MachineQuestion():
                 return self._look(question)
             case Tick():
                 return Tock(at=time.time())
             case Reach():
                 return Reached(problems=_unreachable(question.addresses, question.limit))
 
-    def _look(self, look: Look) -> Machine:
+    def _look(self, look: MachineQuestion) -> MachineAnswer:
         asked = [Inspect(look.script, look.directory or os.sep, port, look.packages) for port in look.ports]
         found = [find_facts(inspect) for inspect in asked]
         for _, held in found:
@@ -70,7 +70,7 @@ class Probe:
                 held.listen()  # so that other machines can see whether they reach it
                 self._held.append(held)
         problems = dict.fromkeys(problem for facts, _ in found for problem in facts.problems)
-        return Machine(
+        return MachineAnswer(
             facts=replace(found[0][0], problems=tuple(problems)),
             ports=tuple(facts.port for facts, _ in found),
             hardware=find_hardware(look.directory or os.path.expanduser("~")),

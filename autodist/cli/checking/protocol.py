@@ -13,8 +13,8 @@ class _Part(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(frozen=True)
 
 
-class Look(_Part):
-    """Look at your machine, and keep its workers' ports. Answered by `Machine`.
+class MachineQuestion(_Part):
+    """Look at your machine, and keep its workers' ports. Answered by `MachineAnswer`.
 
     Attributes:
         script: path of the script, if it is known which will run.
@@ -90,7 +90,7 @@ class SeenGPUs(_Part):
     reason: str = ""
 
 
-class Machine(_Part):
+class MachineAnswer(_Part):
     """What a machine has to say.
 
     Attributes:
@@ -148,8 +148,8 @@ class Reached(_Part):
     problems: dict[str, str]
 
 
-Question = Annotated[Look | Tick | Reach, pydantic.Field(discriminator="kind")]
-Answer = Annotated[Machine | Tock | Reached, pydantic.Field(discriminator="kind")]
+Question = Annotated[MachineQuestion | Tick | Reach, pydantic.Field(discriminator="kind")]
+Answer = Annotated[MachineAnswer | Tock | Reached, pydantic.Field(discriminator="kind")]
 
 _QUESTION: pydantic.TypeAdapter[Question] = pydantic.TypeAdapter(Question)
 _ANSWER: pydantic.TypeAdapter[Answer] = pydantic.TypeAdapter(Answer)

@@ -8,8 +8,8 @@ import pydantic
 
 from autodist.cli.checking.exposure import Exposure, exposure_of
 from autodist.cli.checking.faults import faults_of, notes_of
-from autodist.cli.checking.links import Link, Measured
-from autodist.cli.checking.looking import Found
+from autodist.cli.checking.links import Measured, MeasuredLink
+from autodist.cli.checking.looking import FoundMachine
 from autodist.cli.checking.protocol import Hardware
 from autodist.cluster.ssh_config import read_options
 from autodist.cluster.ssh_settings import SSHSettings
@@ -68,7 +68,7 @@ class Report(pydantic.BaseModel):
 
     cluster: str
     machines: tuple[MachineReport, ...]
-    links: tuple[Link, ...] = ()
+    links: tuple[MeasuredLink, ...] = ()
     left_out: tuple[str, ...] = ()
     exposure: tuple[Exposure, ...] = ()
 
@@ -77,13 +77,13 @@ class Report(pydantic.BaseModel):
         return any(machine.faults for machine in self.machines) or any(link.problem for link in self.links)
 
 
-def usable(everywhere: Sequence[Found], script: str | None) -> list[Found]:
+def usable(everywhere: Sequence[FoundMachine], script: str | None) -> list[FoundMachine]:
     """Machines without a fault; none if the chief's has one, since all begins there."""
     found = [one for one in everywhere if not faults_of(one, everywhere, script)]
     return found if found and found[0] is everywhere[0] else []
 
 
-def report_of(spec: ResourceSpec, everywhere: Sequence[Found], script: str | None, measured: Measured) -> Report:
+def report_of(spec: ResourceSpec, everywhere: Sequence[FoundMachine], script: str | None, measured: Measured) -> Report:
     """Makes the report.
 
     Args:
@@ -102,7 +102,9 @@ def report_of(spec: ResourceSpec, everywhere: Sequence[Found], script: str | Non
     )
 
 
-def _machine(spec: ResourceSpec, found: Found, everywhere: Sequence[Found], script: str | None) -> MachineReport:
+def _machine(
+    spec: ResourceSpec, found: FoundMachine, everywhere: Sequence[FoundMachine], script: str | None
+) -> MachineReport:
     settings = ssh_settings(spec, found.node)
     host_key = None if settings is None else "known" if settings.host_key_checking else "not checked"
     told = MachineReport(
@@ -132,7 +134,7 @@ def _machine(spec: ResourceSpec, found: Found, everywhere: Sequence[Found], scri
     )
 
 
-def _script(found: Found, everywhere: Sequence[Found], script: str | None) -> str | None:
+def _script(found: FoundMachine, everywhere: Sequence[FoundMachine], script: str | None) -> str | None:
     chief = everywhere[0].machine
     if script is None or found.machine is None or chief is None:
         return None

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from autodist.cli.checking.exposure import ANY_FREE_PORT
-from autodist.cli.checking.links import Link
+from autodist.cli.checking.links import MeasuredLink
 from autodist.cli.checking.protocol import Hardware
 from autodist.cli.checking.report import MachineReport, Report
 from autodist.cluster.preflight import table as aligned
@@ -106,7 +106,7 @@ def _hardware(hardware: Hardware) -> Iterator[str]:
     )
 
 
-def _links(links: tuple[Link, ...]) -> Table:
+def _links(links: tuple[MeasuredLink, ...]) -> Table:
     table = _table("links, through TensorFlow's transport", ["between", "and", "round trip", "there", "back"])
     for column in table.columns[2:]:
         column.justify = "right"

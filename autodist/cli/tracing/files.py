@@ -50,7 +50,7 @@ class _RawTrace(pydantic.BaseModel):
 
 
 @dataclass(frozen=True)
-class Transfer:
+class TracedTransfer:
     """A tensor on its way.
 
     Attributes:
@@ -91,7 +91,7 @@ class Event:
     start: float
     length: float
     queue: str | None = None
-    transfer: Transfer | None = None
+    transfer: TracedTransfer | None = None
     label: str = ""
 
     @property
@@ -173,7 +173,7 @@ def _event(raw: _RawEvent, place: str, ahead: Mapping[int, float]) -> Event:
     task = _task(place)
     label = str(raw.args.get("label", ""))
     operation, moved = _OPERATION.search(label), _TRANSFER.match(label)
-    transfer = moved and Transfer(
+    transfer = moved and TracedTransfer(
         _task(moved["source"]), _task(moved["target"]), moved["tensor"].partition(":")[0],
         int(float(moved["size"]) * _UNITS[moved["unit"]]),
     )  # fmt: skip

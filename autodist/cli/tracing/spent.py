@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autodist.cli.tracing.files import Event, Trace, Transfer
+from autodist.cli.tracing.files import Event, Trace, TracedTransfer
 from autodist.cli.tracing.intervals import Intervals, end_of_stretch, length, minus, overlap, union, within
 
 ANYBODY = -1
@@ -130,7 +130,7 @@ class _Step:
                 elif _COLLECTIVE.match(event.operation):
                     self._came.setdefault(event.name, []).append((event.start, trace.worker))
 
-    def moved_by(self, worker: int) -> Iterator[tuple[float, Event, Transfer]]:
+    def moved_by(self, worker: int) -> Iterator[tuple[float, Event, TracedTransfer]]:
         """What was on its way to or from a worker, and since when."""
         for since, event in self.moved:
             moved = event.transfer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from autodist.cluster.given.form import CHIEF, INDEX, WORKERS, Environment, Form, Given
+from autodist.cluster.given.form import CHIEF, INDEX, WORKERS, Environment, EnvironmentForm, Given
 from autodist.cluster.given.kubernetes import RANK as POD
 from autodist.cluster.given.kubernetes import Kubernetes
 from autodist.cluster.given.open_mpi import OpenMPI
@@ -16,7 +16,7 @@ from autodist.errors import ResourceSpecError
 
 _log = logging.getLogger("autodist.cluster")
 
-FORMS: tuple[Form, ...] = (Own(), TFConfig(), OpenMPI(), PMI(), Slurm(), Kubernetes())
+FORMS: tuple[EnvironmentForm, ...] = (Own(), TFConfig(), OpenMPI(), PMI(), Slurm(), Kubernetes())
 """In the order in which they win: what was said on purpose, then who started this process itself, who may have been
 started by the next."""
 

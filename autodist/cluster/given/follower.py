@@ -1,9 +1,10 @@
 """A follower: a process of a given cluster that is not the chief; it joins, and is then the agent of its worker.
 
-`python -m autodist.cluster.given.follower` finds in AUTODIST_FOLLOWS what it is and what to run (`Order`). It connects
-to the chief, shows that it knows the secret, and starts the script when it is told to. What the script prints it prints
-too, for the scheduler, and tells the chief, who shows the last lines of a worker that failed. It ends as the script
-does; with a bad exit status, too, where the chief was lost, or nothing was started: 2 where the chief refuses it.
+`python -m autodist.cluster.given.follower` finds in AUTODIST_FOLLOWS what it is and what to run (`FollowerOrder`). It
+connects to the chief, shows that it knows the secret, and starts the script when it is told to. What the script prints
+it prints too, for the scheduler, and tells the chief, who shows the last lines of a worker that failed. It ends as the
+script does; with a bad exit status, too, where the chief was lost, or nothing was started: 2 where the chief refuses
+it.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _Word = TypeVar("_Word", Challenge, Welcome)
 
 
 @dataclass(frozen=True)
-class Order:
+class FollowerOrder:
     """What a follower is told.
 
     Attributes:
@@ -72,10 +73,10 @@ class Order:
     join_timeout: float
 
 
-_ORDERS = TypeAdapter(Order)
+_ORDERS = TypeAdapter(FollowerOrder)
 
 
-def follow(order: Order) -> NoReturn:
+def follow(order: FollowerOrder) -> NoReturn:
     """Turns this process into a follower, in place of what it runs.
 
     Not beside it: what the process would do afterwards is the script's, which the follower starts.
@@ -172,7 +173,7 @@ class Follower(Agent):
         tell(text)
 
 
-def join(order: Order, environment: MutableMapping[str, str]) -> tuple[socket.socket, Welcome]:
+def join(order: FollowerOrder, environment: MutableMapping[str, str]) -> tuple[socket.socket, Welcome]:
     """Connects to the chief, and takes this process into the run.
 
     Raises:

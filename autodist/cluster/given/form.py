@@ -58,7 +58,7 @@ class Given:
         return is_loopback(self.chief)
 
 
-class Form(ABC):
+class EnvironmentForm(ABC):
     """A form of environment."""
 
     name: ClassVar[str]

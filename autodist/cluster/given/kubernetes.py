@@ -6,13 +6,13 @@ import socket
 from collections.abc import Callable
 from typing import ClassVar
 
-from autodist.cluster.given.form import CHIEF, WORKERS, Environment, Form, Given, index_and_count, told_chief
+from autodist.cluster.given.form import CHIEF, WORKERS, Environment, EnvironmentForm, Given, index_and_count, told_chief
 from autodist.errors import ResourceSpecError
 
 RANK = "JOB_COMPLETION_INDEX"
 
 
-class Kubernetes(Form):
+class Kubernetes(EnvironmentForm):
     """JOB_COMPLETION_INDEX=1, and AUTODIST_WORKERS=4, which the manifest has to say: no pod is told of the others.
 
     The pods of a Job are called JOB-INDEX, under a headless service JOB-INDEX.SERVICE. So the chief's name is this

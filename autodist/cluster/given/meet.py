@@ -47,13 +47,13 @@ def meet(spec: ResourceSpec, replicas: int | None, count_gpus: Callable[[], int]
             "which only import the script (as `multiprocessing` makes them) leave it out."
         )
     # Here: each process that imports AutoDist would make ready how processes meet, and few of them do.
-    from autodist.cluster.given.follower import Order, follow
+    from autodist.cluster.given.follower import FollowerOrder, follow
     from autodist.cluster.given.here import hello_of
     from autodist.cluster.given.meeting import Meeting
 
     given = require(os.environ)
     if given.index:
-        follow(Order(given, Script.of_this_process(), spec.join_timeout))
+        follow(FollowerOrder(given, Script.of_this_process(), spec.join_timeout))
     meeting = Meeting(given, spec, os.environ)
     machines = meeting.wait(hello_of(given, os.environ, count_gpus), replicas)
     os.environ[MET] = "yes"

@@ -15,7 +15,7 @@ from dataclasses import asdict
 from autodist.cluster.given.form import Given
 from autodist.cluster.given.handshake import Hello
 from autodist.cluster.given.machines import Machines, machines_of
-from autodist.cluster.given.reception import NEWS, Came, Failed, Listening, News, Order, Warned
+from autodist.cluster.given.reception import NEWS, Came, Failed, Listening, News, ReceptionOrder, Warned
 from autodist.cluster.given.roll import Arrival
 from autodist.cluster.given.secret import SecretSource
 from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch
@@ -122,7 +122,7 @@ class Meeting:
     def _open_reception(self, secret: str) -> None:
         given = self._given
         # TensorFlow's server takes the port over where the environment says that it is the chief's.
-        order = Order(
+        order = ReceptionOrder(
             _host_to_listen_on(given.chief), given.port, self._count, secret, not given.addresses,
             self._limits.silence_timeout, self._limits.stop_timeout,
         )  # fmt: skip

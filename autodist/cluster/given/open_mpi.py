@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from autodist.cluster.given.form import Environment, Form, Given, index_and_count
+from autodist.cluster.given.form import Environment, EnvironmentForm, Given, index_and_count
 from autodist.cluster.given.pmi import chief_of_ranks
 
 RANK, SIZE, LOCAL_SIZE = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"
 
 
-class OpenMPI(Form):
+class OpenMPI(EnvironmentForm):
     """OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2; and AUTODIST_CHIEF=node1:15000."""
 
     name: ClassVar[str] = "Open MPI"

@@ -10,7 +10,7 @@ from autodist.cluster.given.form import (
     MOST_WORKERS,
     WORKERS,
     Environment,
-    Form,
+    EnvironmentForm,
     Given,
     index_and_count,
     number_of,
@@ -19,7 +19,7 @@ from autodist.cluster.given.form import (
 )
 
 
-class Own(Form):
+class Own(EnvironmentForm):
     """AUTODIST_INDEX=1 AUTODIST_WORKERS=3 AUTODIST_CHIEF=node1:15000; the chief alone needs AUTODIST_WORKERS."""
 
     name: ClassVar[str] = "by hand"

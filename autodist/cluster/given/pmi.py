@@ -5,13 +5,21 @@ from __future__ import annotations
 from typing import ClassVar
 
 from autodist.cluster.given import slurm
-from autodist.cluster.given.form import CHIEF, DEFAULT_PORT, Environment, Form, Given, index_and_count, told_chief
+from autodist.cluster.given.form import (
+    CHIEF,
+    DEFAULT_PORT,
+    Environment,
+    EnvironmentForm,
+    Given,
+    index_and_count,
+    told_chief,
+)
 from autodist.errors import ResourceSpecError
 
 RANK, SIZE, LOCAL_SIZE = "PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"
 
 
-class PMI(Form):
+class PMI(EnvironmentForm):
     """PMI_RANK=1 PMI_SIZE=4 MPI_LOCALNRANKS=2; and AUTODIST_CHIEF=node1:15000."""
 
     name: ClassVar[str] = "PMI"

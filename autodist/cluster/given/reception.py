@@ -54,7 +54,7 @@ _LAST_WORDS = 5.0
 
 
 @dataclass(frozen=True)
-class Order:
+class ReceptionOrder:
     """What a reception is told.
 
     Attributes:
@@ -158,7 +158,7 @@ class Reception:
         news: where it tells what happens.
     """
 
-    def __init__(self, order: Order, ends: Sequence[Ends], news: BinaryIO) -> None:
+    def __init__(self, order: ReceptionOrder, ends: Sequence[Ends], news: BinaryIO) -> None:
         self._order, self._ends, self._news = order, ends, news
         self._secret = order.secret.encode()
         self._changed = threading.Condition()  # guards what follows, and `news`
@@ -354,7 +354,7 @@ def main() -> int:
     told = sys.stdin.readline()
     if not told:
         return 0  # the chief has gone already
-    order = TypeAdapter(Order).validate_python(json.loads(told))
+    order = TypeAdapter(ReceptionOrder).validate_python(json.loads(told))
     # Its own descriptor: what anything else prints must not look like news.
     news = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)

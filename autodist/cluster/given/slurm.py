@@ -5,7 +5,15 @@ from __future__ import annotations
 import re
 from typing import ClassVar
 
-from autodist.cluster.given.form import Environment, Form, Given, index_and_count, number_of, text_of, told_chief
+from autodist.cluster.given.form import (
+    Environment,
+    EnvironmentForm,
+    Given,
+    index_and_count,
+    number_of,
+    text_of,
+    told_chief,
+)
 from autodist.errors import ResourceSpecError
 
 RANK, TASKS, NODES, CORES = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_CPUS_PER_TASK"
@@ -15,7 +23,7 @@ _PORTS = range(10000, 15000)
 _FIRST = re.compile(r"([^,\[\]]+)(?:\[(\d+)[^\]\[]*\])?(?:,|\Z)")
 
 
-class Slurm(Form):
+class Slurm(EnvironmentForm):
     """SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NODELIST=node[01-02] SLURM_JOB_ID=17 SLURM_STEP_ID=0.
 
     A batch script and an interactive step have a job, and no such step. Task 0 is the chief, which runs on

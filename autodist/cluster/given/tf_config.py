@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import BaseModel, Field, ValidationError
 
-from autodist.cluster.given.form import Environment, Form, Given, host_and_port_of, text_of
+from autodist.cluster.given.form import Environment, EnvironmentForm, Given, host_and_port_of, text_of
 from autodist.errors import ResourceSpecError
 
 _Addresses = Annotated[list[str], Field(default_factory=list)]
@@ -32,7 +32,7 @@ class _Config(BaseModel):
     task: _Task
 
 
-class TFConfig(Form):
+class TFConfig(EnvironmentForm):
     """{"cluster": {"chief": ["a:2222"], "worker": ["b:2222", "c:2222"]}, "task": {"type": "worker", "index": 0}}.
 
     The chief is the `chief` or, without one, worker 0. Its port is where the processes meet, and then its server's.

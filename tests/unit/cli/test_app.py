@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from autodist.cli.app import app
-from autodist.cli.plans import Plan, Plans
+from autodist.cli.plans import PlannedStrategy, Plans
 from autodist.errors import AutoDistError
 from autodist.versions import VERSION
 
@@ -82,7 +82,7 @@ def test_outputs_that_take_nothing_are_told_where_somebody_listens(
     tmp_path: Path, words: list[str], redirected: str, status: int, told: str
 ) -> None:
     plan = tmp_path / "plan.json"
-    one = Plan(strategy="PS", builder="PS", variables=(), workers=(), links=())
+    one = PlannedStrategy(strategy="PS", builder="PS", variables=(), workers=(), links=())
     plan.write_text(Plans(script="train.py", plans=(one,)).model_dump_json())
     done = started([word.format(plan=plan) for word in words], redirected)
     assert (done.returncode, done.stdout, done.stderr) == (status, "", told)

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from autodist.cli.app import app
 from autodist.cli.checking import links, looking
-from autodist.cli.checking.links import Link, Measured
-from autodist.cli.checking.looking import Found
+from autodist.cli.checking.links import Measured, MeasuredLink
+from autodist.cli.checking.looking import FoundMachine
 from tests.unit.cli.checking.fakes import THREE, found, lost
 
 RUNNER = CliRunner()
@@ -25,14 +25,14 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(path)
 
 
-def everywhere(monkeypatch: pytest.MonkeyPatch, *machines: Found, measured: Measured | None = None) -> None:
+def everywhere(monkeypatch: pytest.MonkeyPatch, *machines: FoundMachine, measured: Measured | None = None) -> None:
     """That is what is found."""
     monkeypatch.setattr(looking, "look_at_all", lambda *about: list(machines))
     monkeypatch.setattr(links, "measure", lambda *about: measured or Measured())
 
 
 def test_machines_that_are_ready_are_told_in_tables(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = Link(round_trip=0.0002, there=1.25e9, back=1e8).named("10.0.0.1", "10.0.0.2")
+    link = MeasuredLink(round_trip=0.0002, there=1.25e9, back=1e8).named("10.0.0.1", "10.0.0.2")
     everywhere(monkeypatch, found(0), found(1), found(2), measured=Measured((link,), ("1 of 3 pairs …",)))
     done = RUNNER.invoke(app, ["check", cluster])
     assert done.exit_code == 0, done.output
@@ -55,7 +55,7 @@ def test_every_fault_of_every_machine_is_told_with_status_1(cluster: str, monkey
 
 
 def test_a_link_that_cannot_be_measured_is_a_fault(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = Link(problem="TensorFlow could not send there: Deadline").named("10.0.0.1", "10.0.0.2")
+    link = MeasuredLink(problem="TensorFlow could not send there: Deadline").named("10.0.0.1", "10.0.0.2")
     everywhere(monkeypatch, found(0), found(1), found(2), measured=Measured((link,)))
     done = RUNNER.invoke(app, ["check", cluster])
     assert done.exit_code == 1

@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from autodist.cli.app import app
 from autodist.cli.plan_page import page_of
-from autodist.cli.plans import Plan, Plans, read_plan
+from autodist.cli.plans import PlannedStrategy, Plans, read_plan
 
 RUNNER = CliRunner()
 
@@ -60,7 +60,7 @@ def plan(*words: str) -> Result:
     return RUNNER.invoke(app, ["plan", *words])
 
 
-def plans_of(*words: str) -> tuple[Plan, ...]:
+def plans_of(*words: str) -> tuple[PlannedStrategy, ...]:
     result = plan("--json", *words)
     assert result.exit_code == 0, result.stderr
     return Plans.model_validate_json(result.stdout).plans

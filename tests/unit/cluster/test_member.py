@@ -11,7 +11,7 @@ import pytest
 
 from autodist.cluster.member import Member
 from autodist.cluster.ports import hold_port
-from autodist.cluster.protocol import Ask, Join, Joined, Leaving, Message, Release, Said, Waiting, decode, encode
+from autodist.cluster.protocol import Ask, Joined, Leaving, Membership, Message, Release, Said, Waiting, decode, encode
 from autodist.cluster.script_end import watch_script_end
 
 
@@ -21,7 +21,7 @@ class Chief:
     def __init__(self, on_preempt: bool = False) -> None:
         self._control, theirs = socket.socketpair()
         self._lines = self._control.makefile("rb")
-        self.say(Join(1, "localhost:1", ("a:1", "b:2"), b"", 3.0, on_preempt=on_preempt))
+        self.say(Membership(1, "localhost:1", ("a:1", "b:2"), b"", 3.0, on_preempt=on_preempt))
         self.member = Member(theirs, hold_port(None))
 
     def say(self, message: Message) -> None:

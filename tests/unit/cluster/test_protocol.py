@@ -12,11 +12,11 @@ from autodist.cluster.protocol import (
     Facts,
     Heartbeat,
     Inspect,
-    Join,
     Joined,
     Leaving,
     Line,
     Lost,
+    Membership,
     Message,
     Progress,
     ProtocolError,
@@ -29,7 +29,7 @@ from autodist.cluster.protocol import (
 
 PRINTED = st.text(st.characters(codec="utf-8"))
 TEXT = st.text()  # names of files may hold halves of surrogate pairs
-JOINS = st.builds(Join, st.integers(0, 99), TEXT, st.lists(TEXT).map(tuple), st.binary(), st.floats(0, 1e9))
+JOINS = st.builds(Membership, st.integers(0, 99), TEXT, st.lists(TEXT).map(tuple), st.binary(), st.floats(0, 1e9))
 MESSAGES = st.one_of(
     st.builds(Inspect, st.none() | TEXT, TEXT, st.none() | st.integers()),
     st.builds(Facts, TEXT, st.none() | TEXT, st.none() | st.integers(), st.lists(TEXT).map(tuple), st.none() | TEXT),
@@ -53,7 +53,7 @@ def test_message_is_one_line_and_comes_back(message: Message) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    [b"", b"\n", b"Welcome to this machine\n", b"[]\n", b"3\n", b"{}\n", b'{"kind":"Nothing"}\n',
+    [b"", b"\n", b"Membership to this machine\n", b"[]\n", b"3\n", b"{}\n", b'{"kind":"Nothing"}\n',
      b'{"kind":"Exited"}\n', b'{"kind":"Exited","status":"many"}\n',
      b'{"kind":"Lost","problem":"\xe2\x82\xac"}\n', b"\xff\n"],
 )  # fmt: skip

@@ -15,7 +15,7 @@ import tensorflow as tf
 from autodist.cluster.member import CONTROL_VARIABLE
 from autodist.errors import LaunchError, ResourceSpecError, StrategyError, WorkerFailedError
 from autodist.notebook import launch as launch_module
-from autodist.notebook.call import Call, LaunchedTraceback, Outcome
+from autodist.notebook.call import LaunchedCall, LaunchedTraceback, Outcome
 from autodist.notebook.launch import launch
 from autodist.notebook.pickled import pack, unpack
 from autodist.notebook.process import Ended
@@ -55,7 +55,7 @@ class Orders:
     """In place of processes: notes what they are to do, and ends as it is told."""
 
     def __init__(self) -> None:
-        self.calls: list[Call] = []
+        self.calls: list[LaunchedCall] = []
         self.stop_timeouts: list[float] = []
         self.ended = Ended(0, pickle.dumps(Outcome(pack("returned", "", ""))), None)
 

@@ -19,7 +19,7 @@ from autodist.cluster.stalls import SAME_STEPS
 from autodist.errors import ClusterError, MachinesAwayError, ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runs import restarts
-from autodist.runs.restarts import VARIABLE, Before, Lost, backoff, before, require_can_restart, restart, why_not
+from autodist.runs.restarts import VARIABLE, Before, LostRun, backoff, before, require_can_restart, restart, why_not
 
 KILLED = WorkerFailedError("localhost:1", "was ended by SIGKILL")
 
@@ -46,7 +46,7 @@ def test_what_came_before_reaches_the_next_start_and_nothing_that_this_starts(
     begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert restarts.seed_of_next_run(lambda: 7) == 7
-    restart(Lost(KILLED, step=5, saved=4), spec_of(2, 3))
+    restart(LostRun(KILLED, step=5, saved=4), spec_of(2, 3))
     assert caplog.messages == [
         "all workers start again from the checkpoint of step 4 (restart 1 of 3, in 0 s), since in step 5 localhost:1 "
         "was ended by SIGKILL."
@@ -66,7 +66,7 @@ def test_a_checkpoint_that_was_removed_meanwhile_is_told_once(
     index = tmp_path / "ckpt-2.index"
     if when == "while it waits":
         index.touch()
-    restart(Lost(KILLED, step=5, saved=4, saved_as=str(tmp_path / "ckpt-2")), spec_of(2, 3))
+    restart(LostRun(KILLED, step=5, saved=4, saved_as=str(tmp_path / "ckpt-2")), spec_of(2, 3))
     index.unlink(missing_ok=True)
     before.cache_clear()
     monkeypatch.setenv(VARIABLE, json.dumps(begun[0]))
@@ -80,7 +80,7 @@ def test_without_a_checkpoint_the_script_begins_from_its_beginning_and_says_so(
     begun: list[Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(restarts, "has_lost_input", lambda: True)
-    restart(Lost(KILLED, step=None, saved=None), spec_of(2, 1))
+    restart(LostRun(KILLED, step=None, saved=None), spec_of(2, 1))
     assert "from the script's beginning (no checkpoint was saved)" in caplog.text
     assert caplog.messages[0].endswith(
         "before the first step localhost:1 was ended by SIGKILL. What was read of standard input is gone."
@@ -95,7 +95,7 @@ def test_ctrl_c_while_it_waits_leaves_the_process_as_it_ends(begun: list[Any], m
 
     monkeypatch.setattr(threading, "Event", Interrupted)
     with pytest.raises(KeyboardInterrupt):
-        restart(Lost(KILLED, 5, 4), spec_of(2, 3))
+        restart(LostRun(KILLED, 5, 4), spec_of(2, 3))
     assert begun == []
 
 
@@ -112,7 +112,7 @@ def test_ctrl_c_while_it_waits_leaves_the_process_as_it_ends(begun: list[Any], m
 def test_what_the_script_would_do_again_is_not_tried_again(
     error: ClusterError, said: str, begun: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    restart(Lost(error, 3, None), spec_of(2, 3))
+    restart(LostRun(error, 3, None), spec_of(2, 3))
     assert begun == []
     assert caplog.messages[0].startswith("not started again: ") and said in caplog.messages[0]
     assert caplog.records[0].levelno == logging.ERROR
@@ -121,29 +121,29 @@ def test_what_the_script_would_do_again_is_not_tried_again(
 def test_the_same_failure_twice_at_the_same_step_ends_the_run() -> None:
     stalled = WorkerFailedError("b", "and all others have waited for one another for 301 s, in a disk.")
     earlier = Before(1, "b and all others have waited for one another for 333 s, in a disk", 5)
-    assert why_not(earlier, Lost(stalled, 5, 4), 3) == (
+    assert why_not(earlier, LostRun(stalled, 5, 4), 3) == (
         "it has failed so in step 5 twice in a row, and would a third time."
     )
-    assert why_not(earlier, Lost(stalled, 6, 4), 3) is None
-    assert why_not(earlier, Lost(KILLED, 5, 4), 3) is None
-    assert "twice in a row" in str(why_not(Before(3, "localhost:1 was ended by SIGKILL", 5), Lost(KILLED, 5, 4), 3))
-    assert why_not(Before(1, "localhost:2 was ended by SIGKILL", 5), Lost(KILLED, 5, 4), 3) is None
+    assert why_not(earlier, LostRun(stalled, 6, 4), 3) is None
+    assert why_not(earlier, LostRun(KILLED, 5, 4), 3) is None
+    assert "twice in a row" in str(why_not(Before(3, "localhost:1 was ended by SIGKILL", 5), LostRun(KILLED, 5, 4), 3))
+    assert why_not(Before(1, "localhost:2 was ended by SIGKILL", 5), LostRun(KILLED, 5, 4), 3) is None
 
 
 def test_what_a_script_raises_right_after_a_checkpoint_is_the_same_though_nobody_has_joined_then() -> None:
     raised = WorkerFailedError("b", "ended with exit status 1", ("ValueError: no",))
     earlier = Before(1, "b ended with exit status 1", 5)
-    assert "twice in a row" in str(why_not(earlier, Lost(raised, None, 4), 3))
-    assert why_not(earlier, Lost(raised, None, 2), 3) is None
+    assert "twice in a row" in str(why_not(earlier, LostRun(raised, None, 4), 3))
+    assert why_not(earlier, LostRun(raised, None, 2), 3) is None
     killed = WorkerFailedError("b", "was ended by SIGKILL")
-    assert why_not(Before(1, "b was ended by SIGKILL", 5), Lost(killed, None, 4), 3) is None
+    assert why_not(Before(1, "b was ended by SIGKILL", 5), LostRun(killed, None, 4), 3) is None
 
 
 def test_a_machine_that_stays_away_may_come_back_later() -> None:
     cut = WorkerFailedError("b", "was lost: it was not heard of for 25 s")
-    assert why_not(Before(1, "b was lost: it was not heard of for 25 s", None), Lost(cut, None, 4), 3) is None
+    assert why_not(Before(1, "b was lost: it was not heard of for 25 s", None), LostRun(cut, None, 4), 3) is None
     away = MachinesAwayError("b: no route to host", ("b",))
-    assert why_not(Before(1, "b: no route to host", None), Lost(away, None, 4), 3) is None
+    assert why_not(Before(1, "b: no route to host", None), LostRun(away, None, 4), 3) is None
 
 
 def test_where_sigterm_has_come_to_the_chief_the_process_ends_by_it(
@@ -152,16 +152,17 @@ def test_where_sigterm_has_come_to_the_chief_the_process_ends_by_it(
     """A worker died before the step at which the run would have been saved."""
     ends: list[int] = []
     monkeypatch.setattr(restarts, "watch_script_end", lambda: SimpleNamespace(end_by=ends.append))
-    restart(Lost(KILLED, 5, 4, chief_leaves=True), spec_of(2, 3))
+    restart(LostRun(KILLED, 5, 4, chief_leaves=True), spec_of(2, 3))
     assert (begun, ends) == ([], [signal.SIGTERM])
     assert caplog.messages == ["not started again: SIGTERM came, which ends the run."]
 
 
 def test_it_ends_when_it_was_tried_as_often_as_it_may() -> None:
     assert (
-        why_not(Before(2, "", 1), Lost(KILLED, 5, 4), 2) == "2 restarts were made, and `max_restarts` allows no more."
+        why_not(Before(2, "", 1), LostRun(KILLED, 5, 4), 2)
+        == "2 restarts were made, and `max_restarts` allows no more."
     )
-    assert why_not(Before(1, "", 1), Lost(KILLED, 5, 4), 2) is None
+    assert why_not(Before(1, "", 1), LostRun(KILLED, 5, 4), 2) is None
 
 
 def test_waits_double_and_stay_below_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +191,7 @@ TWO_NODES = {
 def test_a_machine_that_stays_away_is_left_out_where_enough_others_are_there(
     begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    away = Lost(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
+    away = LostRun(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
     spec = ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2, "strategy": "PS"})
     monkeypatch.setenv(VARIABLE, json.dumps({"count": 1, "fault": "killed", "step": 5}))
     restart(away, spec)
@@ -210,7 +211,7 @@ def test_a_machine_that_stays_away_ends_the_run_otherwise(
     count: int, least: int | None, begun: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(VARIABLE, json.dumps({"count": count}))
-    away = Lost(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
+    away = LostRun(MachinesAwayError("no route", ("10.0.0.3",)), None, 4, ("10.0.0.3",))
     restart(away, ResourceSpec.from_dict(TWO_NODES | ({"min_nodes": least} if least else {})))
     assert begun == []
 
@@ -222,7 +223,7 @@ def test_a_machine_that_says_that_it_goes_away_is_left_out_at_once_where_enough_
     begun: list[Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     spec = ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2})
-    lost = Lost(LEAVES, 13, 12, leaving=("10.0.0.3",))
+    lost = LostRun(LEAVES, 13, 12, leaving=("10.0.0.3",))
     restart(lost, spec)
     assert caplog.messages == [
         "all workers start again from the checkpoint of step 12 (restart 1 of 1, in 0 s), since in step 13 10.0.0.3 "
@@ -236,15 +237,15 @@ def test_a_machine_that_says_that_it_goes_away_is_left_out_at_once_where_enough_
 
 def test_that_machines_go_away_twice_at_a_step_is_no_fault_of_the_script() -> None:
     earlier = Before(1, f"10.0.0.3 {LEAVING}", 13)
-    assert why_not(earlier, Lost(LEAVES, 13, 12), 2) is None
-    assert "allows no more" in str(why_not(earlier, Lost(LEAVES, 13, 12), 1))
+    assert why_not(earlier, LostRun(LEAVES, 13, 12), 2) is None
+    assert "allows no more" in str(why_not(earlier, LostRun(LEAVES, 13, 12), 1))
 
 
 def test_a_machine_that_refuses_is_not_left_out_and_the_next_start_says_why(
     begun: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv(VARIABLE, json.dumps({"count": 1, "fault": "killed", "step": 5}))
-    refused = Lost(ClusterError("The run cannot start:\n  10.0.0.3  its host key has changed."), None, 4)
+    refused = LostRun(ClusterError("The run cannot start:\n  10.0.0.3  its host key has changed."), None, 4)
     restart(refused, ResourceSpec.from_dict(TWO_NODES | {"min_nodes": 2, "max_restarts": 2}))
     assert caplog.messages[0].endswith(
         "(restart 2 of 2, in 0 s), since before the first step the run cannot start:\n  10.0.0.3  its host key has "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from autodist.runtime.clocks import Clock, against
+from autodist.runtime.clocks import ClockOffset, against
 
 
 def test_the_true_offset_lies_within_the_uncertainty_however_slow_one_way_is() -> None:
     for way_there in (0.0, 0.3, 1.0):
-        clock = Clock.of(asked=100.0, told=100.0 + way_there + 7, heard=101.0)
+        clock = ClockOffset.of(asked=100.0, told=100.0 + way_there + 7, heard=101.0)
         assert abs(clock.ahead - 7) <= clock.uncertainty == 0.5
 
 

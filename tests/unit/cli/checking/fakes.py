@@ -9,19 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import IO
 
-from autodist.cli.checking.looking import Found
+from autodist.cli.checking.looking import FoundMachine
 from autodist.cli.checking.probe import Probe
-from autodist.cli.checking.protocol import Hardware, Interface, Machine, SeenGPUs, line_of, question_in
+from autodist.cli.checking.protocol import Hardware, Interface, MachineAnswer, SeenGPUs, line_of, question_in
 from autodist.cluster.protocol import Facts
 from autodist.resources import ResourceSpec
-from autodist.runtime.clocks import Clock
+from autodist.runtime.clocks import ClockOffset
 
 FACTS = Facts("3.11.7", "2.21.0", 15000, (), "0.1.0", {"keras": "3.15.1"}, "0a1b")
 HARDWARE = Hardware(
     cores=8, memory=16 << 30, memory_free=8 << 30, disk=100 << 30, disk_free=50 << 30,
     interfaces=(Interface(name="eth0", address="10.0.0.1/24"),),
 )  # fmt: skip
-CLOCK = Clock(0.0, 0.001)
+CLOCK = ClockOffset(0.0, 0.001)
 THREE = ResourceSpec.from_dict(
     {"nodes": [{"address": f"10.0.0.{k}", "chief": k == 1, "port": 15000} for k in (1, 2, 3)]}
 )
@@ -32,22 +32,22 @@ def found(
     spec: ResourceSpec = THREE,
     seen_gpus: SeenGPUs | None = None,
     hardware: Hardware = HARDWARE,
-    clock: Clock = CLOCK,
+    clock: ClockOffset = CLOCK,
     unreachable: Mapping[str, str] | None = None,
     **facts: object,
-) -> Found:
+) -> FoundMachine:
     """A machine without a fault, but for what is said."""
     node = spec.nodes[index]
     workers = tuple(worker for worker in spec.workers if worker.node == node)
     ports = tuple(15000 + position for position, _ in enumerate(workers))
-    machine = Machine(facts=replace(FACTS, **facts), ports=ports, hardware=hardware, seen_gpus=seen_gpus)  # type: ignore[arg-type]
-    return Found(node, workers, machine, None, clock, unreachable or {})
+    machine = MachineAnswer(facts=replace(FACTS, **facts), ports=ports, hardware=hardware, seen_gpus=seen_gpus)  # type: ignore[arg-type]
+    return FoundMachine(node, workers, machine, None, clock, unreachable or {})
 
 
-def lost(index: int, problem: str) -> Found:
+def lost(index: int, problem: str) -> FoundMachine:
     """A machine that was not reached."""
     node = THREE.nodes[index]
-    return Found(node, tuple(worker for worker in THREE.workers if worker.node == node), problem=problem)
+    return FoundMachine(node, tuple(worker for worker in THREE.workers if worker.node == node), problem=problem)
 
 
 Answering = Callable[[Probe, bytes], bytes | None]

@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 
 from autodist.cli.checking.faults import faults_of, notes_of
-from autodist.cli.checking.looking import Found
+from autodist.cli.checking.looking import FoundMachine
 from autodist.cli.checking.protocol import SeenGPUs
 from autodist.cli.checking.report import usable
 from autodist.resources import ResourceSpec
-from autodist.runtime.clocks import Clock
+from autodist.runtime.clocks import ClockOffset
 from tests.unit.cli.checking.fakes import HARDWARE, found, lost
 
 GPUS = ResourceSpec.from_dict({"nodes": [{"address": "10.0.0.1", "gpus": [0, 1, 2]}]})
 
 
-def faults(one: Found, *others: Found, script: str | None = None) -> list[str]:
+def faults(one: FoundMachine, *others: FoundMachine, script: str | None = None) -> list[str]:
     return faults_of(one, [found(), one, *others], script)
 
 
@@ -77,14 +77,14 @@ def test_gpus_that_tensorflow_does_not_see_are_a_fault_with_its_reason() -> None
 
 @pytest.mark.parametrize(("offset", "words"), [(3.25, "3.2 s ahead of the chief's"), (-86400, "86400.0 s behind")])
 def test_a_clock_that_differs_is_worth_a_word_and_no_fault(offset: float, words: str) -> None:
-    skewed = found(1, clock=Clock(offset, 0.01))
+    skewed = found(1, clock=ClockOffset(offset, 0.01))
     assert faults(skewed) == []
     (note,) = notes_of(skewed)
     assert words in note
 
 
 def test_an_offset_within_its_uncertainty_is_not_worth_a_word() -> None:
-    assert list(notes_of(found(1, clock=Clock(3.0, 2.5)))) == []
+    assert list(notes_of(found(1, clock=ClockOffset(3.0, 2.5)))) == []
 
 
 def test_little_disk_and_a_host_key_that_is_not_checked_are_worth_a_word() -> None:

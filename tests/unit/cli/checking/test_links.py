@@ -5,18 +5,20 @@ from __future__ import annotations
 import pytest
 
 from autodist.cli.checking import links
-from autodist.cli.checking.links import Link, Order, measure, pairs_of
+from autodist.cli.checking.links import MeasuredLink, MeasureOrder, measure, pairs_of
 from autodist.resources import ResourceSpec
 from tests.unit.cli.checking.fakes import THREE, found
 
 
-def measured_as(monkeypatch: pytest.MonkeyPatch, count: int, problem: str | None = None) -> list[Order]:
+def measured_as(monkeypatch: pytest.MonkeyPatch, count: int, problem: str | None = None) -> list[MeasureOrder]:
     """The orders that are given from now on, of each of which `count` pairs are measured."""
-    orders: list[Order] = []
+    orders: list[MeasureOrder] = []
 
-    def run(order: Order, limit: float) -> tuple[list[Link], str | None]:
+    def run(order: MeasureOrder, limit: float) -> tuple[list[MeasuredLink], str | None]:
         orders.append(order)
-        return [Link(round_trip=1e-4, there=1e9, back=1e9).named(*pair) for pair in order.pairs[:count]], problem
+        return [
+            MeasuredLink(round_trip=1e-4, there=1e9, back=1e9).named(*pair) for pair in order.pairs[:count]
+        ], problem
 
     monkeypatch.setattr(links, "_run", run)
     return orders
@@ -37,7 +39,7 @@ def test_machines_with_a_fault_take_no_part(monkeypatch: pytest.MonkeyPatch) -> 
     assert order.pairs == (("10.0.0.1", "10.0.0.3"),)
 
 
-def _orders(monkeypatch: pytest.MonkeyPatch, machines: list[int]) -> list[Order]:
+def _orders(monkeypatch: pytest.MonkeyPatch, machines: list[int]) -> list[MeasureOrder]:
     orders = measured_as(monkeypatch, 3)
     measure(THREE, [found(index) for index in machines], 60)
     return orders

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from autodist.cli.telling import UsageError
-from autodist.cli.tracing.files import Transfer, read_traces
+from autodist.cli.tracing.files import TracedTransfer, read_traces
 from autodist.cli.tracing.words import alignment_of
 from tests.unit.cli.tracing.traces import MS, moved, place, ran, write
 
@@ -26,7 +26,7 @@ def test_operations_and_transfers_are_told_from_tensorflows_labels(tmp_path: Pat
     write(tmp_path, 0, ran("MatMul", 0, 1), moved("step_1/Sum:0", 0, 1, 1, 2, "1.5KB"))
     product, sent = read_traces(tmp_path)["step_1"][0].events
     assert (product.operation, product.device, product.transfer) == ("MatMul", "CPU:0", None)
-    assert sent.transfer == Transfer(source=0, target=1, tensor="step_1/Sum", bytes=1536)
+    assert sent.transfer == TracedTransfer(source=0, target=1, tensor="step_1/Sum", bytes=1536)
     assert sent.task == 1
 
 

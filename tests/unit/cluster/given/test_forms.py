@@ -11,7 +11,7 @@ from hypothesis import given as for_all
 from hypothesis import strategies as st
 
 from autodist.cluster.given.find import find, require
-from autodist.cluster.given.form import Environment, Form, host_and_port_of
+from autodist.cluster.given.form import Environment, EnvironmentForm, host_and_port_of
 from autodist.cluster.given.kubernetes import Kubernetes
 from autodist.cluster.given.open_mpi import OpenMPI
 from autodist.cluster.given.own import Own
@@ -99,7 +99,9 @@ def test_the_chief_of_a_job_of_kubernetes_is_the_pod_with_index_0() -> None:
 
 
 @pytest.mark.parametrize("form, environment", [(OpenMPI(), MPI), (PMI(), PMI_RANKS)], ids=["Open MPI", "PMI"])
-def test_ranks_are_told_of_the_chief_unless_all_are_on_one_machine(form: Form, environment: Environment) -> None:
+def test_ranks_are_told_of_the_chief_unless_all_are_on_one_machine(
+    form: EnvironmentForm, environment: Environment
+) -> None:
     read = form.read({**environment, "AUTODIST_CHIEF": "node1"})
     assert (read.index, read.count, read.chief, read.port) == (2, 4, "node1", 15000)
     local = next(name for name in environment if "LOCAL" in name)
@@ -138,7 +140,7 @@ MALFORMED = [
 
 
 @pytest.mark.parametrize("form, environment, problem", MALFORMED, ids=[case[2][:50] for case in MALFORMED])
-def test_a_variable_that_cannot_be_used_is_named(form: Form, environment: Environment, problem: str) -> None:
+def test_a_variable_that_cannot_be_used_is_named(form: EnvironmentForm, environment: Environment, problem: str) -> None:
     with pytest.raises(ResourceSpecError, match=problem):
         form.read(environment)
 

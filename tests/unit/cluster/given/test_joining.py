@@ -16,7 +16,7 @@ from autodist.cluster.given import follower as following
 from autodist.cluster.given.follower import Follower
 from autodist.cluster.given.form import Given
 from autodist.cluster.given.handshake import Welcome
-from autodist.cluster.given.reception import NEWS, Came, Failed, Listening, News, Order, Reception, Warned
+from autodist.cluster.given.reception import NEWS, Came, Failed, Listening, News, Reception, ReceptionOrder, Warned
 from autodist.cluster.given.roll import MOST_TRIES
 from autodist.cluster.passing import Ends
 from autodist.cluster.protocol import Line, Lost, decode, encode
@@ -40,7 +40,7 @@ class Chief:
         told, tell = os.pipe()
         self.news: BinaryIO = os.fdopen(told, "rb")
         self._tell: BinaryIO = os.fdopen(tell, "wb")
-        order = Order("127.0.0.1", port, count, SECRET, stays_open, 25.0, 3.0)
+        order = ReceptionOrder("127.0.0.1", port, count, SECRET, stays_open, 25.0, 3.0)
         self._reception = Reception(order, self._theirs, self._tell)
         self._thread = threading.Thread(target=self._reception.run)
         self._thread.start()
@@ -74,7 +74,7 @@ def chief(port: int) -> Iterator[Chief]:
 
 def join(port: int, index: int, secret: str = SECRET, limit: float = 10, **about: Any) -> tuple[socket.socket, Welcome]:
     given = Given("by hand", index, about.pop("count", 3), "127.0.0.1", port, **about)
-    return following.join(following.Order(given, SCRIPT, limit), {"AUTODIST_SECRET": secret})
+    return following.join(following.FollowerOrder(given, SCRIPT, limit), {"AUTODIST_SECRET": secret})
 
 
 def test_who_knows_the_secret_is_let_in_and_heard(chief: Chief, port: int) -> None:
@@ -174,7 +174,7 @@ def test_a_port_that_is_taken_is_told(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
         read, write = os.pipe()
         with os.fdopen(read, "rb") as news, os.fdopen(write, "wb") as tell:
-            Reception(Order("127.0.0.1", port, 2, SECRET, True, 25.0, 3.0), [], tell).run()
+            Reception(ReceptionOrder("127.0.0.1", port, 2, SECRET, True, 25.0, 3.0), [], tell).run()
             told = NEWS.validate_json(news.readline())
     assert isinstance(told, Failed)
     assert f"cannot meet at port {port} of this machine: Address already in use" in told.problem
@@ -207,7 +207,7 @@ def test_a_secret_that_the_chief_has_not_left_is_told(
     chief: Chief, port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    order = following.Order(Given("SLURM", 1, 3, "127.0.0.1", port, job="slurm-1-0"), SCRIPT, 0.3)
+    order = following.FollowerOrder(Given("SLURM", 1, 3, "127.0.0.1", port, job="slurm-1-0"), SCRIPT, 0.3)
     with pytest.raises(ClusterError, match=r"the secret, which the chief leaves in .*slurm-1-0, is not there"):
         following.join(order, {})
 
@@ -225,12 +225,14 @@ def test_a_follower_that_was_told_why_nothing_starts_says_so(capsys: pytest.Capt
 def test_a_process_that_becomes_a_follower_is_told_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[dict[str, str]] = []
     monkeypatch.setattr(following.os, "execve", lambda path, command, environment: found.append(environment))
-    order = following.Order(Given("SLURM", 1, 3, "127.0.0.1", 15000, job="slurm-1-0"), Script.of_this_process(), 0.3)
+    order = following.FollowerOrder(
+        Given("SLURM", 1, 3, "127.0.0.1", 15000, job="slurm-1-0"), Script.of_this_process(), 0.3
+    )
     following.follow(order)
     monkeypatch.setenv(following.VARIABLE, found[0][following.VARIABLE])
-    told: list[following.Order] = []
+    told: list[following.FollowerOrder] = []
 
-    def join(order: following.Order, environment: object) -> None:
+    def join(order: following.FollowerOrder, environment: object) -> None:
         told.append(order)
         raise ClusterError("there is no chief")
 

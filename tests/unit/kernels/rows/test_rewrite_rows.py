@@ -16,7 +16,7 @@ from autodist.kernels import Context
 from autodist.kernels.rows.gather_before_arithmetic import GatherBeforeArithmetic
 from autodist.kernels.rows.gather_rows import GatherRows
 from autodist.kernels.rows.rewrite_rows import RULES, RewriteRows
-from autodist.kernels.rows.rule import Refusal, RowRule, Rows
+from autodist.kernels.rows.rule import Refusal, RowFacts, RowRule
 from autodist.kernels.rows.scatter_rows import ScatterRows
 from autodist.proto import strategy_pb2
 from tests.unit.graph.graph_text import from_text, to_text
@@ -120,7 +120,7 @@ LATE = "w = AssignVariableOp(v, ids, ^r)\nl = ReadVariableOp(v, ^w)\ni = Neg(l)\
 def test_a_rule_says_why_it_leaves_a_node(rule, text, name, reason):
     item = step(TABLE + text)
     editor = StepEditor(item)
-    answer = rule.match(Rows(item, editor), editor[name])
+    answer = rule.match(RowFacts(item, editor), editor[name])
     assert isinstance(answer, Refusal)
     assert re.search(reason, answer.reason)
 

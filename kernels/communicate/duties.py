@@ -1,4 +1,4 @@
-"""Asked: which worker runs which node of the part that runs once, and who needs which tensors of another one."""
+"""Duties: which worker runs which node of the part that runs once, and who needs which tensors of another one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ for each worker would cost workers times nodes."""
 
 
 @dataclass(frozen=True)
-class Asked:
+class Duties:
     """What workers run of the part that runs once, and what they need of each other for it.
 
     Attributes:
@@ -37,14 +37,14 @@ class Asked:
         return frozenset(name for name, workers in self.runs.items() if workers & bit)
 
 
-def find_asked(
+def find_duties(
     item: GraphItem,
     effects: Mapping[str, Effect],
     owner: Mapping[str, int],
     private: Mapping[str, Owners],
     brought: Mapping[str, int],
     context: Context,
-) -> Asked:
+) -> Duties:
     """Walks from what each worker runs for its own sake to what that is made from.
 
     Args:
@@ -72,7 +72,7 @@ def once(item: GraphItem) -> list[str]:
 
 
 class _Walk:
-    """The work of `find_asked`: all workers at a time, each node once, after all that read it."""
+    """The work of `find_duties`: all workers at a time, each node once, after all that read it."""
 
     def __init__(
         self,
@@ -91,7 +91,7 @@ class _Walk:
         self._of_holder: dict[str, Workers] = {}
         self._of_join: dict[str, Workers] = {}
 
-    def run(self) -> Asked:
+    def run(self) -> Duties:
         for output in self._outputs:
             self._ask(self._of_holder, output, self._others(node_of(output)))
         for name, workers in self._roots():
@@ -101,7 +101,7 @@ class _Walk:
                 workers = self._new.pop(name, 0)
                 if workers:
                     self._visit(name, workers)
-        return Asked(self._runs, self._tensors())
+        return Duties(self._runs, self._tensors())
 
     def _tensors(self) -> list[tuple[str, int, frozenset[int]]]:
         found = []
