@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
 from autodist.graph.editor import GraphEditor, NodeDef
-from autodist.graph.fragment import fragment
+from autodist.graph.fragment import Template, fragment
 from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import node_of, tensor
 from autodist.kernels.replicate.weights import Parts
@@ -64,20 +65,32 @@ def _slice_inputs(
     count = len(clones)
     captured = clones[0]
     consumers = {name: [c for c in editor.consumers(node_of(name)) if c in captured] for name in axes}
-    parts: dict[tuple[str, int], tf.Tensor] = {}
-    with fragment(editor, label) as f:
-        examples = f.input(counted, tf.int64, [])
+    specs = [item.spec_of(name) for name in axes]
+    cutting = _cutting(count, tuple((spec.dtype, spec.shape, axis) for spec, axis in zip(specs, axes.values())))
+    made = cutting.splice(editor, label, [counted, *axes])
+    sizes, parts = made[:count], iter(made[count:])
+    for name in axes:
+        for k in range(count):
+            editor.rewire(name, next(parts), [clones[k][c] for c in consumers[name]])
+    return tuple(sizes)
+
+
+@functools.lru_cache(maxsize=64)  # a step that evaluates has the batches of one that trains
+def _cutting(count: int, inputs: tuple[tuple[tf.DType, tf.TensorShape, int], ...]) -> Template:
+    """Of the number of examples and the inputs, how many each replica has and, input by input, the rows of each."""
+
+    def build(examples: tf.Tensor, *wholes: tf.Tensor) -> list[tf.Tensor]:
         share, rest = examples // count, examples % count
         sizes = [share + tf.cast(k < rest, tf.int64) for k in range(count)]
         starts = [first_example(k, share, rest) for k in range(count)]
-        for name, axis in axes.items():
-            spec = item.spec_of(name)
-            whole = f.input(name, spec.dtype, spec.shape)
-            for k in range(count):
-                parts[name, k] = _rows(whole, axis, starts[k], sizes[k])
-    for (name, k), part in parts.items():
-        editor.rewire(name, f.name(part), [clones[k][c] for c in consumers[name]])
-    return tuple(f.name(size) for size in sizes)
+        parts = [
+            _rows(whole, axis, starts[k], sizes[k])
+            for whole, (_, _, axis) in zip(wholes, inputs, strict=True)
+            for k in range(count)
+        ]
+        return [*sizes, *parts]
+
+    return Template([tf.TensorSpec([], tf.int64), *(tf.TensorSpec(shape, dtype) for dtype, shape, _ in inputs)], build)
 
 
 def first_example(part: int | tf.Tensor, share: tf.Tensor, rest: tf.Tensor) -> tf.Tensor:
