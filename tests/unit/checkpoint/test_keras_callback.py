@@ -101,10 +101,10 @@ def build(ad: AutoDist, rate: float = 0.05) -> keras.Model:
     return model
 
 
-def ours(patience: int = 1) -> list[keras.callbacks.Callback]:
+def ours(monitor: str = "loss") -> list[keras.callbacks.Callback]:
     return [
-        keras.callbacks.ReduceLROnPlateau(factor=0.5, patience=patience, min_delta=0.2),
-        keras.callbacks.EarlyStopping(patience=5, restore_best_weights=True, min_delta=1.0),
+        keras.callbacks.ReduceLROnPlateau(monitor, factor=0.5, patience=1, min_delta=0.2),
+        keras.callbacks.EarlyStopping(monitor, patience=5, restore_best_weights=True, min_delta=1.0),
         Counting(),
         Wandering(),
     ]
@@ -119,10 +119,8 @@ def fit(ad, model, folder, callbacks, *, epochs=4, killed=None, data=None, every
     x, y = data if of_arrays else (data, None)
     sizes = {"batch_size": 8} if of_arrays else {"shuffle": said.pop("shuffle", False)}
     try:
-        return model.fit(
-            x, y, epochs=epochs, callbacks=[*saving, *callbacks, *end], validation_data=(X[:8], Y[:8]), verbose=0,
-            **sizes, **said,
-        ).history  # fmt: skip
+        callbacks = [*saving, *callbacks, *end]
+        return model.fit(x, y, epochs=epochs, callbacks=callbacks, verbose=0, **sizes, **said).history
     except KeyboardInterrupt:
         if saving and saving[0]._checkpoints:
             saving[0]._checkpoints.wait()
@@ -133,24 +131,18 @@ def values(model: keras.Model) -> list[np.ndarray]:
     return [keras.ops.convert_to_numpy(v).copy() for v in (*model.weights, *model.optimizer.variables)]
 
 
-def uninterrupted(folder, builder, data=lambda: None, **said):
-    """Values, history and callbacks of a fit that nothing has ended."""
-    ad = autodist(builder())
-    model, callbacks = build(ad), ours()
-    history = fit(ad, model, folder, callbacks, data=data(), **said)
-    return values(model), history, callbacks
-
-
-def assert_goes_on(tmp_path, builder, *kills, data=lambda: None, **said) -> None:
+def assert_goes_on(folder, builder, *kills, data=lambda: None, monitor="loss", **said) -> None:
     """A fit that is killed before each of some batches, and every time goes on, ends as one that nothing has ended."""
-    whole, history, expected = uninterrupted(tmp_path / "whole", builder, data, **said)
+    ad = autodist(builder())
+    whole, expected = build(ad), ours(monitor)
+    history = fit(ad, whole, None, expected, every_steps=None, data=data(), **said)
     for killed in kills:
         ad = autodist(builder())
-        assert fit(ad, build(ad), tmp_path / "parts", ours(), killed=killed, data=data(), **said) is None
+        assert fit(ad, build(ad), folder, ours(monitor), killed=killed, data=data(), **said) is None
     ad = autodist(builder())
-    model, found = build(ad), ours()
-    again = fit(ad, model, tmp_path / "parts", found, data=data(), **said)
-    for one, other in zip(values(model), whole, strict=True):
+    model, found = build(ad), ours(monitor)
+    again = fit(ad, model, folder, found, data=data(), **said)
+    for one, other in zip(values(model), values(whole), strict=True):
         np.testing.assert_array_equal(one, other)
     assert again == history
     assert found[2].batches == expected[2].batches
@@ -161,7 +153,8 @@ def assert_goes_on(tmp_path, builder, *kills, data=lambda: None, **said) -> None
 
 def test_it_is_the_uninterrupted_fit_to_the_bit(tmp_path):
     """Values, slots, the learning rate, history with metrics of the epoch, callbacks' states; unshuffled."""
-    assert_goes_on(tmp_path, AllReduce, (0, 3), (2, 1), (3, 0), shuffle=False)
+    validated = {"monitor": "val_loss", "validation_data": (X[:8], Y[:8])}
+    assert_goes_on(tmp_path, AllReduce, (0, 3), (2, 1), shuffle=False, **validated)
 
 
 @pytest.mark.slow
