@@ -76,11 +76,13 @@ class AutoDist:
 
     Args:
         resource_spec_file: the YAML of the machines and the strategy; None: this machine, one worker.
-        strategy_builder: decides the strategy, in place of what the YAML says; or what may stand there: the name of a
-            builder ("AllReduce"), or a mapping.
+        strategy: a builder, which decides the strategy in place of what the YAML says; or what may stand there: the
+            name of a builder ("AllReduce"), or a mapping.
         resource_spec: the machines, in place of a file.
+        strategy_builder: the older name of `strategy`.
 
     Raises:
+        ValueError: `strategy` and `strategy_builder` are given, or `resource_spec_file` and `resource_spec`.
         ResourceSpecError, StrategyError: with file, line and key.
         ClusterError: several workers are asked for where no script runs that others could run as well.
     """
@@ -88,13 +90,17 @@ class AutoDist:
     def __init__(
         self,
         resource_spec_file: str | os.PathLike[str] | None = None,
-        strategy_builder: BuildsStrategy | str | Mapping[str, Any] | None = None,
+        strategy: BuildsStrategy | str | Mapping[str, Any] | None = None,
         resource_spec: ResourceSpec | None = None,
+        strategy_builder: BuildsStrategy | str | Mapping[str, Any] | None = None,
     ) -> None:
+        if strategy is not None and strategy_builder is not None:
+            raise ValueError("give strategy or its older name strategy_builder, not both.")
+        chosen = strategy if strategy_builder is None else strategy_builder
         with quiet_tensorflow():
             tf.config.list_physical_devices()  # now, since TensorFlow says what it finds when it is asked first
         self._run = Run.begin(
-            lambda: choose(resource_spec_file, resource_spec, strategy_builder, is_first=not _made), find_resumed
+            lambda: choose(resource_spec_file, resource_spec, chosen, is_first=not _made), find_resumed
         )
         if self._run.index == 0 and self._run.workers > 1:
             require_script()

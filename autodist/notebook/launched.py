@@ -107,7 +107,7 @@ def _call(order: bytes) -> Any:
         os.environ |= call.asked.environment()
         take_over()
     spec = None if call.spec is None else ResourceSpec.from_payload(call.spec)
-    ad = AutoDist(resource_spec=spec, strategy_builder=call.builder)
+    ad = AutoDist(resource_spec=spec, strategy=call.builder)
     return call.function(ad, *call.args)
 
 

@@ -37,7 +37,7 @@ class AnotherWorker:
 
 def test_other_workers_need_neither_the_yaml_nor_the_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Member, "from_environment", staticmethod(AnotherWorker))
-    ad = AutoDist("/not/there.yml", strategy_builder="not_installed.Builder")
+    ad = AutoDist("/not/there.yml", strategy="not_installed.Builder")
     assert (ad.worker_index, ad.num_workers, ad.num_replicas) == (1, 2, 2)
 
 

@@ -24,7 +24,7 @@ def autodist(folder, builder=None, every_steps: int = 2, replicas: int = 2, **sa
             "checkpoint": {"folder": str(folder), "every_steps": every_steps, **said},
         }
     )
-    return AutoDist(resource_spec=spec, strategy_builder=builder or AllReduce())
+    return AutoDist(resource_spec=spec, strategy=builder or AllReduce())
 
 
 def batch(step: int) -> tuple[np.ndarray, np.ndarray]:

@@ -24,7 +24,7 @@ def dropping(seed: int) -> tuple[AutoDist, keras.Model]:
     keras.backend.clear_session(free_memory=False)
     keras.utils.set_random_seed(seed)
     tf.random.set_seed(11)
-    ad = AutoDist(resource_spec=SPEC, strategy_builder=AllReduce())
+    ad = AutoDist(resource_spec=SPEC, strategy=AllReduce())
     with ad.scope():
         layers = [keras.layers.Dense(8, "relu"), keras.layers.Dropout(0.4), keras.layers.Dense(1)]
         model = keras.Sequential([keras.Input((5,)), *layers])
@@ -51,7 +51,7 @@ def test_dropout_and_shuffles_of_fit_go_on_bit_for_bit(tmp_path):
 
 
 def stepping(tmp_path: Path, draw: bool) -> tuple:
-    ad = AutoDist(resource_spec=SPEC, strategy_builder=AllReduce())
+    ad = AutoDist(resource_spec=SPEC, strategy=AllReduce())
     with ad.scope():
         weight = tf.Variable(np.ones(5))
 

@@ -66,7 +66,7 @@ class Model(tf.Module):
 
 def autodist(builder: Any = None, replicas: int = 2) -> AutoDist:
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": list(range(replicas))}]})
-    return AutoDist(resource_spec=spec, strategy_builder=builder or AllReduce())
+    return AutoDist(resource_spec=spec, strategy=builder or AllReduce())
 
 
 def distributed(ad: AutoDist, width: int = 4) -> tuple[Model, Callable]:

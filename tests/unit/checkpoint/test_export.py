@@ -61,7 +61,7 @@ class Served(tf.Module):
 
 def test_what_is_exported_is_served_without_autodist(tmp_path: Path):
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]})
-    ad = AutoDist(resource_spec=spec, strategy_builder=PartitionedPS(max_shards=3, min_partition_bytes=1))
+    ad = AutoDist(resource_spec=spec, strategy=PartitionedPS(max_shards=3, min_partition_bytes=1))
     module = Served()
     with ad.scope():
         layers = [keras.layers.Dense(6, "relu"), keras.layers.Dropout(0.5), keras.layers.BatchNormalization()]

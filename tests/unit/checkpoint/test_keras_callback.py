@@ -89,7 +89,7 @@ def augmented():
 def autodist(builder=None, **said) -> AutoDist:
     FolderLock.release_all()
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}], **said})
-    return AutoDist(resource_spec=spec, strategy_builder=builder or AllReduce())
+    return AutoDist(resource_spec=spec, strategy=builder or AllReduce())
 
 
 def build(ad: AutoDist, rate: float = 0.05) -> keras.Model:

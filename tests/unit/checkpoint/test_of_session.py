@@ -20,7 +20,7 @@ class Script:
     def __init__(self, builder=None, replicas=2, width=3, dtype=tf.float64) -> None:
         self.graph = tf.Graph()
         spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": list(range(replicas))}]})
-        self.ad = AutoDist(resource_spec=spec, strategy_builder=builder or AllReduce())
+        self.ad = AutoDist(resource_spec=spec, strategy=builder or AllReduce())
         with self.graph.as_default(), self.ad.scope():
             self.x = v1.placeholder(dtype, [None, 5])
             weight = v1.get_variable("weight", initializer=tf.ones([5, width], dtype))
@@ -99,7 +99,7 @@ def test_another_graph_s_checkpoint_is_refused_with_all_that_differs(tmp_path, o
 
 def test_a_part_of_a_partitioner_s_variable_is_refused(tmp_path):
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0]}]})
-    ad = AutoDist(resource_spec=spec, strategy_builder=AllReduce())
+    ad = AutoDist(resource_spec=spec, strategy=AllReduce())
     with tf.Graph().as_default(), ad.scope():
         weight = v1.get_variable("weight", [4, 2], partitioner=tf.compat.v1.fixed_size_partitioner(2))
         loss = tf.reduce_mean(tf.square(v1.placeholder(tf.float32, [None, 4]) @ tf.convert_to_tensor(weight)))

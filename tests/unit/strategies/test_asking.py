@@ -123,17 +123,24 @@ def test_what_a_module_does_wrong_is_told_with_its_place_in_the_file(section, la
 @pytest.mark.parametrize(
     "given, said",
     [
-        (PS, r"strategy_builder is the class PS; give an instance, PS\(\)"),
-        (1, "strategy_builder is 1, a int; give an object that has build.*or a builder's name, such as 'PS'"),
+        (PS, r"strategy is the class PS; give an instance, PS\(\)"),
+        (1, "strategy is 1, a int; give an object that has build.*or a builder's name, such as 'PS'"),
         ("Parallex", "There is no builder named Parallex. Did you mean Parallax"),
         ({"builder": "PS", "ower": 1}, "PS has no option ower. Did you mean owner"),
         ({"chunk_size": 0}, r"AllReduce \(the default builder\): chunk_size is 0, which is not allowed"),
-        (dataclasses, "strategy_builder is <module 'dataclasses'"),
+        (dataclasses, "strategy is <module 'dataclasses'"),
     ],
 )
 def test_what_is_no_builder_is_refused_where_it_is_given(given, said):
     with pytest.raises(StrategyError, match=said):
-        AutoDist(strategy_builder=given)
+        AutoDist(strategy=given)
+
+
+def test_the_older_name_of_the_strategy_is_known_and_both_are_refused():
+    with pytest.raises(StrategyError, match="There is no builder named Parallex"):
+        AutoDist(strategy_builder="Parallex")
+    with pytest.raises(ValueError, match="give strategy or its older name strategy_builder, not both"):
+        AutoDist(strategy="PS", strategy_builder="PS")
 
 
 @pytest.mark.parametrize(
@@ -152,7 +159,7 @@ def test_what_is_no_spec_is_refused_where_it_is_given(given, said):
 
 
 def test_a_builder_that_fails_is_told_where_a_step_is_first_run():
-    ad = AutoDist(strategy_builder=Builder(lambda item, spec: None))
+    ad = AutoDist(strategy=Builder(lambda item, spec: None))
     with ad.scope():
         weight = tf.Variable(1.0)
 
