@@ -36,6 +36,8 @@ def main() -> int:
     # The guard outlives the signals that end others: it ends when there is nothing left to guard.
     for ending in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(ending, _stay)
+    # Where whoever asked for the script ignores the ends of its children, this is inherited, and no child has a status.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _adopt_orphans()
     script = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=inherited, start_new_session=True)
     _report(report_fd, script.pid)

@@ -35,12 +35,13 @@ while True:
 """
 
 
-def guarded(reports: int, directory: Path) -> subprocess.Popen[bytes]:
-    script = [sys.executable, "-c", SCRIPT, str(directory)]
+def guarded(reports: int, *script: str) -> subprocess.Popen[bytes]:
     handed = os.open(os.devnull, os.O_RDONLY)
-    guard = [sys.executable, "-P", "-m", "autodist.cluster.guard", str(reports), str(handed), str(LIMIT), *script]
+    guard = [sys.executable, "-P", "-m", "autodist.cluster.guard", str(reports), str(handed), str(LIMIT)]
     try:
-        return subprocess.Popen(guard, stdin=subprocess.PIPE, pass_fds=[reports, handed])
+        return subprocess.Popen(
+            [*guard, sys.executable, "-c", *script], stdin=subprocess.PIPE, pass_fds=[reports, handed]
+        )
     finally:
         os.close(handed)
 
@@ -48,7 +49,7 @@ def guarded(reports: int, directory: Path) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize("is_suspended", ["the guard", "the script"])
 def test_what_did_not_run_has_its_time_to_end_afterwards(is_suspended: str, tmp_path: Path) -> None:
     told, reports = os.pipe()
-    with open(told, "rb") as numbers, guarded(reports, tmp_path) as guard:
+    with open(told, "rb") as numbers, guarded(reports, SCRIPT, str(tmp_path)) as guard:
         os.close(reports)
         script = int(numbers.readline())
         assert within(30, (tmp_path / "ready").exists)
@@ -67,3 +68,15 @@ def test_what_did_not_run_has_its_time_to_end_afterwards(is_suspended: str, tmp_
         assert guard.wait(30) == 0
     assert (tmp_path / "left").exists()
     assert not Path(f"/proc/{script}").exists()
+
+
+def test_a_script_has_its_status_though_whoever_asked_for_it_ignores_the_ends_of_children() -> None:
+    told, reports = os.pipe()
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        guard = guarded(reports, "import os; os._exit(3)")
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    os.close(reports)
+    with open(told, "rb") as numbers, guard:
+        assert [int(line) for line in numbers][1:] == [3]
