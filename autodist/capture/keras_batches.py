@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras import tree
 
 from autodist.capture.keras_progress import TracedStep
+from autodist.reading.own_batches import Given, whole_of
 from autodist.reading.quick_reads import Read, quick_read
 
 _reads: WeakKeyDictionary[tf.data.Iterator, Read | None] = WeakKeyDictionary()
@@ -31,7 +32,12 @@ def without_optionals(data: Any) -> Any:
     return tree.map_structure(lambda x: None if isinstance(x, tf.experimental.Optional) else x, data)
 
 
-def on_several(step: TracedStep, first: Any, others: Iterator[Any], most: int) -> Any:
+def next_given(iterator: Iterator[Any]) -> Given:
+    """The next batch, as `next_batch`, and the global one of which it is this worker's part."""
+    return next_batch(iterator), whole_of(iterator)
+
+
+def on_several(step: TracedStep, first: Given, others: Iterator[Any], most: int) -> Any:
     """Makes a step on each of up to so many batches, fewer where the data end; returns what the last does.
 
     Args:
@@ -43,7 +49,7 @@ def on_several(step: TracedStep, first: Any, others: Iterator[Any], most: int) -
     batches, fault = [first], None
     try:
         while len(batches) < most:
-            batches.append(next_batch(others))
+            batches.append(next_given(others))
     except StopIteration:
         pass
     except Exception as error:  # noqa: BLE001 - it is the script's

@@ -13,7 +13,7 @@ import keras
 
 from autodist.capture.fit_batches import reading_own_batches, takes_parts
 from autodist.capture.fit_lengths import lengths_to_come, noting_lengths
-from autodist.capture.keras_batches import next_batch, on_several
+from autodist.capture.keras_batches import next_given, on_several
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep, timing_the_start
@@ -22,7 +22,7 @@ from autodist.capture.other_strategies import require_no_strategy
 from autodist.capture.own_frames import hiding_own_frames
 from autodist.capture.replaced import all_replaced, definer_of
 from autodist.converting import converting, ours
-from autodist.reading.own_batches import PartsIterator, Reading, whole_of
+from autodist.reading.own_batches import PartsIterator, Reading
 from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -175,20 +175,19 @@ class KerasModels:
             step, distributed = parts() if isinstance(iterator, PartsIterator) else batches
             distributed.coming = lengths_to_come(model)
             with _explaining_graphs(model):
-                data = next_batch(iterator)
-                distributed.whole = whole_of(iterator)
+                first = next_given(iterator)
+                data, distributed.whole = first
                 if not distributed.traces:
                     make_state(model, data)
                 is_about_to_step(model)
                 if model.steps_per_execution > 1 and distributed.traces and distributed.reads_ahead:
-                    return on_several(distributed, data, iterator, model.steps_per_execution)
+                    return on_several(distributed, first, iterator, model.steps_per_execution)
                 logs = step(data)
                 for _ in range(model.steps_per_execution - 1):
                     try:
-                        data = next_batch(iterator)
+                        data, distributed.whole = next_given(iterator)
                     except StopIteration:
                         break
-                    distributed.whole = whole_of(iterator)
                     logs = step(data)
             return logs
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import keras
 
-from autodist.reading.own_batches import WholeBatch
+from autodist.reading.own_batches import Given, WholeBatch
 
 _PENDING = "_autodist_start_seconds"
 """What a model's first step took, until the bar of its epoch has been told."""
@@ -37,7 +37,7 @@ class TracedStep(Protocol):
 
     def __call__(self, data: Any) -> Any: ...
 
-    def on_each(self, batches: Sequence[Any]) -> Any:
+    def on_each(self, batches: Sequence[Given]) -> Any:
         """Makes a step on each of some batches; returns what the last does."""
 
 

@@ -28,7 +28,7 @@ from autodist.functions.step_arguments import Constants, Leaf, StepArguments, in
 from autodist.functions.traces import TracedFor, Traces, constant_key
 from autodist.functions.tracing import BY_ITSELF, Tracing, explaining_open_axes
 from autodist.quiet import quiet_tensorflow
-from autodist.reading.own_batches import WholeBatch
+from autodist.reading.own_batches import Given, WholeBatch
 from autodist.runs.run import Run
 from autodist.runtime.batches import require_rows_for_all, tell_of_empty_micro_batches
 from autodist.runtime.first_batches import Meant
@@ -175,16 +175,23 @@ class DistributedFunction:
     @property
     def reads_ahead(self) -> bool:
         """Whether `on_each` may make several steps in one call, for which all their batches have to be read first."""
-        return self._sharing.is_global and self._run.workers == 1 and self._run.recorder is None
+        return self._sharing.is_global and self._run.recorder is None
 
-    def on_each(self, batches: Sequence[Any]) -> Any:
-        """Makes a step on each of some batches, in one call where they are alike; returns what the last step does."""
-        forms, arrays = zip(*(form_of((batch,)) for batch in batches), strict=True)
-        key = (forms[0], None if self.whole is None else self.whole.examples)
-        known = self._known.get(key) if forms[0] is not None and len({*forms}) == 1 and len(batches) > 1 else None
+    def on_each(self, batches: Sequence[Given]) -> Any:
+        """Makes a step on each of some batches, in one call where they are alike; returns what the last step does.
+
+        All workers find the same batches alike: each may have as many rows of one as of another where its peers do not,
+        so that the examples of the global batches count.
+
+        Args:
+            batches: each with the global batch that it is this worker's part of, or None.
+        """
+        forms, arrays = zip(*(form_of((data,)) for data, _ in batches), strict=True)
+        keys = {*zip(forms, (None if whole is None else whole.examples for _, whole in batches), strict=True)}
+        known = self._known.get(keys.pop()) if forms[0] is not None and len(keys) == 1 and len(batches) > 1 else None
         is_ready = known is not None and not self._is_outdated(known.traced) and tf.executing_eagerly()
         if known is None or not is_ready or not known.traced.running.can_repeat:
-            return [self(batch) for batch in batches][-1]
+            return [self._on(*given) for given in batches][-1]
         if self._trains:
             self._run.observer.before_step(self)
         own = known.own
@@ -194,6 +201,10 @@ class DistributedFunction:
             found = known.traced.running.repeat([own.of(some) for some in arrays], own.examples, own.all_examples)
         self._run.first_batches.look()
         return _results(known.traced, found)
+
+    def _on(self, data: Any, whole: WholeBatch | None) -> Any:
+        self.whole = whole
+        return self(data)
 
     def _call_unknown(self, form: Hashable | None, arrays: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
         """A call of a form that was not seen before; what is found out is kept for later calls of that form."""

@@ -75,6 +75,7 @@ class RunningStep:
     variables: Mapping[str, Tracked]
     _program: Program | None = None
     _rewritten_for: tuple[Placement, ...] = ()
+    _repeats: bool | None = None
 
     def __post_init__(self) -> None:
         self._written = [self.variables[self.item.by_handle[h].name] for h in sorted(written_handles(self.item))]
@@ -86,15 +87,17 @@ class RunningStep:
 
     @property
     def can_repeat(self) -> bool:
-        """Whether `repeat` may be called.
+        """Whether `repeat` may be called; the first time that a program is asked for it, all workers agree.
 
-        With several workers it may not: between two steps they agree on what is saved and answer one another, counting
-        the calls that all make alike, and each alone knows the shapes of its part, by which steps can be made in one
-        call or not.
+        All have to make one call, or several, alike: they count the calls that all make, and each may have a part of
+        the step that the others have not.
         """
         if self._program is None or self._rewritten_for != self._placements:
             return False
-        return self.run.workers == 1 and self.run.recorder is None and self._program.can_repeat
+        if self._repeats is None:
+            mine = self.run.recorder is None and self._program.can_repeat
+            self._repeats = mine if self.run.workers == 1 else self.run.talk.is_so_everywhere(mine)
+        return self._repeats
 
     def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """Runs a step on each of some batches, in one call; see `Program.repeat`."""
@@ -164,7 +167,7 @@ class RunningStep:
             if name in planned or placement != Placement():
                 self._settle(tracked, placement)
             tracked.is_asynchronous |= _is_asynchronous(rewritten, name)
-        self._rewritten_for = self._placements
+        self._rewritten_for, self._repeats = self._placements, None
 
     def _settle(self, tracked: Tracked, placement: Placement) -> None:
         """Moves a variable to where this step wants it."""

@@ -111,6 +111,10 @@ class WholeBatch:
     alike: Sequence[tuple[str, Any]]
 
 
+Given = tuple[Any, WholeBatch | None]
+"""A batch that is given to a step, and the global one of which it is this worker's part; None: it is the whole."""
+
+
 class OwnBatches:
     """Gives this worker's rows of each global batch; each iteration begins anew.
 

@@ -169,6 +169,13 @@ class Talk:
             heard = [one.decode() for one in self.gather(said.encode())]
             return self.exchange(decide(heard).encode() if heard else b"").decode()
 
+    def is_so_everywhere(self, here: bool) -> bool:
+        """Whether something holds on all workers, which have joined; all of them call it alike, between steps."""
+        with self._missed_step.noted():
+            self.passes()
+            heard = self.gather(json.dumps(here).encode())
+            return bool(json.loads(self.exchange(json.dumps(all(map(json.loads, heard))).encode() if heard else b"")))
+
     def share(self, said: str, what: str = FIT, is_certain: bool = True) -> str:
         """What the chief says, on every worker; all of them call it alike, also before there are others.
 

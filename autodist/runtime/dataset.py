@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.reading.data_sets import begins_within
-from autodist.reading.own_batches import Reading, WholeBatch, whole_of
+from autodist.reading.own_batches import Given, Reading, WholeBatch, whole_of
 from autodist.reading.own_elements import reading_own
 from autodist.reading.own_files import dealt_otherwise
 from autodist.runtime.batches import Share, group_rows, length_of, require_rows_for_all, share_of, slice_rows
@@ -24,10 +24,6 @@ from autodist.runtime.seeds import seed_for_all
 from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
-
-
-_Given = tuple[Any, WholeBatch | None]
-"""A batch, or this worker's part of one and what tells of the whole."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +173,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         if self.on_request is not None:
             self.on_request()
 
-    def _begin(self) -> Iterator[_Given]:
+    def _begin(self) -> Iterator[Given]:
         """An iteration of the data set; the first after it is resumed begins where the other one was."""
         place, self._resumed = self._resumed, None
         if place is None:
@@ -199,7 +195,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self.place = replace(self.place, taken=place.taken, first=place.first)
         return self._or_next(given) if self._is_loop_over and place.taken else given
 
-    def _begin_again(self, place: PlaceInData) -> Iterator[_Given]:
+    def _begin_again(self, place: PlaceInData) -> Iterator[Given]:
         """Begins the iteration that was under way, after those before it: a shuffle draws a new order for each.
 
         A shuffle that another one reads draws when that is read first, and one that is repeated as often.
@@ -218,7 +214,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         if is_read:
             deque(batches, maxlen=0)
 
-    def _or_next(self, given: Iterator[_Given]) -> Iterator[_Given]:
+    def _or_next(self, given: Iterator[Given]) -> Iterator[Given]:
         """What is left of an iteration or, if it is over, the next one."""
         first = next(given, None)
         if first is not None:
@@ -226,12 +222,12 @@ class DistributedDataset(tf.train.experimental.PythonState):
         self.place = PlaceInData(self.place.ended + 1, seed=self.place.seed, draws=Draws.now())
         return self._read()
 
-    def _read(self) -> Iterator[_Given]:
+    def _read(self) -> Iterator[Given]:
         batches = _with_wholes(iter(self._source))
         # What a worker alone cannot read of its files is raised on all of them.
         return batches if self._own is None or self._files is not None else self._telling(batches)
 
-    def _telling(self, batches: Iterator[_Given]) -> Iterator[_Given]:
+    def _telling(self, batches: Iterator[Given]) -> Iterator[Given]:
         try:
             yield from batches
         except Exception as error:
@@ -251,7 +247,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         share = "" if whole is None and self._files is None else f"{self._worker} of {self._replicas}"
         return f"{share}:{_digest(batch)}"
 
-    def _is_other(self, first: str, given: _Given | None) -> bool:
+    def _is_other(self, first: str, given: Given | None) -> bool:
         """Whether an iteration begins with another batch than is told, as far as that is known."""
         if not first or given is None:
             return bool(first)
@@ -261,7 +257,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
             return True
         return first != now and then == share
 
-    def _is_other_anywhere(self, first: str, given: _Given | None) -> bool:
+    def _is_other_anywhere(self, first: str, given: Given | None) -> bool:
         """The same; where files are dealt out, for all workers if one of them finds it."""
         is_other = self._is_other(first, given)
         return is_other if self._files is None else self._files.holds_anywhere(is_other)
@@ -290,7 +286,7 @@ class DistributedDataset(tf.train.experimental.PythonState):
         return value if length is None else slice_rows(value, share_of(length, self._replicas, self._worker))
 
 
-def _with_wholes(batches: Iterator[Any]) -> Iterator[_Given]:
+def _with_wholes(batches: Iterator[Any]) -> Iterator[Given]:
     for batch in batches:
         yield batch, whole_of(batches)
 

@@ -20,6 +20,7 @@ ALL_REDUCE = (
     "fit_outputs_reduced_in_two_ways",
     "fit_own_parts",
     "fit_restored",
+    "fit_several_steps_a_call",
     "fit_synchronized_norms",
     "graph_feedable_iterator",
     "graph_few_examples",
