@@ -25,6 +25,7 @@ from autodist.graph.placement import Cut, shard_name
 from autodist.kernels import Context, rewrite
 from autodist.kernels.base import Kernel
 from autodist.kernels.pipeline import KERNELS
+from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.registry import own_kernels
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.proto import strategy_pb2
@@ -100,13 +101,16 @@ def rewritten(
 ) -> list[GraphItem]:
     """The step of every worker.
 
-    Whose step it is counts from Replicate on, as what `tests/replay` has recorded of each worker shows. What comes
-    before is a third of the time and made once.
+    Whose step it is counts from Replicate on, and from PlaceStages on where it goes through stages, as what
+    `tests/replay` has recorded of each worker shows. What comes before is made once: a third of the time, and two
+    thirds.
     """
-    alike = () if own_kernels() else tuple(itertools.takewhile(lambda k: not isinstance(k, Replicate), kernels))
-    workers = range(Context(strategy, 0).workers)
+    first = Context(strategy, 0)
+    apart = PlaceStages if first.goes_through_stages(captured.item) else Replicate
+    alike = () if own_kernels() else tuple(itertools.takewhile(lambda k: not isinstance(k, apart), kernels))
+    workers = range(first.workers)
     with without_stacks():
-        item = rewrite(captured.item, Context(strategy, 0), kernels=alike)
+        item = rewrite(captured.item, first, kernels=alike)
         return [rewrite(item, Context(strategy, worker), kernels=kernels[len(alike) :]) for worker in workers]
 
 
