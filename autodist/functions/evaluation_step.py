@@ -19,7 +19,7 @@ from autodist.errors import (
     UnevenBatchError,
 )
 from autodist.functions.function_step import DistributedFunction
-from autodist.functions.step_arguments import COMPOSITES, Leaf
+from autodist.functions.step_arguments import COMPOSITES
 from autodist.functions.tracing import Tracing
 from autodist.runs.run import Run
 
@@ -64,10 +64,6 @@ class EvaluationStep(DistributedFunction):
             raise
         except (CaptureError, RewriteError, StrategyError) as error:
             raise NotSharedError(str(error)) from error
-
-    def _require_fits_apart(self, captured: CapturedFunction, leaves: Sequence[Leaf]) -> None:
-        if captured.item.apart:
-            raise NotSharedError("its inputs have different numbers of rows")
 
     def _capture(
         self, step: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], axes: Sequence[int | None]

@@ -114,6 +114,14 @@ class Probed(keras.Model):
         self.shown[1].update_state(losses[1])
         return {metric.name: metric.result() for metric in self.metrics}
 
+    def test_step(self, data):
+        x, (z, y) = data
+        return {"mean": tf.reduce_mean(self.encoder(x) ** 2), "sum": tf.reduce_sum(self.probe(self.encoder(z)) * y)}
+
+    def predict_step(self, data):
+        x, (z, _) = data
+        return {"x": self.encoder(x), "z": self.probe(self.encoder(z))}
+
 
 def fitted():
     x, z, y = arrays(72, 24)
@@ -123,16 +131,19 @@ def fitted():
     model = Probed()
     model.compile()
     history = model.fit(data, epochs=2, verbose=0, shuffle=False)
-    return [*model.get_weights(), *map(np.array, history.history.values())]
+    evaluated, predicted = model.evaluate(data, verbose=0, return_dict=True), model.predict(data, verbose=0)
+    told = [*history.history.values(), *evaluated.values(), *predicted.values()]
+    return [*model.get_weights(), *map(np.array, told)]
 
 
 @pytest.mark.feature("fit", "data: inputs with different numbers of rows")
 @pytest.mark.feature("fit", "step: a `train_step` of one's own")
 @pytest.mark.feature("fit", "optimizer: several optimizers")
-def test_fit_trains_as_on_one_device():
+def test_fit_evaluate_and_predict_are_as_on_one_device(caplog):
     expected = fitted()
-    with two_replicas().scope():
+    with two_replicas().scope(), caplog.at_level(logging.INFO, "autodist"):
         found = fitted()
+    assert not [r.getMessage() for r in caplog.records if "computes the whole" in r.getMessage()]
     for mine, other in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, other, rtol=1e-10)
 
