@@ -46,7 +46,7 @@ class Saves:
         self._run, self._folder, self._keep = run, folder, keep
         self._part_writer: PartWriter | None = None
         self._is_waited_for = False
-        self._saved_as: str | None = None
+        self._last_saved: str | None = None
         self._beside = Beside(run)
 
     def save(self, content: Callable[[int], Content], is_in_background: bool = False, above: int = 0) -> str:
@@ -114,7 +114,7 @@ class Saves:
         with around:
             self._folder.publish(prefix, number, about, readers, finished)
             self._run.saved_step, self._run.saved_as = int(about["step"]), self._folder.prefix(number)
-            self._saved_as = self._run.saved_as
+            self._last_saved = self._run.saved_as
             self._folder.keep(self._keep)
 
     def _wait_at_end(self) -> None:
@@ -140,8 +140,8 @@ class Saves:
 
     def _tell_if_gone(self) -> None:
         """Warns of a checkpoint that this run has saved, from which it could not start again."""
-        if is_gone(self._saved_as):
-            log.warning("%s, which this run has saved last, was removed; see what removes it.", self._saved_as)
+        if is_gone(self._last_saved):
+            log.warning("%s, which this run has saved last, was removed; see what removes it.", self._last_saved)
 
     def _write_parts(self, values: Iterable[Value], folder: str, follow: Follow = nobody) -> list[str]:
         in_session: dict[str, Kept] = {}
