@@ -42,6 +42,12 @@ class Parcel:
     round: int
     of: Unit | str | None
 
+    @property
+    def key(self) -> str:
+        """Tells it from the other parcels of a step; the same on all workers."""
+        of = f"{self.of.stage}/{self.of}" if isinstance(self.of, Unit) else self.of
+        return f"{self.source}/{self.reader}/{self.round}/{of}"
+
 
 def parcels(homes: Homes) -> dict[Parcel, list[str]]:
     """All that travels, in the same order on all workers."""
@@ -135,7 +141,7 @@ class Post:
         specs = [self._spec(name) for name in names]
         # Programs of one run share queues by name: those of other tensors are other queues.
         told = [f"{name} {spec.dtype.name} {spec.shape}" for name, spec in zip(names, specs, strict=True)]
-        place = digest(f"{parcel};{';'.join(told)}")
+        place = digest(f"{parcel.key};{';'.join(told)}")
         with fragment(self.editor, f"pipeline/{place}") as f, tf.device(self.context.cpu(self.context.worker)):
             exchange = Exchange(f, self.context, f"pipeline/{place}")
             if self.me == parcel.source:
