@@ -92,10 +92,12 @@ class Run:
         environment: of the chief.
         forked_workers: where the chief is forked from a process that has imported TensorFlow, how many workers that it
             starts on this machine are, too; None: it is started as usual.
+        forked_so: how each of these is started: a key of `becoming.CHAINS`.
     """
 
     environment: dict[str, str]
     forked_workers: int | None = None
+    forked_so = "worker"
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class Run:
     def _start(self, out: IO[bytes], err: IO[bytes]) -> Chief:
         with open(os.devnull, "rb") as nothing:
             if self.forked_workers is not None:
-                about = (self.environment, self.directory, self.forked_workers)
+                about = (self.environment, self.directory, self.forked_workers, self.forked_so)
                 forked = forked_python.start(self._command[1:], (nothing, out, err), *about)
                 if forked is not None:
                     return forked

@@ -3,20 +3,54 @@
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import pytest
 
-from tests.cluster.hosts import HOST_KINDS
-from tests.cluster.runs import MARK
-from tests.equivalence.harness import run_to_its_end
+from tests.cluster.hosts import LoopbackHosts
+from tests.cluster.runs import MARK, Run
+from tests.forked_python.start import ON_CPU
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 
 LIMIT = 280.0
+
+
+class Launches(Run):
+    """A script that launches functions; it and what it launches on this machine have TensorFlow already.
+
+    Args:
+        directory: for the script and its outputs.
+        script: its text.
+        launches: how many of them there are, of up to two workers here each.
+        arguments: of the script.
+        mark: value of `MARK`, if it is already in use.
+    """
+
+    forked_so = "launch"
+
+    def __init__(
+        self, directory: Path, script: str, launches: int, arguments: Sequence[str] = (), mark: str | None = None
+    ) -> None:
+        self.directory, self.mark, self.forked_workers = directory, mark or secrets.token_hex(8), launches
+        directory.mkdir(exist_ok=True)
+        (directory / "train.py").write_text(script)
+        self._command = [sys.executable, "train.py", *arguments]
+        self.environment = os.environ | ON_CPU | {MARK: self.mark}
+
+    def run(self) -> Self:
+        """Runs it to its end, after which nothing is left of it."""
+        with self:
+            assert self.wait(LIMIT) == 0, self.stderr
+            self.assert_gone()
+        return self
+
 
 SCRIPT = """
 import autodist
@@ -54,14 +88,11 @@ print("returned", autodist.launch(train, 3))
 
 
 def test_a_script_launches_a_function_of_its_own_twice_and_is_not_run_again(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT, check=False
-    )
-    assert done.stdout.splitlines() == [
+    ended = Launches(tmp_path, SCRIPT, 2).run()
+    assert ended.stdout.splitlines() == [
         *("begins", "trains 1 __main__", "returned 5"),
         *("trains 1 __main__", "failed 7 7: nothing is given 1"),
-    ], done.stderr
+    ], ended.stderr
 
 
 def test_what_is_typed_at_a_prompt_can_be_launched(tmp_path: Path) -> None:
@@ -88,16 +119,13 @@ print("returned", autodist.launch(train, 3, cluster=json.loads(sys.argv[1])))
 
 @pytest.mark.ssh
 def test_a_function_goes_to_other_machines_which_have_no_such_script(tmp_path: Path) -> None:
-    environment = {MARK: secrets.token_hex(8), "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    mark = secrets.token_hex(8)
+    environment = {MARK: mark, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"}
     (tmp_path / "hosts").mkdir()
-    script = tmp_path / "train.py"
-    script.write_text(FAR)
-    with HOST_KINDS[0](tmp_path / "hosts", count=1, environment=environment) as hosts:
-        command = [sys.executable, str(script), json.dumps(hosts.spec())]
-        ended = run_to_its_end(command, tmp_path, LIMIT, hosts.chief_command, environment[MARK])
-    assert ended.problem is None, f"{ended.problem}\n{ended.output}"
-    assert f"[{hosts.hosts[0].address}] trains 1\n" in ended.output
-    assert "returned [ 7. 14.]\n" in ended.output
+    with LoopbackHosts(tmp_path / "hosts", count=1, environment=environment) as hosts:
+        ended = Launches(tmp_path / "run", FAR, 1, [json.dumps(hosts.spec())], mark).run()
+    assert f"[{hosts.hosts[0].address}] trains 1\n" in ended.stdout
+    assert ended.stdout.endswith("returned [ 7. 14.]\n"), ended.stdout
 
 
 LOST = """
@@ -139,9 +167,7 @@ print("returned", done, abs(values / expected - 1).max() < 1e-12)
 
 
 def test_a_function_that_loses_a_worker_is_called_again_and_returns_once(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(LOST)
-    done = subprocess.run(
-        [sys.executable, "train.py"], capture_output=True, text=True, cwd=tmp_path, timeout=LIMIT, check=False
-    )
-    assert done.stdout.splitlines() == ["returned 3 True"], done.stdout + done.stderr
-    assert done.stderr.count("all workers start again from the checkpoint of step 3 (restart 1 of 1") == 1, done.stderr
+    ended = Launches(tmp_path, LOST, 1).run()
+    assert ended.stdout.splitlines() == ["returned 3 True"], ended.stdout + ended.stderr
+    again = "all workers start again from the checkpoint of step 3 (restart 1 of 1"
+    assert ended.stderr.count(again) == 1, ended.stderr

@@ -21,6 +21,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import CodeType
 from typing import Any
 
@@ -116,7 +117,7 @@ def become(start: Start, descriptors: Sequence[int], waiting: Sequence[Waiting] 
     _make_streams(is_unbuffered=bool(start.environment.get(b"PYTHONUNBUFFERED")))
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()  # Python's own is seeded anew by a fork
-    code = _prepare_main(start.line)
+    code = prepare_main(start.line)
     _take_signals(start)
     return code
 
@@ -161,7 +162,8 @@ def _take_signals(start: Start) -> None:
 _paths: list[str] = []
 
 
-def _prepare_main(line: Sequence[str]) -> CodeType:
+def prepare_main(line: Sequence[str]) -> CodeType:
+    """What to run as `__main__`, which is made ready for it, where `python` was given that line."""
     _paths[:] = _paths or sys.path
     sys.path[:] = _paths
     sys.orig_argv = [sys.executable, *line]
@@ -244,21 +246,56 @@ def forked_chain(levels: Sequence[Fits]) -> Waiting | CodeType:
     if told is None:
         os._exit(0)
     _start_by(below, levels[1:])
-    return become(*told, below)
+    code = become(*told, below)
+    _stay_so_anew(len(below), levels[1:])
+    return code
 
 
-def fork_chains(count: int, of: str) -> CodeType | None:
-    """Forks what this process is going to start, so often; in those, returns what to run."""
-    waiting = []
+def fork_chains(count: int, of: str, above: int = 0) -> CodeType | None:
+    """Forks what this process is going to start, so often; in those, returns what to run.
+
+    Args:
+        count: how often.
+        of: a key of `CHAINS`.
+        above: how many of that chain this process stands below.
+    """
+    waiting, levels = [], CHAINS[of][above:]
     for _ in range(count):
-        child = forked_chain(CHAINS[of])
+        child = forked_chain(levels)
         if isinstance(child, CodeType):
             for other in waiting:
                 other.channel.detach()
             return child
         waiting.append(child)
-    _start_by(waiting, CHAINS[of])
+    _start_by(waiting, levels)
+    _stay_so_anew(count, levels)
     return None
+
+
+_ANEW = "import sys; sys.path[0] = {folder!r}; from serve import begin_anew; exec(begin_anew{chains!r})"
+
+
+def _stay_so_anew(count: int, levels: Sequence[Fits]) -> None:
+    """Has what this process starts be forked also after it has begun anew, by `exec`, and so has imported TensorFlow.
+
+    The product takes for its environment then what the system shows, which is that of whom it was forked from.
+    """
+    if not count:
+        return
+    chains = next((count, of, all_.index(levels[0])) for of, all_ in CHAINS.items() if all_[-len(levels) :] == levels)
+    code = _ANEW.format(folder=os.path.dirname(__file__), chains=chains)
+    entries = Path("/proc/self/environ").read_bytes().split(b"\0")
+    shown = {name: value for name, _, value in (entry.partition(b"=") for entry in entries if b"=" in entry)}
+    execute, environment, python = os.execve, dict(os.environb), sys.executable
+
+    def begin(path: str, command: Sequence[str], given: dict[bytes, bytes]) -> None:
+        """At the very end of Python, when names of modules are gone."""
+        if path == python and shown.items() <= given.items():
+            told = {name: value for name, value in given.items() if shown.get(name) != value}
+            execute(path, [path, "-c", code, *command[1:]], environment | told)
+        execute(path, command, given)
+
+    os.execve = begin  # type: ignore[assignment]
 
 
 _SHELL = ("/bin/sh", "-c", 'exec "$0" "$@"')

@@ -11,7 +11,7 @@ import socket
 import sys
 from types import CodeType
 
-from becoming import become, fork_chains, receive, write_mark
+from becoming import become, fork_chains, prepare_main, receive, write_mark
 from ending import leave_what_is_imported
 from imported import Kept
 
@@ -47,13 +47,32 @@ def serve(descriptor: int) -> CodeType:
             write_mark(start.mark)
             code = become(start, streams)
             theirs = fork_chains(start.chains, start.of)
-            for name in ("serve", "becoming", "ending", "imported"):
-                del sys.modules[name]
+            _forget_ourselves()
             return code if theirs is None else theirs
         for stream in streams:
             os.close(stream)
         os.write(told_at, b"%d\n" % pid)
         tell[pid] = told_at
+
+
+def begin_anew(chains: int, of: str, above: int) -> CodeType:
+    """What to run in a forked process that begins its script anew, and in those that it forks then.
+
+    Args:
+        chains, of, above: what it forks, as of `fork_chains`.
+    """
+    line = tuple(sys.argv[1:])
+    _import_what_scripts_import()
+    del sys.path[0]
+    theirs = fork_chains(chains, of, above)
+    code = prepare_main(line) if theirs is None else theirs
+    _forget_ourselves()
+    return code
+
+
+def _forget_ourselves() -> None:
+    for name in ("serve", "becoming", "ending", "imported"):
+        del sys.modules[name]
 
 
 def _import_what_scripts_import() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 
@@ -16,6 +15,7 @@ from autodist.checkpoint.background import Background
 from autodist.checkpoint.folder import Folder
 from autodist.errors import CheckpointError
 from autodist.strategies import PartitionedPS
+from tests.equivalence.harness import run_to_its_end
 from tests.unit.checkpoint.test_checkpoints import IDS, SHARDS, Model, X, autodist, distributed
 
 
@@ -138,5 +138,7 @@ for background in (False, True):
     atexit.register(lambda checkpoint=checkpoint: checkpoint.save(step=2))
     checkpoint.save(step=1, background=background)
 """
-    subprocess.run([sys.executable, "-c", script], check=True, timeout=120, capture_output=True)
+    (tmp_path / "script.py").write_text(script)
+    ended = run_to_its_end([sys.executable, str(tmp_path / "script.py")], tmp_path, 120, is_forked=True)
+    assert ended.problem is None, f"{ended.problem}\n{ended.output}"
     assert [Folder(tmp_path / background).numbers() for background in ("False", "True")] == [[1, 2], [1, 2]]

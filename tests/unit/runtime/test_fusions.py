@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from autodist.runtime.fusions import keep_apart
+from tests.equivalence.harness import ROOT, run_to_its_end
 
 v1 = tf.compat.v1
 
@@ -54,14 +55,15 @@ def test_those_of_bfloat16_have_a_copy_between_them_and_all_that_read_them(in_fu
 
 
 @pytest.mark.processes
-def test_a_server_runs_them() -> None:
+def test_a_server_runs_them(tmp_path: Path) -> None:
     """A server stands as long as its process."""
-    script = (
+    (tmp_path / "script.py").write_text(
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
         "import tensorflow as tf; from autodist.runtime.fusions import keep_apart\n"
         "from tests.unit.runtime.test_fusions import graph_of, run\n"
         "target = tf.distribute.Server.create_local_server().target\n"
         "for in_function in (False, True):\n"
         "    run(keep_apart(graph_of(tf.bfloat16, in_function)), target)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
+    ended = run_to_its_end([sys.executable, str(tmp_path / "script.py")], tmp_path, 120, is_forked=True)
+    assert ended.problem is None, f"{ended.problem}\n{ended.output}"
