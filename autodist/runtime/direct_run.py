@@ -9,6 +9,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import config_pb2
 
+from autodist.errors import ClusterError
+
 
 class DirectRun:
     """Runs the same fetches again and again, given values for the same feeds.
@@ -41,6 +43,7 @@ class DirectRun:
         )
         # TensorFlow refuses a run of nothing, as what another worker's part of a run may come to.
         is_nothing = not outputs and not operations
+        self._session = session
         self._run = (lambda *values: []) if is_nothing else session._make_callable_from_options(asked)
 
     def __call__(self, *values: Any) -> list[np.ndarray]:
@@ -48,8 +51,17 @@ class DirectRun:
 
         Raises:
             ValueError: a value has another shape than what it is for.
+            ClusterError: the session is closed, as it is from the run's end on.
         """
-        found = self._run(*[feed.taken(v) for feed, v in zip(self._feeds, values, strict=True)])
+        try:
+            found = self._run(*[feed.taken(v) for feed, v in zip(self._feeds, values, strict=True)])
+        except tf.errors.CancelledError:
+            if not self._session._closed:
+                raise
+            raise ClusterError(
+                "The run has ended, and no step is made any more. An exit handler that is registered before "
+                "`AutoDist(…)` is called after the run's end: register it later, or make the step before that."
+            ) from None
         return [found[k] for k in self._positions]
 
 

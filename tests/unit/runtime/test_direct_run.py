@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.errors import ClusterError
 from autodist.runtime.direct_run import DirectRun
 
 
@@ -85,3 +86,11 @@ def test_what_an_operation_raises_has_tensorflows_type(session: Any) -> None:
     given = _given(tf.float32, [])
     with pytest.raises(tf.errors.InvalidArgumentError, match="not finite"):
         _run(session, [tf.debugging.check_numerics(given, "not finite")], [given], np.nan)
+
+
+def test_a_run_after_the_end_says_so(session: Any) -> None:
+    given = _given(tf.float32, [])
+    run = DirectRun(session, [given + 1.0], [], [given], tf.compat.v1.RunOptions())
+    session.close()
+    with pytest.raises(ClusterError, match="The run has ended"):
+        run(2.0)
