@@ -25,7 +25,7 @@ def require_builder(builder: Any) -> BuildsStrategy:
         raise StrategyError(f"strategy is the class {builder.__name__}; give an instance, {builder.__name__}().")
     if not callable(getattr(builder, "build", None)):
         raise StrategyError(
-            f"strategy is {builder!r}, a {type(builder).__name__}; give an object that has "
+            f"strategy is {builder!r}, of type {type(builder).__name__}; give an object that has "
             "build(graph_item, resource_spec), such as autodist.strategies.PS(), or a builder's name, such as 'PS'."
         )
     return builder

@@ -124,7 +124,7 @@ def test_what_a_module_does_wrong_is_told_with_its_place_in_the_file(section, la
     "given, said",
     [
         (PS, r"strategy is the class PS; give an instance, PS\(\)"),
-        (1, "strategy is 1, a int; give an object that has build.*or a builder's name, such as 'PS'"),
+        (1, "strategy is 1, of type int; give an object that has build.*or a builder's name, such as 'PS'"),
         ("Parallex", "There is no builder named Parallex. Did you mean Parallax"),
         ({"builder": "PS", "ower": 1}, "PS has no option ower. Did you mean owner"),
         ({"chunk_size": 0}, r"AllReduce \(the default builder\): chunk_size is 0, which is not allowed"),
