@@ -26,7 +26,7 @@ class ClockOffset:
     def of(asked: float, told: float, heard: float) -> ClockOffset:
         """By NTP's formula: the other clock is taken to have been read halfway between question and answer.
 
-        >>> Clock.of(asked=10.0, told=12.5, heard=11.0)
+        >>> ClockOffset.of(asked=10.0, told=12.5, heard=11.0)
         ClockOffset(ahead=2.0, uncertainty=0.5)
         """
         return ClockOffset(told - (asked + heard) / 2, abs(heard - asked) / 2)
