@@ -162,9 +162,9 @@ def test_single_batches_smaller_than_the_number_of_replicas(count_shared):
 
 @pytest.mark.feature("fit", "evaluation: `validation_data`")
 def test_validation_in_fit_is_shared(count_shared):
-    shared, plain = on_two_replicas(two_outputs)
-    options = {"validation_data": (X, TRUTH, W), "batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False}
-    found, expected = (m.fit(X, TRUTH, **options).history for m in (shared, plain))
+    shared, plain = on_two_replicas(one_layer)
+    options = {"validation_data": (X, Y, W), "batch_size": 8, "epochs": 2, "verbose": 0, "shuffle": False}
+    found, expected = (m.fit(X, Y, **options).history for m in (shared, plain))
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_allclose(found[name], values, rtol=1e-12, err_msg=name)
@@ -364,8 +364,8 @@ def test_the_parts_loss_of_an_evaluation_alone_weighs_batches_as_ever():
 
 @pytest.mark.slow
 def test_what_xla_compiles_is_shared_as_well(count_shared):
-    shared, plain = on_two_replicas(lambda: two_outputs(jit_compile=True))
-    assert_alike(*(m.evaluate(X, TRUTH, batch_size=7, verbose=0) for m in (shared, plain)))
+    shared, plain = on_two_replicas(lambda: one_layer(jit_compile=True))
+    assert_alike(*(m.evaluate(X, Y, batch_size=7, verbose=0) for m in (shared, plain)))
     assert_alike(*(m.predict(X, batch_size=7, verbose=0) for m in (shared, plain)))
     assert count_shared == {"test_step": 5, "predict_step": 5}
 
