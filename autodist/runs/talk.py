@@ -163,18 +163,18 @@ class Talk:
             decide: is called on the chief with what they say, by worker.
         """
         self.has_work = self.has_agreed = True
+        return self._decided(said, decide)
+
+    def is_so_everywhere(self, here: bool) -> bool:
+        """Whether something holds on all workers; all of them call it alike, between steps."""
+        return bool(json.loads(self._decided(json.dumps(here), lambda said: json.dumps("false" not in said))))
+
+    def _decided(self, said: str, decide: Callable[[list[str]], str]) -> str:
         with self._missed_step.noted():
             self._join()
             self.passes()
             heard = [one.decode() for one in self.gather(said.encode())]
             return self.exchange(decide(heard).encode() if heard else b"").decode()
-
-    def is_so_everywhere(self, here: bool) -> bool:
-        """Whether something holds on all workers, which have joined; all of them call it alike, between steps."""
-        with self._missed_step.noted():
-            self.passes()
-            heard = self.gather(json.dumps(here).encode())
-            return bool(json.loads(self.exchange(json.dumps(all(map(json.loads, heard))).encode() if heard else b"")))
 
     def share(self, said: str, what: str = FIT, is_certain: bool = True) -> str:
         """What the chief says, on every worker; all of them call it alike, also before there are others.
