@@ -174,9 +174,9 @@ class Coordinator:
         with self._speaking:
             for worker, link in zip(self._workers[1:], self._links, strict=True):
                 assert script is not None
-                limit = self._spec.stop_timeout
+                limits = self._spec.stop_timeout, self._spec.silence_timeout
                 join = Membership(
-                    worker.index, worker.name, self._addresses, payload, limit, script.brought, on_preempt
+                    worker.index, worker.name, self._addresses, payload, *limits, script.brought, on_preempt
                 )
                 link.send(Start(script.arguments, script.directory, environment, join))
             self._tell_all(*self._said)

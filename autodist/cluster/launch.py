@@ -16,7 +16,8 @@ from typing import BinaryIO
 from autodist.cluster.member import CONTROL_VARIABLE
 from autodist.cluster.patience import Stopwatch
 from autodist.cluster.ports import PortHeld
-from autodist.cluster.protocol import Exited, Line, Message, Start, decode, encode
+from autodist.cluster.protocol import Exited, Heartbeat, Joined, Line, Message, Start, decode, encode
+from autodist.cluster.silence import beat_interval
 from autodist.cluster.standing import Standing
 
 # A line without an end is passed on in pieces of this many bytes.
@@ -52,6 +53,7 @@ class LaunchedScript:
         on_exit: Callable[[], None],
     ) -> None:
         self._send, self._on_exit = send, on_exit
+        self._beat_interval = beat_interval(start.join.silence_timeout)
         self.began = time.monotonic()
         self._gone = threading.Event()
         self._standing: Standing | None = None
@@ -123,9 +125,18 @@ class LaunchedScript:
     def _converse(self) -> None:
         try:
             for line in self._control.makefile("rb"):
-                self._send(decode(line))
+                message = decode(line)
+                if isinstance(message, Joined):
+                    self._run("member-beat", self._beat)
+                self._send(message)
         except OSError:
             return  # the script has ended, which is reported by itself
+
+    def _beat(self) -> None:
+        """Sends the script heartbeats from when it reads them; none are queued behind one that it has not taken."""
+        while not self._gone.wait(self._beat_interval):
+            if self._to_tell.empty():
+                self.tell(Heartbeat())
 
     def _wait(self) -> None:
         with os.fdopen(self._reports, "rb") as reports:

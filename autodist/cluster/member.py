@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import queue
 import select
@@ -32,7 +33,10 @@ from autodist.cluster.protocol import (
     encode,
 )
 from autodist.cluster.script_end import watch_script_end
+from autodist.cluster.silence import Silence
 from autodist.errors import ClusterError
+
+_log = logging.getLogger("autodist.cluster")
 
 CONTROL_VARIABLE = "AUTODIST_CONTROL"
 """Environment variable by which the agent hands two file descriptors to the script: control socket and held port."""
@@ -43,8 +47,9 @@ _TAKEN = "taken"
 class Member:
     """This process's part in a run that a chief started.
 
-    When the agent goes away without having released the member, the member ends its process group: SIGTERM, then
-    SIGKILL. (The guard does the same from outside; a signal is needed, since the script may sit inside TensorFlow.)
+    When the agent goes away without having released the member, or sends no heartbeat for `silence_timeout` (it may
+    have been stopped), the member ends its process group: SIGTERM, then SIGKILL. (The guard does the same from outside,
+    unless it was stopped too; a signal is needed, since the script may sit inside TensorFlow.)
 
     Attributes:
         index: of this worker.
@@ -65,6 +70,7 @@ class Member:
         assert isinstance(join, Membership), "the agent's first message"
         self.index, self.name, self.addresses, self.payload = join.index, join.name, join.addresses, join.payload
         self._stop_timeout, self.brought = join.stop_timeout, join.brought
+        self._silence = Silence(join.silence_timeout)
         self._script_end = watch_script_end()
         self._script_end.run_handlers_on_termination()
         self._leaves = threading.Event()
@@ -73,7 +79,7 @@ class Member:
             self._script_end.heeds_termination = self._leave
         self._waiting = threading.Event()
         self._sending = threading.Lock()
-        self._ended = threading.Event()
+        self._ending, self._ended = threading.Lock(), threading.Event()
         self._said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._chief_waits = threading.Event()
         self._holds_for = 0.0
@@ -81,6 +87,7 @@ class Member:
         self.progress: Callable[[], Progress] = lambda: Progress.of_this_process(Doing.ELSE, began)
         self._send(Joined())
         threading.Thread(target=self._listen, name="autodist-member", daemon=True).start()
+        threading.Thread(target=self._heed_silence, name="autodist-silence", daemon=True).start()
 
     @staticmethod
     def from_environment() -> Member | None:
@@ -192,6 +199,7 @@ class Member:
         released = False
         try:
             for line in self._lines:
+                self._silence.heard()
                 match decode(line):
                     case Ask():
                         self._send(self.progress())
@@ -207,8 +215,27 @@ class Member:
             released = False
         if not released:
             self._wait_while_agent_is_there()
-        self._ended.set()
-        if not released and not self._waiting.is_set():
+        self._end(released)
+
+    def _heed_silence(self) -> None:
+        """Ends the script when its agent sends nothing for too long."""
+        while not self._ended.wait(self._silence.look_interval):
+            if self._silence.is_too_long():
+                # In a thread: the agent reads what is printed here, and a pipe that it leaves full blocks.
+                threading.Thread(target=self._report_silence, name="autodist-silent-agent", daemon=True).start()
+                self._end(released=False)
+
+    def _report_silence(self) -> None:
+        _log.warning(
+            "%s: its agent on this machine has sent nothing for %g s, so that the script ends; see whether the agent's "
+            "process was stopped.", self.name, self._silence.limit,
+        )  # fmt: skip
+
+    def _end(self, released: bool) -> None:
+        with self._ending:
+            is_first = not self._ended.is_set()
+            self._ended.set()
+        if is_first and not released and not self._waiting.is_set():
             _end_own_group(self._stop_timeout)
 
 

@@ -107,6 +107,7 @@ class Membership(Message):
         addresses: of all workers' servers, as "host:port".
         payload: whatever the chief's caller wants to reach every worker.
         stop_timeout: between SIGTERM and SIGKILL, where the script has to end itself.
+        silence_timeout: without a heartbeat of the agent, after which the script ends itself.
         brought: what the chief's script runs that is in no file; nothing of most.
         on_preempt: whether the chief saves when SIGTERM comes to the worker, which then does not end by the first one.
     """
@@ -117,6 +118,7 @@ class Membership(Message):
     addresses: tuple[_Text, ...]
     payload: Base64UrlBytes
     stop_timeout: float
+    silence_timeout: float
     brought: Base64UrlBytes = b""
     on_preempt: bool = False
 
@@ -257,7 +259,7 @@ class Exited(Message):
 
 @dataclass(frozen=True)
 class Heartbeat(Message):
-    """Both ways over SSH: still here."""
+    """Both ways over SSH, and agent to member: still here."""
 
     kind: Literal["Heartbeat"] = field(default="Heartbeat", kw_only=True)
 

@@ -14,7 +14,7 @@ from autodist.cluster import transport
 from autodist.cluster.ports import hold_port
 from autodist.cluster.start import ScriptStart
 from autodist.cluster.tools import Main
-from tests.cluster.runs import Run, parent, survivors
+from tests.cluster.runs import Run, parent, survivors, within
 
 pytestmark = pytest.mark.processes
 
@@ -232,6 +232,23 @@ def test_worker_whose_agent_and_guard_are_killed_ends_itself(tmp_path: Path) -> 
         for pid, number in ((agent, signal.SIGSTOP), (guard, signal.SIGKILL), (agent, signal.SIGKILL)):
             os.kill(pid, number)
         run.wait(12)
+        run.assert_gone(10)
+
+
+def test_worker_whose_agent_and_guard_are_stopped_ends_itself_when_the_run_is_over(tmp_path: Path) -> None:
+    spec = {"nodes": [{"address": "localhost", "cpus": [0, 1], "workers": 2}], "silence_timeout": 4}
+    with Run(tmp_path, TRAIN_UNTIL_STOPPED, SLEEP, spec) as run:
+        script = run.wait_for_note("asleep1")
+        guard = parent(script)
+        stopped = [parent(guard), guard]
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        run.chief.kill()
+        run.chief.wait()
+        assert within(20, lambda: script not in survivors(run.mark))
+        assert survivors(run.mark) == sorted(stopped)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
         run.assert_gone(10)
 
 

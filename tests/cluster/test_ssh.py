@@ -206,6 +206,23 @@ def test_worker_that_hears_nothing_for_a_while_is_named_with_that_reason(hosts: 
 
 
 @of_one_kind
+def test_worker_whose_agent_and_guard_are_stopped_does_not_outlive_the_run(hosts: Hosts, tmp_path: Path) -> None:
+    with run_on(hosts, tmp_path, TRAIN_UNTIL_STOPPED, SLEEP) as run:
+        script = run.wait_for_note("asleep1")
+        run.wait_for_note("training")
+        guard = parent(script)
+        for pid in (parent(guard), guard):
+            os.kill(pid, signal.SIGSTOP)
+        run.wait_for_note("failed", limit=20)
+        assert within(4 * SILENCE_LIMIT, lambda: script not in survivors(run.mark))
+        for pid in (parent(guard), guard):
+            os.kill(pid, signal.SIGCONT)
+        run.wait(20)
+        run.assert_gone()
+    assert "was lost: nothing was heard" in run.failures[0]
+
+
+@of_one_kind
 def test_chief_that_holds_pythons_lock_is_not_taken_for_lost(hosts: Hosts, tmp_path: Path) -> None:
     chief = """
 import ctypes

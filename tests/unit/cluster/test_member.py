@@ -11,17 +11,29 @@ import pytest
 
 from autodist.cluster.member import Member
 from autodist.cluster.ports import hold_port
-from autodist.cluster.protocol import Ask, Joined, Leaving, Membership, Message, Release, Said, Waiting, decode, encode
+from autodist.cluster.protocol import (
+    Ask,
+    Heartbeat,
+    Joined,
+    Leaving,
+    Membership,
+    Message,
+    Release,
+    Said,
+    Waiting,
+    decode,
+    encode,
+)
 from autodist.cluster.script_end import watch_script_end
 
 
 class Chief:
     """The other end of a member's control socket."""
 
-    def __init__(self, on_preempt: bool = False) -> None:
+    def __init__(self, on_preempt: bool = False, silence_timeout: float = 600.0) -> None:
         self._control, theirs = socket.socketpair()
         self._lines = self._control.makefile("rb")
-        self.say(Membership(1, "localhost:1", ("a:1", "b:2"), b"", 3.0, on_preempt=on_preempt))
+        self.say(Membership(1, "localhost:1", ("a:1", "b:2"), b"", 3.0, silence_timeout, on_preempt=on_preempt))
         self.member = Member(theirs, hold_port(None))
 
     def say(self, message: Message) -> None:
@@ -111,6 +123,17 @@ def test_the_agent_s_own_sigterm_ends_the_script(saving_chief: Chief, monkeypatc
     assert not ended.wait(0.1)  # its guard does that
     saving_chief.leave()
     assert ended.wait(10)  # unless the agent is gone
+
+
+def test_a_script_ends_itself_when_its_agent_sends_nothing_for_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr("autodist.cluster.member._end_own_group", lambda limit: ended.set())
+    chief = Chief(silence_timeout=0.5)
+    for _ in range(4):
+        chief.say(Heartbeat())
+        assert not ended.wait(0.2)
+    assert ended.wait(30)
+    chief.leave()
 
 
 def test_without_that_sigterm_ends_the_script(chief: Chief) -> None:
