@@ -278,17 +278,21 @@ class Coordinator:
             self._changed.wait_for(lambda: not self._is_running or all(link.progress for link in self._links), limit)
             return {link.name: link.progress for link in self._links} if self._is_running else None
 
+    def take_heard(self) -> set[str]:
+        """Names of the workers whose agents have sent something since the last call, or send no heartbeats."""
+        return {link.name for link in self._links if link.take_heard()}
+
     def wait_for_end(self, timeout: float) -> bool:
         """Waits until the run ends, well or badly, for `timeout` seconds, and says whether it has."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._is_running, timeout)
 
-    def give_up(self, worker: str, reason: str) -> None:
-        """Ends the run as if a worker had ended badly."""
+    def give_up(self, worker: str, reason: str, is_lost: bool = False) -> None:
+        """Ends the run as if a worker had ended badly, or with `is_lost` as if the way to it had been lost."""
         with self._changed:
             if self._is_running:
                 lines = next(link.last_lines for link in self._links if link.name == worker)
-                self._endings.append(Ending(worker, reason, lines))
+                self._endings.append(Ending(worker, reason, lines, is_lost))
                 self._changed.notify_all()
 
     @property

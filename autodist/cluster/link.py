@@ -75,6 +75,7 @@ class Link:
         self._channel, self._changed, self._output, self._on_end = channel, changed, output, on_end
         self._on_leaving = on_leaving
         self._shows = shows
+        self._is_heard = True
         self._sending = threading.Lock()
         self._lines: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
         self._complaints: collections.deque[str] = collections.deque(maxlen=LAST_LINES)
@@ -97,6 +98,11 @@ class Link:
         except (OSError, ValueError):  # ValueError: closed by `close`
             return
 
+    def take_heard(self) -> bool:
+        """Returns True if the agent has sent something since the last call, or sends no heartbeats."""
+        is_heard, self._is_heard = self._is_heard, not self._channel.beats
+        return is_heard
+
     def wait(self, timeout: float) -> bool:
         """Waits until the agent's process has ended, and says whether it has."""
         return self._channel.wait(timeout) is not None
@@ -117,6 +123,7 @@ class Link:
                 self._changed.notify_all()
 
     def _handle(self, line: bytes) -> None:
+        self._is_heard = True
         try:
             message = decode(line)
         except ProtocolError:

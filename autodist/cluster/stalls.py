@@ -23,6 +23,9 @@ _WOULD_BE_BUSY = 0.5
 """Seconds a second of which its threads ran or waited for a processor. On a machine with more to do than it has
 processors, a process that computes gets little time of them."""
 
+_HEARTBEATS = 2.0
+"""Seconds in which at least one heartbeat of an agent on another machine arrives."""
+
 SAME_STEPS = (
     "Every worker has to make the same steps: see that each has as many batches, and the same callbacks that may end "
     "the training, and that no step, pull or reduce stands where only some workers come by."
@@ -43,6 +46,7 @@ class Seen:
         now: what it does now; None if it has not answered yet.
         between: seconds between the two.
         silent: for how long it has not answered, in seconds of a `Stopwatch`.
+        unheard: for how long its agent has sent nothing, not even a heartbeat, in the same seconds.
     """
 
     name: str
@@ -50,6 +54,7 @@ class Seen:
     now: Progress | None
     between: float
     silent: float = 0.0
+    unheard: float = 0.0
 
     @property
     def waits(self) -> bool:
@@ -85,10 +90,12 @@ class Stall:
     Attributes:
         worker: the one that is named.
         reason: as in `WorkerFailedError`.
+        is_lost: as in `Ending`.
     """
 
     worker: str
     reason: str
+    is_lost: bool = False
 
 
 @dataclass(frozen=True)
@@ -111,13 +118,9 @@ def find_stall(chief: Seen, others: Mapping[str, Seen], limits: Limits) -> Stall
     It is if a process does not answer, or if all whose scripts have not ended wait in steps and compute nothing.
     """
     everyone = [chief, *others.values()]
-    for name, seen in others.items():
+    for seen in others.values():
         if seen.silent >= limits.answer:
-            held_up = [one.name for one in everyone if one.is_held_up]
-            return Stall(
-                name, f"has not answered for {limits.answer:g} s{_while_waited_for(held_up)}: its process was stopped, "
-                "or runs code that lets nothing else of it run; if that may take so long, raise `answer_timeout`"
-            )  # fmt: skip
+            return _unanswered(seen, _while_waited_for([one.name for one in everyone if one.is_held_up]), limits)
     waiting = [seen for seen in everyone if seen.waits]
     if not waiting or not all(seen.waits or seen.is_done for seen in everyone):
         return None
@@ -130,6 +133,20 @@ def find_stall(chief: Seen, others: Mapping[str, Seen], limits: Limits) -> Stall
     return Stall(
         next(iter(others)), f"and all others have waited for one another for {longest:.0f} s, in different steps. "
         f"{SAME_STEPS} Where a step waits for something else, raise `deadlock_timeout`."
+    )  # fmt: skip
+
+
+def _unanswered(worker: Seen, while_waited_for: str, limits: Limits) -> Stall:
+    """Names the machine where its agent is silent too, and else the worker's process."""
+    if worker.unheard >= max(limits.answer / 2, _HEARTBEATS):
+        return Stall(
+            worker.name, f"was lost: nothing was heard from its machine for {worker.unheard:.0f} s{while_waited_for}; "
+            "see whether the machine is up, and the network to it; where that pauses for longer, raise "
+            "`answer_timeout`", is_lost=True,
+        )  # fmt: skip
+    return Stall(
+        worker.name, f"has not answered for {limits.answer:g} s{while_waited_for}: its process was stopped, "
+        "or runs code that lets nothing else of it run; if that may take so long, raise `answer_timeout`"
     )  # fmt: skip
 
 
@@ -152,9 +169,11 @@ class AsksWorkers(Protocol):
 
     def ask(self, limit: float, are_on_their_way: bool) -> dict[str, Progress | None] | None: ...
 
+    def take_heard(self) -> set[str]: ...
+
     def wait_for_end(self, timeout: float) -> bool: ...
 
-    def give_up(self, worker: str, reason: str) -> None: ...
+    def give_up(self, worker: str, reason: str, is_lost: bool) -> None: ...
 
 
 class StallWatch:
@@ -184,6 +203,7 @@ class StallWatch:
         self._before: tuple[float, Progress, Mapping[str, Progress | None]] | None = None
         self._stopwatch = Stopwatch(self._limits.look_interval)
         self._answered: dict[str, float] = {}
+        self._heard: dict[str, float] = {}
 
     def _watch(self) -> None:
         interval = self._limits.look_interval
@@ -200,21 +220,24 @@ class StallWatch:
         answers = self._coordinator.ask(self._limits.look_interval / 2, is_joining)
         if answers is None:
             return
-        answered = self._stopwatch.read()
+        answered, heard = self._stopwatch.read(), self._coordinator.take_heard()
         for name, answer in answers.items():
             self._answered[name] = self._answered.get(name, asked) if answer is None else answered
+            self._heard[name] = answered if name in heard else self._heard.get(name, asked)
         before, self._before = self._before, (looked, mine, answers)
         if before is None:
             return
         between = time.monotonic() - before[0]
         chief = Seen(self._chief, before[1], self._progress(), between)
         others = {
-            name: Seen(name, before[2][name], now, between, answered - self._answered[name])
+            name: Seen(
+                name, before[2][name], now, between, answered - self._answered[name], answered - self._heard[name]
+            )
             for name, now in answers.items()
         }
         stall = find_stall(chief, others, self._limits)
         if stall is not None:
-            self._coordinator.give_up(stall.worker, stall.reason)
+            self._coordinator.give_up(stall.worker, stall.reason, stall.is_lost)
         elif chief.since >= self._tells_after:
             self._tells_after = 2 * chief.since
             self._tell(chief, others)

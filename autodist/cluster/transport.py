@@ -24,12 +24,18 @@ class Channel:
         stdin: bytes to the command.
         stdout: bytes from the command.
         stderr: bytes from the command.
+        beats: whether the command runs on another machine, and an agent sends heartbeats from there.
     """
 
     def __init__(
-        self, process: subprocess.Popen[bytes], stdin: IO[bytes], stdout: IO[bytes], stderr: IO[bytes]
+        self,
+        process: subprocess.Popen[bytes],
+        stdin: IO[bytes],
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+        beats: bool = False,
     ) -> None:
-        self._process = process
+        self._process, self.beats = process, beats
         self.stdin, self.stdout, self.stderr = stdin, stdout, stderr
         _open_channels.add(self)
 
@@ -179,6 +185,6 @@ def start_between(
         with contextlib.suppress(BrokenPipeError), process.stdin:  # who reads the channels sees that it has ended
             process.stdin.write(json.dumps({**order, "channels": theirs}).encode() + b"\n")
         return process, tuple(
-            Channel(process, os.fdopen(stdin[1], "wb"), os.fdopen(stdout[0], "rb"), os.fdopen(stderr[0], "rb"))
+            Channel(process, os.fdopen(stdin[1], "wb"), os.fdopen(stdout[0], "rb"), os.fdopen(stderr[0], "rb"), True)
             for stdin, stdout, stderr in ways
         )

@@ -18,8 +18,9 @@ def seen(name: str, doing: Doing, since: float = 100.0, used: float = 0.0, queue
     return Seen(name, before, now, BETWEEN)
 
 
-def silent(name: str, seconds: float) -> Seen:
-    return Seen(name, None, None, BETWEEN, seconds)
+def silent(name: str, seconds: float, unheard: float = 1.0) -> Seen:
+    """A worker that has not answered for `seconds`; its agent has sent nothing for `unheard` of them."""
+    return Seen(name, None, None, BETWEEN, seconds, unheard)
 
 
 def waiting(name: str, since: float = 100.0) -> Seen:
@@ -62,6 +63,12 @@ def stall_of(chief: Seen, *others: Seen) -> tuple[str, str] | None:
             "has not answered for 60 s, while a waits for it: its process",
         ),
         ([done("a"), seen("b", Doing.ELSE), silent("c", 61)], "c", "has not answered"),
+        (
+            [waiting("a"), silent("b", 61, unheard=62)],
+            "b",
+            "was lost: nothing was heard from its machine for 62 s, while a waits for it; see whether",
+        ),
+        ([waiting("a"), silent("b", 61, unheard=31)], "b", "was lost: nothing was heard"),
     ],
 )
 def test_what_can_never_go_on(workers: list[Seen], worker: str, words: str) -> None:
@@ -96,8 +103,8 @@ def test_what_may_go_on(workers: list[Seen]) -> None:
 class Coordinator:
     """Answers from a list; the run ends where the list does."""
 
-    def __init__(self, *answers: Progress | None) -> None:
-        self._answers = list(answers)
+    def __init__(self, *answers: Progress | None, heard: frozenset[str] = frozenset("b")) -> None:
+        self._answers, self._heard = list(answers), heard
         self.over = threading.Event()
         self.given_up: list[tuple[str, str]] = []
         self.asked_on_their_way: set[bool] = set()
@@ -106,12 +113,16 @@ class Coordinator:
         self.asked_on_their_way.add(are_on_their_way)
         return {"b": self._answers.pop(0)} if self._answers else None
 
+    def take_heard(self) -> set[str]:
+        return set(self._heard)
+
     def wait_for_end(self, timeout: float) -> bool:
         if self.given_up or not self._answers:
             self.over.set()
         return self.over.is_set()
 
-    def give_up(self, worker: str, reason: str) -> None:
+    def give_up(self, worker: str, reason: str, is_lost: bool) -> None:
+        assert is_lost is reason.startswith("was lost")
         self.given_up.append((worker, reason))
 
 
@@ -131,7 +142,18 @@ def test_a_worker_that_never_answers_is_given_up_when_it_has_not_for_so_long(mon
     monkeypatch.setattr("autodist.cluster.stalls.Stopwatch.read", lambda self: float(next(read)))
     watch(coordinator, Doing.STEPPING, 10.0)
     assert [worker for worker, _ in coordinator.given_up] == ["b"]
+    assert "its process was stopped" in coordinator.given_up[0][1]
     assert next(read) == 70  # the first question was at 0, the last answer was awaited until 65
+
+
+def test_a_machine_of_which_nothing_is_heard_is_named_and_not_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [Progress(Doing.STEPPING, 80.0, 1.0), *[None] * 100]
+    coordinator, read = Coordinator(*answers, heard=frozenset()), iter(range(0, 1000, 5))
+    monkeypatch.setattr("autodist.cluster.stalls.Stopwatch.read", lambda self: float(next(read)))
+    watch(coordinator, Doing.STEPPING, 10.0)
+    ((worker, reason),) = coordinator.given_up
+    assert worker == "b"
+    assert reason.startswith("was lost: nothing was heard from its machine for ")
 
 
 @pytest.mark.parametrize(("doing", "since"), [(Doing.ELSE, 1000.0), (Doing.STEPPING, 1.0)])
