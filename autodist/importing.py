@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import ModuleType
 
 from autodist.quiet import quiet_tensorflow
 
@@ -28,3 +31,21 @@ def importing_tensorflow() -> Iterator[None]:
     finally:
         if collects:
             gc.enable()
+
+
+def import_lazily(name: str) -> ModuleType:
+    """Imports a module of this package from within the `__getattr__` of another module.
+
+    Raises:
+        ImportError: the module raised an AttributeError, which Python takes there for a name that does not exist:
+            `from autodist import AutoDist` would fail without the cause.
+    """
+    try:
+        return importlib.import_module(name)
+    except AttributeError as error:
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        raise ImportError(
+            f"{name} cannot be imported: AttributeError: {error} ({frame.filename}:{frame.lineno}). If TensorFlow or "
+            "Keras lacks it, install a version that AutoDist supports (docs/versions.md).",
+            name=name,
+        ) from error

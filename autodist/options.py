@@ -135,13 +135,14 @@ def own_class(
     """The class that a mapping asks for, and what it says to that.
 
     A class with a method `named` is the base of several, of which the mapping names one under the base's `shorthand`.
+    Its method `in_current_names` replaces deprecated names first.
 
     Raises:
         StrategyError: it names none.
     """
-    if not (hasattr(nested, "named") and hasattr(nested, "shorthand")):
+    if not (hasattr(nested, "named") and hasattr(nested, "shorthand") and hasattr(nested, "in_current_names")):
         return nested, options
-    rest = dict(options)
+    rest: dict[str, Any] = nested.in_current_names(options)
     kind = rest.pop(nested.shorthand, None)
     if not isinstance(kind, str):
         problem = "needs" if kind is None else f"has {kind!r} for"

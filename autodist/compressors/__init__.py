@@ -7,12 +7,12 @@ both: what the kernels do for a compressor they hand it as a `Reduction`.
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
 from autodist.compressors.base import Compressor, Dense, register_compressor, registered_compressors
 from autodist.compressors.reduction import Code, Gradient, Memory, Reduction, Summed
 from autodist.compressors.uncompressed import NO_COMPRESSOR, Uncompressed
+from autodist.importing import import_lazily
 
 if TYPE_CHECKING:
     from autodist.compressors.ours import *  # noqa: F403
@@ -34,7 +34,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports ours when one is asked for: strategies without compressors need no TensorFlow."""
-    ours = importlib.import_module("autodist.compressors.ours")
+    ours = import_lazily("autodist.compressors.ours")
     if name not in ours.__all__:
         raise AttributeError(f"module 'autodist.compressors' has no attribute {name!r}")
     return getattr(ours, name)

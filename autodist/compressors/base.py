@@ -7,11 +7,12 @@ import functools
 import importlib
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from math import prod
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from autodist.compressors.older_names import in_current_names
 from autodist.compressors.reduction import Gradient, Reduction
 from autodist.errors import Place, StrategyError
 from autodist.nearest import listed
@@ -185,6 +186,11 @@ class Compressor(ABC):
             StrategyError: there is none.
         """
         return _COMPRESSORS.find(kind, place)
+
+    @staticmethod
+    def in_current_names(options: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns options, as a YAML has them, with the current name in place of one of AutoDist 2021."""
+        return in_current_names(options)
 
     def _options(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -73,3 +73,36 @@ def test_what_the_package_has_is_imported_so(package: str, name: str, module: st
     script = FIRST.format(package=package, name=name, module=module)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.split() == ["False", "True"], done.stderr
+
+
+# The module behind a name of the package raises an AttributeError, as where a library lacks a name.
+LACKING = """
+import sys, types
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            import importlib.util
+            return importlib.util.spec_from_loader(name, self)
+    def create_module(self, spec):
+        return None
+    def exec_module(self, module):
+        sys.Lacking
+sys.meta_path.insert(0, Finder())
+{statement}
+"""
+
+
+@pytest.mark.parametrize(
+    "statement, module",
+    [
+        ("from autodist import AutoDist", "autodist.api"),
+        ("import autodist; autodist.AutoDist", "autodist.api"),
+        ("from autodist.compressors import PowerSGD", "autodist.compressors.ours"),
+    ],
+)
+def test_an_attribute_error_of_a_module_behind_a_name_is_shown_as_the_cause(statement: str, module: str) -> None:
+    script = LACKING.format(module=module, statement=statement)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"ImportError: {module} cannot be imported: AttributeError: module 'sys' has no attribute")
+    assert "docs/versions.md" in last
