@@ -71,6 +71,28 @@ def nothing_like(value: tf.Tensor, how: Merge) -> tf.Tensor:
     return tf.fill(tf.shape(value), tf.constant(least if how is Merge.MAX else most, value.dtype))
 
 
+def rows_of_examples(
+    ids: tf.Tensor, values: tf.Tensor, size: tf.Tensor, aligned: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Indices and values of the rows that a replica adds to a sparse gradient.
+
+    A replica without examples computes on a row that stands in for them, so it keeps only the rows that all replicas
+    have.
+
+    Args:
+        ids: as the replica made them.
+        values: as the replica made them.
+        size: number of examples of the replica.
+        aligned: how many of the last rows are aligned.
+    """
+    zero, one = tf.constant([0]), tf.constant([1])
+    start = tf.where(size > 0, zero, tf.size(ids) - aligned if aligned else tf.size(ids))
+    kept = [
+        tf.raw_ops.StridedSlice(input=rows, begin=start, end=zero, strides=one, end_mask=1) for rows in (ids, values)
+    ]
+    return kept[0], kept[1]
+
+
 def rows_together(
     how: RowJoin, aligned: int, ids: Sequence[tf.Tensor], values: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, tf.Tensor]:

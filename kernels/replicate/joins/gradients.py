@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import islice
 
 import tensorflow as tf
 
@@ -11,14 +12,14 @@ from autodist.errors import RewriteError
 from autodist.graph.fragment import Template, fragment
 from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import is_control, node_of, tensor
-from autodist.graph.parts import Gradient, Join, JoinKind
+from autodist.graph.parts import Gradient, Join, JoinKind, RowJoin
 from autodist.graph.propagation import Examples, Joined, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.graph.seeds import Undecided, live_calls, seed_weight, summed_on_the_way
 from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.shares import Seeds, Shares
 from autodist.kernels.replicate.joins.statistics import Statistics
 from autodist.kernels.replicate.joins.terms import TermSeeds
-from autodist.kernels.sums import ordered_sum, rows_together, sum_of_sums
+from autodist.kernels.sums import ordered_sum, rows_of_examples, rows_together, sum_of_sums
 from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -123,8 +124,9 @@ class GradientJoins:
         named = [self._joiner.parts.named(t, k) for k in range(self._joiner.count) for t in gradient.tensors]
         seeds = self._seeds[gradient.call]
         scale = [] if seeds.scale is None else [seeds.scale]
+        sizes = self._sizes(gradient)
         made = self._sum_of(tuple(spec.dtype for spec in specs), gradient, seeds).splice(
-            self._joiner.editor, f"gradient/{position}", [*scale, *seeds.counts, *named]
+            self._joiner.editor, f"gradient/{position}", [*scale, *seeds.counts, *sizes, *named]
         )
         shape = tf.TensorShape(self._joiner.item.by_name[gradient.variable].shape)
         divides = seeds.divides or (
@@ -146,19 +148,28 @@ class GradientJoins:
             aligned=gradient.aligned,
         )
 
+    def _sizes(self, gradient: Gradient) -> Sequence[str]:
+        """The number of examples of each local replica, if rows of a replica without examples are left out."""
+        is_left_out = gradient.is_sparse and gradient.row_join is not RowJoin.ALIGNED
+        return self._joiner.parts.sizes or () if is_left_out else ()
+
     def _sum_of(self, dtypes: tuple[tf.DType, ...], gradient: Gradient, seeds: Seeds) -> Template:
         """Adds up the local replicas' tensors of a gradient: the sums, and what is to be read in their place."""
         row_join, aligned = gradient.row_join, gradient.aligned
         scaled = [] if seeds.scale is None else [seeds.dtype]
-        given = [*scaled, *[tf.bool] * len(seeds.counts)]
+        counted, sized = [tf.bool] * len(seeds.counts), [tf.int64] * len(self._sizes(gradient))
+        given = [*scaled, *counted, *sized]
         pipelines = self._joiner.context.plan.pipelines
 
         def add(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            scale, counts, parts = tensors[: len(scaled)], tensors[len(scaled) : len(given)], [*tensors[len(given) :]]
-            for k, is_counted in enumerate(counts):
-                at = (k + 1) * len(dtypes) - 1
-                parts[at] = tf.where(is_counted, parts[at], tf.zeros([], dtypes[-1]))
+            rest = iter(tensors)
+            scale, counts, sizes = (list(islice(rest, len(part))) for part in (scaled, counted, sized))
+            parts = list(rest)
             by_tensor = [parts[at :: len(dtypes)] for at in range(len(dtypes))]
+            for k, is_counted in enumerate(counts):
+                by_tensor[-1][k] = tf.where(is_counted, by_tensor[-1][k], tf.zeros([], dtypes[-1]))
+            for k, size in enumerate(sizes):
+                by_tensor[0][k], by_tensor[1][k] = rows_of_examples(by_tensor[0][k], by_tensor[1][k], size, aligned)
             dense = [sum_of_sums(by_tensor[0], pipelines)] if len(dtypes) == 1 else None
             local = dense or [*rows_together(row_join, aligned, *by_tensor)]
             local[-1:] = [local[-1] * tf.cast(s, dtypes[-1]) for s in scale] or local[-1:]
