@@ -14,7 +14,17 @@ from autodist.graph.linearity import Grade, find_linearity
 from autodist.graph.loss_terms import find_terms, loss_kind
 from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import GradientCall, Term
-from autodist.graph.propagation import Examples, Mean, PerExample, Propagation, Replicated, Sum, Unknown, Weight
+from autodist.graph.propagation import (
+    Examples,
+    GraphPropagation,
+    Mean,
+    PerExample,
+    Propagation,
+    Replicated,
+    Sum,
+    Unknown,
+    Weight,
+)
 from autodist.graph.walks import reach
 
 
@@ -71,7 +81,7 @@ def varying_seeds(item: GraphItem, flows: Propagation) -> list[str]:
     return found
 
 
-def declare_seeds(item: GraphItem, flows: Propagation) -> None:
+def declare_seeds(item: GraphItem, flows: GraphPropagation) -> None:
     """Says of the seeds what they are, in the order in which the gradients were made."""
     joined = joined_calls(item)
     for position, call in enumerate(item.gradient_calls):
@@ -87,7 +97,7 @@ def declare_seeds(item: GraphItem, flows: Propagation) -> None:
             flows.declare_share(call.seed, weight)
 
 
-def _declare_term(item: GraphItem, flows: Propagation, term: Term) -> None:
+def _declare_term(item: GraphItem, flows: GraphPropagation, term: Term) -> None:
     kind = loss_kind(item, flows, term.tensor)
     if isinstance(kind, Mean | Unknown):
         flows.declare_share(term.seed, kind.weight if isinstance(kind, Mean) else Examples())

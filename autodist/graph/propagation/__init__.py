@@ -4,7 +4,7 @@
 that is not in the table is unknown, and unknown is never guessed at.
 """
 
-from autodist.graph.propagation.analysis import Propagation, propagate
+from autodist.graph.propagation.analysis import GraphPropagation, Propagation, propagate
 from autodist.graph.propagation.kinds import (
     Elements,
     Examples,
@@ -25,6 +25,7 @@ from autodist.graph.propagation.kinds import (
 __all__ = [
     "Elements",
     "Examples",
+    "GraphPropagation",
     "Joined",
     "Kind",
     "Mean",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -51,12 +52,10 @@ _UNKNOWN_SHAPE = tf.TensorShape(None)
 _DEEPEST_CALL = 40
 
 
-class Propagation:
-    """How the values that replicas compute join to the whole batch's; made by `propagate`."""
+class Propagation(ABC):
+    """How the values that replicas compute join to the whole batch's."""
 
-    def __init__(self, frame: Frame) -> None:
-        self._frame = frame
-
+    @abstractmethod
     def kind(self, tensor: str) -> Kind:
         """How the replicas' values of a tensor join.
 
@@ -66,6 +65,23 @@ class Propagation:
         Raises:
             ValueError: if the graph has no such node.
         """
+
+    @abstractmethod
+    def rows_for_each(self, tensor: str) -> int | None:
+        """How many rows of a tensor belong to each example.
+
+        None where it has no such rows (a `PerExample` kind says along which axis they lie), they are not in the order
+        of the examples, or their number is not known or not a whole one.
+        """
+
+
+class GraphPropagation(Propagation):
+    """Propagation over one graph; made by `propagate`."""
+
+    def __init__(self, frame: Frame) -> None:
+        self._frame = frame
+
+    def kind(self, tensor: str) -> Kind:
         name = tensor_name(tensor)
         if self._frame.producer(name) is None:
             raise ValueError(f"The graph has no tensor '{tensor}'. Name it as in the graph that was analysed.")
@@ -75,11 +91,6 @@ class Propagation:
         return kind
 
     def rows_for_each(self, tensor: str) -> int | None:
-        """How many rows of a tensor belong to each example.
-
-        None where it has no such rows (a `PerExample` kind says along which axis they lie), they are not in the order
-        of the examples, or their number is not known or not a whole one.
-        """
         form = form_of(self._frame.fact(tensor_name(tensor)))
         found = form.rows if isinstance(form, Form) and not form.factors else None
         if found is None or found.order or found.count != EXAMPLES or found.per is None:
@@ -110,7 +121,7 @@ def propagate(
     nodes: Mapping[str, tf.compat.v1.NodeDef] | None = None,
     whole_sums: Mapping[str, WholeSum] | None = None,
     apart: Mapping[str, str] | None = None,
-) -> Propagation:
+) -> GraphPropagation:
     """Prepares the analysis of a graph of which replicas compute the same nodes, each on its part of the batch.
 
     Parts may be of unequal length. Axes other than the batch's have one length on all replicas, and constants are
@@ -141,7 +152,7 @@ def propagate(
     for name, kind in (declared or {}).items():
         seeds[tensor_name(name)] = _declared_fact(tensor_name(name), kind)
     nodes = nodes or _by_name(graph_def)
-    return Propagation(Frame(nodes, Library(graph_def.library), shape_of, seeds, whole_sums=whole_sums or {}))
+    return GraphPropagation(Frame(nodes, Library(graph_def.library), shape_of, seeds, whole_sums=whole_sums or {}))
 
 
 def _declared_fact(tensor: str, kind: Kind) -> Fact:

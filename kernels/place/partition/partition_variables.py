@@ -127,10 +127,17 @@ class CutFlows(Propagation):
         self._captured, self._work = captured, work
 
     def kind(self, tensor: str) -> Kind:
+        source = self._source(tensor)
+        return Unknown("it was made where variables were cut") if source is None else self._captured.kind(source)
+
+    def rows_for_each(self, tensor: str) -> int | None:
+        source = self._source(tensor)
+        return None if source is None else self._captured.rows_for_each(source)
+
+    def _source(self, tensor: str) -> str | None:
+        """The captured tensor that a tensor is or is a slice of; None: it was made where variables were cut."""
         source = self._work.sliced_from(tensor)
-        if not self._work.is_captured(source):
-            return Unknown("it was made where variables were cut")
-        return self._captured.kind(source)
+        return source if self._work.is_captured(source) else None
 
 
 def _make_handles(work: Work) -> None:

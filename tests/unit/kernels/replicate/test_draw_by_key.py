@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 
 F64 = tf.float64
@@ -104,6 +105,22 @@ def test_they_have_them_on_one_worker_by_what_it_is_fed():
     captured, step = model(of_a_shape)
     fed = batches(6, 5, 2)
     assert_same(train(captured, plan(captured.item, 1, 3), fed), one_device(captured, step, fed))
+
+
+SHARDS = [{"all_reduce": strategy_pb2.AllReduce()}, {"parameter_server": strategy_pb2.ParameterServer(owner=1)}]
+
+
+@pytest.mark.parametrize("kept", SHARDS, ids=["all-reduce", "server"])
+def test_they_have_them_where_variables_are_cut(kept):
+    captured, step = model(several_for_each, is_global=True)
+    strategy = plan(captured.item, 2, 2)
+    cut = strategy_pb2.VariableNode(variable="weight")
+    cut.partition.sizes.extend([1, 2])
+    for _ in range(2):
+        cut.shards.add(**kept)
+    strategy.nodes[0].CopyFrom(cut)
+    fed = batches(6, 5, 2)
+    assert_same(train(captured, strategy, fed), one_device(captured, step, fed))
 
 
 def by_a_distribution_of_examples(x, _):
