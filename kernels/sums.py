@@ -71,9 +71,7 @@ def nothing_like(value: tf.Tensor, how: Merge) -> tf.Tensor:
     return tf.fill(tf.shape(value), tf.constant(least if how is Merge.MAX else most, value.dtype))
 
 
-def rows_of_examples(
-    ids: tf.Tensor, values: tf.Tensor, size: tf.Tensor, aligned: int
-) -> tuple[tf.Tensor, tf.Tensor]:
+def rows_of_examples(ids: tf.Tensor, values: tf.Tensor, size: tf.Tensor, aligned: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Indices and values of the rows that a replica adds to a sparse gradient.
 
     A replica without examples computes on a row that stands in for them, so it keeps only the rows that all replicas

@@ -163,7 +163,7 @@ def assemble(
         inputs=dict(inputs),
         outputs=tuple(outputs),
         targets=tuple(targets),
-        spec_of=note_specs(notes.graph, present, notes.placeholders),
+        noted=note_specs(notes.graph, present, notes.placeholders),
     )
     item = _with_applied(item, notes.applied) if gradients else item
     writes = (name for name, effect in item.wiring.effects.items() if effect.writes)

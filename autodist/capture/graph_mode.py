@@ -141,7 +141,7 @@ class CapturedGraph:
         notes = self._notes(calls, {node_of(new): name for name, new in fed.items()}, self._applied)
         axes = {fed[name]: axis for name, axis in inputs.items()}
         item = assemble(notes, editor.to_graph_def(), variables, axes, outputs, targets)
-        return replace(item, spec_of=_inferred_specs(item)) if ranks else item
+        return replace(item, noted=_inferred_specs(item)) if ranks else item
 
     def _trained_by(self, needed: set[str]) -> list[str]:
         """The handles of the variables that a run's gradients are applied to, be that part of the run or not."""
@@ -162,7 +162,7 @@ class CapturedGraph:
         variables = [v for v in self.variables if v.handle in editor]
         return GraphItem(
             editor.to_graph_def(), tuple(variables), outputs=tuple(outputs),
-            spec_of={name: tf.TensorSpec([], tf.bool) for name in outputs}.__getitem__,
+            noted={name: tf.TensorSpec([], tf.bool) for name in outputs}.__getitem__,
         )  # fmt: skip
 
     def _editor(self) -> GraphEditor:

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from autodist.graph.names import node_of
-
 
 def note_specs(
     graph: tf.Graph, nodes: Iterable[str], placeholders: Mapping[str, str] | None = None
@@ -23,7 +21,7 @@ def note_specs(
         placeholders: those among them that the graph does not have, with the tensors for which they stand.
 
     Raises:
-        KeyError: by what is returned, for a tensor of a node that was not noted.
+        KeyError: by what is returned, for a tensor that was not noted.
     """
     alike: dict[tuple[object, tf.DType], tf.TensorSpec] = {}
 
@@ -39,9 +37,4 @@ def note_specs(
             return (graph.get_tensor_by_name(stand_for[name]),)
         return graph.get_operation_by_name(name).outputs
 
-    noted = {name: tuple(map(spec, outputs(name))) for name in nodes}
-
-    def spec_of(tensor: str) -> tf.TensorSpec:
-        return noted[node_of(tensor)][int(tensor.rpartition(":")[2])]
-
-    return spec_of
+    return {f"{name}:{k}": spec(made) for name in nodes for k, made in enumerate(outputs(name))}.__getitem__

@@ -9,8 +9,9 @@ from functools import cached_property
 import tensorflow as tf
 
 from autodist.graph.fragment import SpecOf, nothing_known
+from autodist.graph.inferred_specs import infer_specs
 from autodist.graph.keeper import Keeper
-from autodist.graph.names import node_of
+from autodist.graph.names import node_of, output_index
 from autodist.graph.origins import Origins, no_origins
 from autodist.graph.parts import EvenParts, Gradient, GradientCall, Join, Variable
 from autodist.graph.pipeline_part import PipelinePart
@@ -82,7 +83,7 @@ class GraphItem:
             the first input that has as many.
         outputs: tensors that the step returns.
         targets: nodes that run without being returned.
-        spec_of: static shape and dtype of a tensor of the captured graph.
+        noted: static shape and dtype of a tensor of the captured graph, and of what kernels have noted since.
         origin_of: where the script has made a captured node.
         owners: the worker that holds a variable (or a shard), by its name; every worker holds the others.
         mates: for an owner, others that hold the same.
@@ -118,7 +119,7 @@ class GraphItem:
     apart: Mapping[str, str] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     targets: tuple[str, ...] = ()
-    spec_of: SpecOf = field(default=nothing_known, compare=False, repr=False)
+    noted: SpecOf = field(default=nothing_known, compare=False, repr=False)
     origin_of: Origins = field(default=no_origins, compare=False, repr=False)
     owners: Mapping[str, int] = field(default_factory=dict)
     mates: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -135,10 +136,25 @@ class GraphItem:
     replication: Replication | None = None
     pipeline_parts: Mapping[str, PipelinePart] = field(default_factory=dict)
     wiring: Wiring = field(default=_UNREAD, compare=False, repr=False)
+    _inferred: dict[str, tuple[tf.TensorSpec, ...]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.wiring.graph_def is not self.graph_def:
             object.__setattr__(self, "wiring", Wiring(self.graph_def))
+
+    def spec_of(self, name: str) -> tf.TensorSpec:
+        """Static shape and dtype of a tensor, as noted; else, as of nodes that kernels made, as TensorFlow infers them.
+
+        Raises:
+            KeyError: the graph has no such tensor.
+        """
+        try:
+            return self.noted(name)
+        except KeyError:
+            if (node := node_of(name)) not in self._inferred:
+                library = self.graph_def.library
+                self._inferred[node] = infer_specs(self.wiring.nodes, library, self.noted, node)
+            return self._inferred[node][output_index(name)]
 
     def with_graph(self, graph_def: tf.compat.v1.GraphDef) -> GraphItem:
         """The same step with another graph; the original is left unchanged."""

@@ -74,7 +74,7 @@ class Renaming:
             targets=tuple(map(self.node, item.targets)),
             owners={self.variable(name): owner for name, owner in item.owners.items()},
             cuts={self.variable(name): cut for name, cut in item.cuts.items()},
-            spec_of=lambda name: item.spec_of(back.tensor(tensor(name))),
+            noted=lambda name: item.spec_of(back.tensor(tensor(name))),
             origin_of=lambda name: item.origin_of(back.node(name)),
         )
 

@@ -12,8 +12,9 @@ import tensorflow as tf
 from autodist.errors import RewriteError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.fragment import Fragment, SpecOf, fragment
+from autodist.graph.inferred_specs import infer_specs
 from autodist.graph.item import GraphItem
-from autodist.graph.names import node_of, tensor
+from autodist.graph.names import node_of, output_index, tensor
 
 
 class StepEditor(GraphEditor):
@@ -66,13 +67,16 @@ class StepEditor(GraphEditor):
     # -- shapes and dtypes -----------------------------------------------------------------------------------------
 
     def spec(self, name: str) -> tf.TensorSpec:
-        """Shape and dtype of a tensor that was captured, or noted since.
+        """Shape and dtype of a tensor: as captured, as noted since, or as TensorFlow infers them.
 
         Raises:
-            KeyError: nothing is known of it.
+            KeyError: the graph has no such tensor.
         """
         name = tensor(name)
-        return self._specs[name] if name in self._specs else self._item.spec_of(name)
+        try:
+            return self._noted(name)
+        except KeyError:
+            return infer_specs(self._nodes, self.library, self._noted, node_of(name))[output_index(name)]
 
     def shape(self, name: str) -> tf.TensorShape:
         """A tensor's shape, as far as it is known."""
@@ -167,10 +171,13 @@ class StepEditor(GraphEditor):
             served=tuple(self._served),
             landed=tuple(self._landed),
             initializers=self._initializers,
-            spec_of=self._known(),
+            noted=self._known(),
             **changes,
         )
 
+    def _noted(self, name: str) -> tf.TensorSpec:
+        return self._specs[name] if name in self._specs else self._item.noted(name)
+
     def _known(self) -> SpecOf:
-        before, since = self._item.spec_of, dict(self._specs)
+        before, since = self._item.noted, dict(self._specs)
         return (lambda name: since[name] if name in since else before(name)) if since else before

@@ -54,8 +54,8 @@ def _joins(item: GraphItem) -> Sequence[Join]:
 def _require_as_noted(item: GraphItem, made: tf.Tensor) -> None:
     """Passes if nothing is noted of a tensor, or what TensorFlow infers of it does not contradict that."""
     try:
-        noted = item.spec_of(made.name)
-    except (KeyError, IndexError):
+        noted = item.noted(made.name)
+    except KeyError:
         return
     if noted.dtype != made.dtype or not noted.shape.is_compatible_with(made.shape):
         raise RewriteError(

@@ -158,8 +158,5 @@ class Post:
         item = self.homes.item
         kind = tf.as_dtype(type_of(item.wiring, name))
         captured = item.replica_of(node_of(name))[1]
-        try:
-            known = item.spec_of(f"{captured}:{output_index(name)}")
-        except KeyError:
-            return tf.TensorSpec(None, kind)
+        known = item.spec_of(f"{captured}:{output_index(name)}")
         return tf.TensorSpec(known.shape if known.dtype == kind else None, kind)

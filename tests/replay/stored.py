@@ -70,15 +70,14 @@ class StoredStep:
         with zipfile.ZipFile(FOLDER / f"{name}.zip") as file:
             graph_def = tf.compat.v1.GraphDef.FromString(file.read(_GRAPH))
             rest = json.loads(file.read(_REST))
-        specs = {node: [tf.TensorSpec(shape, dtype) for shape, dtype in found] for node, found in rest["specs"].items()}
-
-        def spec_of(tensor: str) -> tf.TensorSpec:
-            node, _, index = tensor.rpartition(":")
-            return specs[node][int(index)]
-
+        specs = {
+            f"{node}:{k}": tf.TensorSpec(shape, dtype)
+            for node, found in rest["specs"].items()
+            for k, (shape, dtype) in enumerate(found)
+        }
         item = GraphItem(
             graph_def,
-            spec_of=spec_of,
+            noted=specs.__getitem__,
             **{field: rest[field] for field in _AS_IT_IS},
             **{field: tuple(rest[field]) for field in _TUPLES},
             **{field: tuple(read(**part) for part in rest[field]) for field, read in _PARTS.items()},

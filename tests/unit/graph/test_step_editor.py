@@ -103,7 +103,7 @@ def test_the_step_that_is_changed_stays_as_it_was(step: GraphItem) -> None:
 
 
 def test_what_is_known_of_tensors_is_what_was_captured_and_what_was_noted():
-    item = GraphItem(from_text("a = Placeholder()\nb = Neg(a)"), spec_of={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
+    item = GraphItem(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
     editor = StepEditor(item)
     with editor.fragment("more") as f:
         taken = f.name(tf.transpose(f.input("a")))
@@ -117,10 +117,19 @@ def test_what_is_known_of_tensors_is_what_was_captured_and_what_was_noted():
         item.spec_of(taken)
 
 
-def test_an_input_of_which_nothing_is_known_needs_a_dtype():
+def test_of_what_kernels_have_made_is_known_what_tensorflow_infers():
+    item = GraphItem(from_text("a = Placeholder()\nb = Neg(a)"), noted={"a:0": tf.TensorSpec([None, 3])}.__getitem__)
+    editor = StepEditor(item)
+    editor.add_graph(from_text("c = Relu(b, ^a)\nn = Const()"))
+    made = editor.to_item()
+    assert item.spec_of("b:0") == editor.spec("c") == made.spec_of("c:0") == tf.TensorSpec([None, 3])
+    assert editor.spec("n") == made.spec_of("n:0") == tf.TensorSpec([], tf.int32)
+
+
+def test_an_input_that_the_graph_does_not_have_needs_a_dtype():
     editor = StepEditor(GraphItem(from_text("a = Placeholder()")))
-    with pytest.raises(KeyError, match="nothing is known of a:0"), editor.fragment("more") as f:
-        f.input("a")
+    with pytest.raises(KeyError, match="nothing is known of b,"), editor.fragment("more") as f:
+        f.input("b")
 
 
 def test_running_all_instead_is_running_one_after_the_other_instead(step: GraphItem) -> None:

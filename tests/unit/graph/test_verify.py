@@ -48,7 +48,7 @@ def test_a_whole_step_passes():
         (_joining(replace(JOIN, weight="e:0")), "of the join c/0 the weight e:0 is not"),
         (_joining(replace(JOIN, dtype=tf.float64)), "is of float64, and the replicas' part of float32"),
         ({"graph_def": from_text("a = Placeholder()\nc = Neg(b)")}, "TensorFlow does not take"),
-        ({"spec_of": {"b:0": tf.TensorSpec(None, tf.int32)}.__getitem__}, "b:0 is noted as int32.*makes float32"),
+        ({"noted": {"b:0": tf.TensorSpec(None, tf.int32)}.__getitem__}, "b:0 is noted as int32.*makes float32"),
     ],
 )
 def test_what_is_missing_is_named(change, told):

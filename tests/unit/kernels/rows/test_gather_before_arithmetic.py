@@ -34,7 +34,7 @@ def item_of(build, ids_shape=(None,)):
         found = graph.get_tensor_by_name(name)
         return tf.TensorSpec(found.shape, found.dtype)
 
-    return GraphItem(graph.as_graph_def(), outputs=(out.name,), spec_of=spec_of)
+    return GraphItem(graph.as_graph_def(), outputs=(out.name,), noted=spec_of)
 
 
 def applied(item):
@@ -89,7 +89,7 @@ def test_a_gather_moves_before_the_arithmetic_and_its_name_stays():
     """
     specs = {"r:0": tf.TensorSpec((4, 2)), "x:0": tf.TensorSpec((4, 2))}
     specs |= {"ids:0": tf.TensorSpec((None,), tf.int32), "axis:0": tf.TensorSpec((), tf.int32)}
-    item = GraphItem(from_text(text), outputs=("y:0",), spec_of=specs.__getitem__)
+    item = GraphItem(from_text(text), outputs=("y:0",), noted=specs.__getitem__)
     found = GatherBeforeArithmetic().apply(item, Context(plan(item), 0))
     assert_text(
         found.graph_def,

@@ -93,7 +93,7 @@ ADDED = """
 
 def added_up(text, **shapes):
     known = {"rate:0": (), **{f"{name}:0": shape for name, shape in shapes.items()}}
-    item = GraphItem(from_text(text), spec_of=lambda name: tf.TensorSpec(known[name]))
+    item = GraphItem(from_text(text), noted=lambda name: tf.TensorSpec(known[name]))
     return is_added_up(StepEditor(item), "ids:0", "rows:0")
 
 

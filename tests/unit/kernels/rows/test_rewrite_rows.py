@@ -44,7 +44,7 @@ class Turns(RowRule):
 
 
 def step(text):
-    return GraphItem(from_text(text), spec_of=lambda name: tf.TensorSpec([3], tf.int32))
+    return GraphItem(from_text(text), noted=lambda name: tf.TensorSpec([3], tf.int32))
 
 
 def test_rules_are_tried_until_none_changes_anything_whatever_their_order():

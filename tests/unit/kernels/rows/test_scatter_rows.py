@@ -39,7 +39,7 @@ def item_of(build, write="assign_sub"):
         found = graph.get_tensor_by_name(name)
         return tf.TensorSpec(found.shape, found.dtype)
 
-    return GraphItem(definition, targets=("write",), spec_of=spec_of)
+    return GraphItem(definition, targets=("write",), noted=spec_of)
 
 
 def applied(item, kernel=ScatterRows):

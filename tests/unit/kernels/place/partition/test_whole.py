@@ -60,6 +60,27 @@ def test_a_function_that_takes_the_handle_reads_the_whole(use: Callable[..., tf.
     assert_trains_alike(captured, step, sharded_plan(captured.item, CUT, by_server=by_server), batches)
 
 
+@pytest.mark.parametrize("by_server, workers, replicas", [(True, 2, 1), (False, 2, 2)])
+def test_a_step_keeps_statistics_of_what_a_called_function_makes_of_the_whole(
+    by_server: bool, workers: int, replicas: int
+):
+    v, spread = tf.Variable(numbers(0, 4, 4), name="v"), tf.Variable(np.ones(4), trainable=False, name="spread")
+    called = tf.function(lambda x: tf.tanh(x @ v)).get_concrete_function(tf.TensorSpec([None, 4], tf.float64))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            made = called(x)
+            loss = tf.reduce_mean(tf.square(made - 1.0))
+        v.assign_sub(0.1 * tape.gradient(loss, v))
+        spread.assign(tf.math.reduce_std(made, 0))
+        return loss
+
+    batches = [(numbers(k, n, 4),) for k, n in enumerate((6, 5, 1))]
+    captured = capture(step, *batches[0])
+    strategy = sharded_plan(captured.item, CUT, workers, replicas, by_server)
+    assert_trains_alike(captured, step, strategy, batches)
+
+
 def writes_in_a_branch(v: tf.Variable, count: tf.Tensor, gradient: tf.Tensor) -> None:
     tf.cond(count % 2 == 0, lambda: v.assign_sub(0.1 * gradient), lambda: v.assign(0.9 * v))
 
