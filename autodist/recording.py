@@ -53,7 +53,7 @@ class Recorder:
     def __init__(self, recording: Recording) -> None:
         self._recording, self._folder = recording, Path(recording.folder)
         self._steps = 0
-        self._is_permuted = self.permutes
+        self._is_permuted, self._has_permuted = self.permutes, False
         self._has_noted = False
         self._stages: int | None = None
         self._micro_batches = 0
@@ -110,6 +110,7 @@ class Recorder:
             return list(values)
         if any(map(np.ndim, values)) and all(axis is None for axis in axes):
             self._is_permuted = False
+        self._has_permuted = self._has_permuted or any(axis is not None for axis in axes)
         seed = [self._recording.permutation, self._steps]
         return [
             value if axis is None else _permuted(np.asarray(value), axis, np.random.default_rng(seed))
@@ -148,6 +149,7 @@ class Recorder:
             "draws": [op for op in ops if draws_numbers(op) or op in having(Trait.SEEDED | Trait.GENERATOR)],
             "normalises": [op for op in ops if op.startswith("FusedBatchNorm")],
             "is_permuted": self._is_permuted,
+            "has_permuted": self._has_permuted,
             "stages": self._stages,
             "micro_batches": self._micro_batches,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -58,13 +59,14 @@ class Compared:
     first: Difference | None
 
 
-def compare(reference: Path, other: Path, limit: float) -> Compared:
+def compare(reference: Path, other: Path, limit: float, limits: Mapping[str, float] = MappingProxyType({})) -> Compared:
     """Compares what two runs have recorded, step by step.
 
     Args:
         reference: folder of the run that counts as right.
         other: folder of the other.
         limit: the largest relative difference that is no failure.
+        limits: the same for single values, by kind and name.
     """
     largest: dict[str, Difference] = {}
     left_out: dict[str, None] = {}
@@ -79,14 +81,17 @@ def compare(reference: Path, other: Path, limit: float) -> Compared:
             difference = Difference(name, _apart(value, found[name]), step)
             if name not in largest or not difference.largest <= largest[name].largest:
                 largest[name] = difference
-            if first is None and not difference.largest <= limit:
+            if first is None and not difference.largest <= limits.get(name, limit):
                 first = difference
     return Compared(steps, tuple(largest.values()), tuple(left_out), first)
 
 
-def rounding_floor(reference: Path, permuted: Path) -> float:
-    """The largest relative difference that another order of the examples in each batch makes of any variable."""
-    return max(d.largest for d in compare(reference, permuted, 0.0).differences if kind_of(d.name) != OUTPUTS)
+def names_of_numbers(folder: Path) -> frozenset[str]:
+    """Names of the outputs of a run that are single numbers, as a loss is."""
+    if steps_of(folder) == 0:
+        return frozenset()
+    with np.load(folder / "0.npz") as values:
+        return frozenset(name for name, value in values.items() if kind_of(name) == OUTPUTS and value.ndim == 0)
 
 
 def steps_of(folder: Path) -> int:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autodist.asked import Asked, named_builder
-from autodist.cli.comparing import FLOAT64_LIMIT, FLOORS, LAST_BIT, Compared, compare, rounding_floor, steps_of
+from autodist.cli.comparing import FLOAT64_LIMIT, FLOORS, Compared, compare, steps_of
+from autodist.cli.rounding import ALONE, NoFloorError, Rounding, limit_of
 from autodist.cli.script import Target
 from autodist.cli.telling import ScriptFailedError, UsageError
 from autodist.readable import counted
@@ -25,6 +26,12 @@ PERMUTATIONS = 2
 """Of the examples of each batch, by which the rounding floor is measured."""
 
 _ONE_DEVICE = Asked(workers=1, replicas=1)
+
+
+NOT_PERMUTED = (
+    "the examples of each batch cannot be permuted, since the step takes sparse or ragged ones, or none that could be "
+    "split"
+)
 
 
 @dataclass(frozen=True)
@@ -37,6 +44,8 @@ class Verified:
         limit: the largest relative difference that is promised.
         precision: in words.
         notes: what is known of the step.
+        alone: by kind and name, values that are rounding alone, and by how much one device differs from itself.
+        no_floor: why it was not measured which values are rounding alone; "": it was, or need not be.
         stages: of a pipeline, how many; None: it is none.
         micro_batches: of a pipeline.
     """
@@ -46,6 +55,8 @@ class Verified:
     limit: float
     precision: str
     notes: Mapping[str, Any]
+    alone: Mapping[str, float] = field(default_factory=dict)
+    no_floor: str = ""
     stages: int | None = None
     micro_batches: int = 0
 
@@ -74,6 +85,7 @@ class Verified:
         told = f"{self.compared.steps} steps on {where} and on one device, {self.precision}"
         if self.compared.left_out:
             yield f"not compared, since one worker has its part alone: {', '.join(self.compared.left_out)}"
+        yield from self._told_of_rounding()
         first = self.compared.first
         if first is None:
             yield f"alike: {told}; promised are {self.limit:.1e}"
@@ -82,6 +94,8 @@ class Verified:
             f"DIFFERENT: {told}; the first past the promise ({self.limit:.1e}) is {first.name} in step {first.at}, by "
             f"{first.largest:.1e}"
         )
+        if self.no_floor:
+            yield f"Whether that is rounding alone was not measured: {self.no_floor}."
         if self.notes["draws"]:
             yield (
                 f"The step draws random numbers ({', '.join(self.notes['draws'])}), and each {part} draws its own: "
@@ -99,6 +113,15 @@ class Verified:
             )
         else:
             yield "If the script feeds a step itself, see that the chief passes whole batches: it alone is fed."
+
+    def _told_of_rounding(self) -> Iterator[str]:
+        for difference in self.compared.differences:
+            floor = self.alone.get(difference.name, 0.0)
+            if self.limit < difference.largest <= FLOORS * floor:
+                yield (
+                    f"rounding alone: {difference.name}, by {difference.largest:.1e}; one device differs from itself "
+                    f"by {floor:.1e} when the examples of each batch are permuted"
+                )
 
 
 def verify_script(target: Target, asked: Asked, steps: int, folder: Path, shows_output: bool) -> Verified:
@@ -122,10 +145,11 @@ def verify_script(target: Target, asked: Asked, steps: int, folder: Path, shows_
     reference = runs.alone_in_float64()
     in_float64 = reference is not None
     limit, precision = FLOAT64_LIMIT, "in float64"
+    rounding: Rounding | None = None
     if reference is None:
         reference = runs.alone_as_written()
-        floor = runs.rounding_floor_of(reference)
-        limit = max(FLOORS * floor, LAST_BIT)
+        rounding, floor = _rounding_as_written(runs, reference)
+        limit = limit_of(floor)
         precision = f"in the script's own precision, whose rounding floor is {floor:.1e}"
     other = runs.run("many", asked, in_float64=in_float64, is_reference=False)
     if steps_of(other) != steps_of(reference):
@@ -133,16 +157,42 @@ def verify_script(target: Target, asked: Asked, steps: int, folder: Path, shows_
             f"the script makes {steps_of(reference)} training steps on one device and {steps_of(other)} on "
             f"{asked.workers} workers; both have to make the same."
         )
+    compared, no_floor = compare(reference, other, limit), ""
+    if compared.first is not None and rounding is None and not _notes(reference)["draws"]:
+        try:
+            rounding = runs.rounding_of(reference, in_float64=True)
+        except NoFloorError as error:
+            no_floor = str(error)
+    if rounding is not None and compared.first is not None:
+        compared = compare(reference, other, limit, rounding.limits)
     of_other = _notes(other)
     return Verified(
-        compare(reference, other, limit),
+        compared,
         asked,
         limit,
         precision,
         _notes(reference),
+        {} if rounding is None else rounding.alone,
+        no_floor,
         of_other["stages"],
         of_other["micro_batches"],
     )
+
+
+def _rounding_as_written(runs: _Runs, reference: Path) -> tuple[Rounding, float]:
+    """The rounding of a run in the script's own precision, and the floor of what is not rounding alone.
+
+    Raises:
+        UsageError: it cannot be measured.
+    """
+    try:
+        rounding = runs.rounding_of(reference, in_float64=False)
+    except NoFloorError as error:
+        raise UsageError(
+            f"the variables are not in float64, and how far rounding goes cannot be measured: {error}. Let the script "
+            "make its variables in float64."
+        ) from error
+    return rounding, rounding.floor
 
 
 @dataclass(frozen=True)
@@ -173,23 +223,28 @@ class _Runs:
         """The run on one device in the script's own precision."""
         return self.run("alone-as-written", _ONE_DEVICE, in_float64=False, is_reference=True)
 
-    def rounding_floor_of(self, reference: Path) -> float:
-        """How far runs on one device lie from `reference` whose batches have their examples in another order.
+    def rounding_of(self, reference: Path, in_float64: bool) -> Rounding:
+        """What another order of the examples in each batch changes on one device.
+
+        Args:
+            reference: the run in the script's own order.
+            in_float64: the precision of that run, if it is not the script's own.
 
         Raises:
-            UsageError: the examples cannot be put in another order.
+            NoFloorError: the examples cannot be put in another order, the order matters, or the script fails then.
         """
-        permuted = [
-            self.run(f"permuted-{k}", _ONE_DEVICE, in_float64=False, is_reference=True, permutation=k)
-            for k in range(PERMUTATIONS)
-        ]
+        try:
+            permuted = [
+                self.run(f"permuted-{k}", _ONE_DEVICE, in_float64=in_float64, is_reference=True, permutation=k)
+                for k in range(PERMUTATIONS)
+            ]
+        except ScriptFailedError as error:
+            raise NoFloorError(f"with the examples of each batch permuted, {error}") from error
         if not all(_notes(run)["is_permuted"] for run in permuted):
-            raise UsageError(
-                "the variables are not in float64, and how far rounding goes cannot be measured, since the step takes "
-                "sparse or ragged examples, or none that could be split, which are not permuted. Let the script make "
-                "its variables in float64."
-            )
-        return max(rounding_floor(reference, run) for run in permuted)
+            raise NoFloorError(NOT_PERMUTED)
+        if in_float64 and not all(_notes(run)["has_permuted"] for run in permuted):
+            raise NoFloorError("the step takes no batches that could be permuted")
+        return Rounding.of(reference, permuted, FLOAT64_LIMIT / FLOORS if in_float64 else ALONE)
 
     def run(
         self, name: str, asked: Asked, in_float64: bool, is_reference: bool, permutation: int | None = None

@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from autodist.asked import Asked
 from autodist.cli import verifying
 from autodist.cli.app import app
-from autodist.cli.comparing import compare, rounding_floor
+from autodist.cli.comparing import compare
+from autodist.cli.rounding import NoFloorError, Rounding
 from autodist.cli.verifying import Verified
 from tests.cluster.runs import MARK
 from tests.forked_python.start import ON_CPU, ForkedPython
@@ -134,6 +135,60 @@ def test_training_that_differs_ends_with_status_1_and_the_first_step_and_variabl
     assert "draws random numbers" in result.stdout
 
 
+# A bias of keys has a gradient that is zero but for rounding, which Adam magnifies. WRONG is what each worker but the
+# first adds to its part of the batch.
+KEYS = (
+    HEAD
+    + """
+keras.utils.set_random_seed(1)
+ad = AutoDist()
+with ad.scope():
+    inputs = keras.Input((3, 2))
+    attended = keras.layers.MultiHeadAttention(1, 2)(inputs, inputs)
+    model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(attended)))
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+
+    @ad.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        optimizer.apply_gradients(zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables))
+        return loss
+
+x = x.reshape(96, 3, 2)
+for k in range(4):
+    mine = slice(12 * k + ad.worker_index, 12 * k + 12, ad.num_workers)
+    step(x[mine] + WRONG * ad.worker_index, y[mine])
+"""
+)
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("forks")
+@pytest.mark.parametrize("wrong", [0.0, 1e-6])
+def test_a_bias_of_keys_is_rounding_alone_and_hides_no_fault_of_a_millionth(tmp_path: Path, wrong: float) -> None:
+    result = verify("--steps", "4", write(tmp_path, KEYS.replace("WRONG", str(wrong))))
+    assert result.exit_code == (1 if wrong else 0), result.output
+    lines = [line for line in result.stdout.splitlines() if line.startswith("rounding alone: ")]
+    if wrong:
+        assert "the first past the promise (1.0e-09) is variable multi_head_attention/query/" in result.stdout
+    else:
+        assert len(lines) == 3 and all("key" in line and "bias" in line for line in lines), result.stdout
+        assert "alike: 4 steps on 2 workers of 1 replica and on one device, in float64" in result.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.usefixtures("forks")
+def test_a_difference_of_a_step_that_takes_no_batch_is_told_not_to_be_measured(tmp_path: Path) -> None:
+    step = KEYS.replace("x[mine] + WRONG * ad.worker_index, y[mine]", "np.asarray(1.0 + ad.worker_index)")
+    step = step.replace("def step(x, y):", "def step(scale):").replace("model(x) - y", "scale * model(x[:8]) - y[:8]")
+    result = verify("--steps", "2", write(tmp_path, step))
+    assert result.exit_code == 1, result.output
+    told = "Whether that is rounding alone was not measured: the step takes no batches that could be permuted."
+    assert told in result.stdout
+
+
 @pytest.mark.processes
 @pytest.mark.usefixtures("forks")
 def test_a_script_in_float32_is_held_against_its_rounding_floor(tmp_path: Path) -> None:
@@ -189,7 +244,47 @@ def test_rows_of_a_part_of_the_batch_are_not_compared_and_named(tmp_path: Path) 
 def test_the_floor_is_the_largest_difference_of_any_variable_in_any_step(tmp_path: Path) -> None:
     one = record(tmp_path / "one", {"variable a": 10, "output rows": [1, 2]}, {"variable a": 10, "output rows": [1, 2]})
     two = record(tmp_path / "two", {"variable a": 11, "output rows": [2, 1]}, {"variable a": 10, "output rows": [2, 1]})
-    assert rounding_floor(one, two) == pytest.approx(0.1)
+    assert Rounding.of(one, [one, two], within=0.2).floor == pytest.approx(0.1)
+
+
+THREE = {"variable a": 1, "variable b": 1, "variable k": 1e-18, "slot k": 1e-18, "output loss": 1}
+
+
+def test_what_permuting_changes_is_rounding_alone_and_no_part_of_the_floor(tmp_path: Path) -> None:
+    one = record(tmp_path / "one", THREE)
+    two = record(tmp_path / "two", THREE | {"variable a": 1 + 1e-12, "variable k": 2e-18, "slot k": 3e-18})
+    found = Rounding.of(one, [two], within=1e-10)
+    assert found.alone == pytest.approx({"variable k": 1.0, "slot k": 2.0})
+    assert found.floor == pytest.approx(1e-12, rel=1e-3)
+    many = record(tmp_path / "many", THREE | {"variable k": 11e-18, "slot k": 20e-18, "variable b": 1 + 1e-8})
+    first = compare(one, many, 1e-9, found.limits).first
+    assert first is not None and first.name == "variable b"
+    assert compare(one, many, 1e-7, found.limits).first is None
+    far = record(tmp_path / "far", THREE | {"variable k": 12e-18})
+    first = compare(one, far, 1e-9, found.limits).first
+    assert first is not None and first.name == "variable k"
+
+
+def test_what_is_not_finite_is_never_rounding_alone(tmp_path: Path) -> None:
+    one = record(tmp_path / "one", THREE | {"variable k": 0})
+    found = Rounding.of(one, [record(tmp_path / "two", THREE | {"variable k": 1e-18})], within=1e-10)
+    many = record(tmp_path / "many", THREE | {"variable k": np.nan})
+    assert compare(one, many, 1e-9, found.limits).first is not None
+
+
+@pytest.mark.parametrize(
+    "changed, said",
+    [
+        ({"variable k": 2, "output loss": 1.001}, "which changes output loss by 1.0e-03"),
+        ({"variable a": 1.001, "variable k": 2}, "which changes 2 of 3 variables"),
+    ],
+)
+def test_a_step_to_which_the_order_matters_has_no_rounding_alone(
+    tmp_path: Path, changed: dict[str, float], said: str
+) -> None:
+    one, two = record(tmp_path / "one", THREE), record(tmp_path / "two", THREE | changed)
+    with pytest.raises(NoFloorError, match=said):
+        Rounding.of(one, [two], within=1e-10)
 
 
 def test_what_explains_a_difference_under_a_pipeline_speaks_of_micro_batches(tmp_path: Path) -> None:
