@@ -65,7 +65,7 @@ def choose(
     if spec.is_given:
         spec = meet(spec, asked.replicas, _count_gpus)
     else:
-        warn_if_alone()
+        warn_if_alone(len({node.address for node in spec.nodes}))
     return arranged(chosen, spec), chosen
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from autodist.cluster.given.find import find, require
 from autodist.cluster.given.form import MET
+from autodist.cluster.given.slurm import allocated_nodes
 from autodist.cluster.script import Script
 from autodist.cluster.transport import Channel
 from autodist.errors import ClusterError, ResourceSpecError
@@ -66,8 +67,18 @@ def channels_of_followers() -> tuple[Channel, ...]:
     return _met[-1].channels
 
 
-def warn_if_alone() -> None:
-    """Says so where a scheduler has started several processes, and this one is about to train by itself."""
+def warn_if_alone(machines: int) -> None:
+    """Warns if a scheduler has started several processes or allocated more machines, and this run does not use them.
+
+    Args:
+        machines: number of machines that the run uses.
+    """
+    allocated = allocated_nodes(os.environ)
+    if allocated > machines:
+        _log.warning(
+            "SLURM has allocated %d machines to this job, and this run uses %d: outside of `srun` a script runs on the "
+            "first machine alone. Start it by `srun autodist run` to train on all of them.", allocated, machines,
+        )  # fmt: skip
     try:
         given = find(os.environ)
     except ResourceSpecError:

@@ -15,7 +15,16 @@ from dataclasses import asdict
 from autodist.cluster.given.form import Given
 from autodist.cluster.given.handshake import Hello
 from autodist.cluster.given.machines import Machines, machines_of
-from autodist.cluster.given.reception import NEWS, Came, Failed, Listening, News, ReceptionOrder, Warned
+from autodist.cluster.given.reception import (
+    NEWS,
+    Came,
+    Failed,
+    Listening,
+    News,
+    PortInUse,
+    ReceptionOrder,
+    Warned,
+)
 from autodist.cluster.given.roll import Arrival
 from autodist.cluster.given.secret import SecretSource
 from autodist.cluster.patience import LOOK_INTERVAL, Stopwatch
@@ -56,6 +65,7 @@ class Meeting:
         self._news: queue.SimpleQueue[News | None] = queue.SimpleQueue()
         self._arrivals: dict[int, Arrival] = {}
         self._machines: Machines | None = None
+        self._port_problem: str | None = None
         self._owner = os.getpid()
 
     def wait(self, own: Hello, replicas: int | None = None) -> Machines:
@@ -146,6 +156,8 @@ class Meeting:
         while missing := [index for index in range(1, self._count) if index not in self._arrivals]:
             waited = stopwatch.read()
             if waited >= limit:
+                if self._port_problem is not None:
+                    raise ClusterError(f"The run cannot start: for {limit:g} s {self._port_problem}.")
                 raise ClusterError(self._who_is_missing(missing, limit))
             if waited - told >= _TELLS_EVERY:
                 told = waited
@@ -158,7 +170,11 @@ class Meeting:
     def _note(self, news: News | None) -> None:
         given = self._given
         match news:
+            case PortInUse():
+                self._port_problem = news.problem
+                _log.warning("waiting for up to %g s: %s.", self._limits.join_timeout, news.problem)
             case Listening():
+                self._port_problem = None
                 _log.info(
                     "%s: this is process 0 of %d, which the others are to reach at %s, port %d",
                     given.form, self._count, given.chief, given.port,

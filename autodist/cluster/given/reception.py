@@ -10,6 +10,7 @@ chief.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -19,6 +20,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, BinaryIO, Literal
 
 from pydantic import Field, TypeAdapter
@@ -43,11 +45,17 @@ from autodist.cluster.silence import Silence
 
 _CHUNK = 1 << 16
 
+# As /proc/net/tcp writes the state of a socket that listens.
+_LISTENS = "0A"
+
 # Seconds in which somebody who connects has to say each of its words.
 _WORD_LIMIT = 10.0
 
 # Who connects and has proved nothing; more than these at once are not listened to.
 _MOST_AT_ONCE = 64
+
+# Seconds between two tries to listen on a port that is in use.
+_PORT_INTERVAL = 0.5
 
 # Seconds for the last words to those who have come.
 _LAST_WORDS = 5.0
@@ -86,6 +94,14 @@ class Listening:
 
 
 @dataclass(frozen=True)
+class PortInUse:
+    """The port is in use; the reception waits for it, as long as the chief does."""
+
+    problem: str
+    kind: Literal["PortInUse"] = field(default="PortInUse", kw_only=True)
+
+
+@dataclass(frozen=True)
 class Came:
     """A process has come, and is one of the run."""
 
@@ -109,7 +125,7 @@ class Failed:
     kind: Literal["Failed"] = field(default="Failed", kw_only=True)
 
 
-News = Listening | Came | Warned | Failed
+News = Listening | PortInUse | Came | Warned | Failed
 
 NEWS: TypeAdapter[News] = TypeAdapter(Annotated[News, Field(discriminator="kind")])
 
@@ -171,18 +187,11 @@ class Reception:
 
     def run(self) -> None:
         """Returns when all who have come are gone again, or the chief is."""
-        try:
-            self._listener = listener = listen(self._order.host, self._order.port)
-        except OSError as error:
-            self._tell(
-                Failed(
-                    f"the processes of the cluster cannot meet at port {self._order.port} of this machine: "
-                    f"{error.strerror}; free the port, or name another in AUTODIST_CHIEF"
-                )
-            )
+        threading.Thread(target=self._watch_chief, name="autodist-reception-chief", daemon=True).start()
+        self._listener = listener = self._listen()
+        if listener is None:
             return
         self._tell(Listening())
-        threading.Thread(target=self._watch_chief, name="autodist-reception-chief", daemon=True).start()
         accepting = threading.Thread(target=self._accept, args=(listener,), name="autodist-reception", daemon=True)
         accepting.start()
         with self._changed:
@@ -193,6 +202,28 @@ class Reception:
         self._close_listener()
         accepting.join(_LAST_WORDS)
         self._end_conversations()
+
+    def _listen(self) -> socket.socket | None:
+        """Listens on the port, and waits for it while it is in use: a process of an earlier run may be about to end.
+
+        Returns:
+            None if that is impossible, or the chief has gone.
+        """
+        port, is_reported = self._order.port, False
+        while not self._is_over:
+            try:
+                return listen(self._order.host, port)
+            except OSError as error:
+                problem = f"the processes of the cluster cannot meet at port {port} of this machine: {_reason(error)}"
+                if error.errno != errno.EADDRINUSE:
+                    self._tell(Failed(f"{problem}; free the port, or name another in AUTODIST_CHIEF"))
+                    return None
+            if not is_reported:
+                self._tell(PortInUse(f"{problem}{_holder_of(port)}; end that, or name another port in AUTODIST_CHIEF"))
+                is_reported = True
+            with self._changed:
+                self._changed.wait_for(lambda: self._is_over, _PORT_INTERVAL)
+        return None
 
     def _tell(self, news: News) -> None:
         with self._changed, contextlib.suppress(BrokenPipeError):
@@ -205,6 +236,7 @@ class Reception:
         for ends in self._ends:
             gone.register(ends.incoming, 0)  # that the other end was closed is told without asking
         gone.poll()
+        self._close_listener()  # first: the job may be started again at once, with the same port
         with self._changed:
             self._is_over = True
             self._changed.notify_all()
@@ -319,6 +351,27 @@ class Reception:
             with contextlib.suppress(OSError):  # wakes who accepts
                 listener.shutdown(socket.SHUT_RDWR)
             listener.close()
+
+
+def _reason(error: OSError) -> str:
+    """The reason alone, without the address, which Python adds."""
+    return str(error) if error.errno is None else os.strerror(error.errno)
+
+
+def _holder_of(port: int) -> str:
+    """Names the process of this user that listens on a port; nothing if it is not found."""
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            rows = (line.split() for line in Path(table).read_text().splitlines()[1:])
+            inodes |= {f"socket:[{row[9]}]" for row in rows if row[3] == _LISTENS and row[1].endswith(f":{port:04X}")}
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):  # it has ended, or is another user's
+            if os.readlink(descriptor) in inodes:
+                process = descriptor.parts[2]
+                command = Path(f"/proc/{process}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                return f", by process {process} ({command.strip()[:200]})"
+    return ""
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -17,6 +17,7 @@ from autodist.cluster.given.form import (
 from autodist.errors import ResourceSpecError
 
 RANK, TASKS, NODES, CORES = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST", "SLURM_CPUS_PER_TASK"
+JOB_NODES = "SLURM_JOB_NUM_NODES"
 _PORTS = range(10000, 15000)
 
 # The prefix of the first host and, where it has one, the first number in its brackets: "gpu[007-9,12],login".
@@ -43,6 +44,15 @@ class Slurm(EnvironmentForm):
         host, port = told_chief(environment, port) or (first_host(environment), port)
         cores = number_of(environment, CORES, "the cores of a task", 1, 10**6) if CORES in environment else None
         return Given(self.name, index, count, host, port, job=f"slurm-{job}-{step}", cores=cores)
+
+
+def allocated_nodes(environment: Environment) -> int:
+    """Number of nodes of the job that this process runs in, outside of any step; 0 in a step or without a job.
+
+    A batch script runs once, on the job's first node, and so does what it starts without `srun`.
+    """
+    told = environment.get(JOB_NODES, "")
+    return int(told) if told.isdecimal() and not Slurm().is_there(environment) else 0
 
 
 def first_host(environment: Environment) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -16,7 +17,17 @@ from autodist.cluster.given import follower as following
 from autodist.cluster.given.follower import Follower
 from autodist.cluster.given.form import Given
 from autodist.cluster.given.handshake import Welcome
-from autodist.cluster.given.reception import NEWS, Came, Failed, Listening, News, Reception, ReceptionOrder, Warned
+from autodist.cluster.given.reception import (
+    NEWS,
+    Came,
+    Failed,
+    Listening,
+    News,
+    PortInUse,
+    Reception,
+    ReceptionOrder,
+    Warned,
+)
 from autodist.cluster.given.roll import MOST_TRIES
 from autodist.cluster.passing import Ends
 from autodist.cluster.protocol import Line, Lost, decode, encode
@@ -31,7 +42,7 @@ SCRIPT = Script(("train.py",), "/", None)
 class Chief:
     """A reception in threads of this process, and the chief's ends of its streams."""
 
-    def __init__(self, count: int, port: int, stays_open: bool = True) -> None:
+    def __init__(self, count: int, port: int, stays_open: bool = True, is_free: bool = True) -> None:
         ways = [tuple(os.pipe() for _ in range(3)) for _ in range(count - 1)]
         self._theirs = [Ends.of(stdin[0], stdout[1], stderr[1]) for stdin, stdout, stderr in ways]
         self.to = [os.fdopen(way[0][1], "wb") for way in ways]
@@ -44,7 +55,7 @@ class Chief:
         self._reception = Reception(order, self._theirs, self._tell)
         self._thread = threading.Thread(target=self._reception.run)
         self._thread.start()
-        assert isinstance(self.hears(), Listening)
+        assert not is_free or isinstance(self.hears(), Listening)
 
     def hears(self) -> News:
         return NEWS.validate_json(self.news.readline())
@@ -170,14 +181,34 @@ def test_who_comes_late_is_refused_where_the_port_is_nobody_elses(port: int) -> 
                 join(port, 1, count=2)
 
 
-def test_a_port_that_is_taken_is_told(port: int) -> None:
+def test_a_port_that_is_in_use_is_named_with_its_process_and_waited_for(port: int) -> None:
     with socket.create_server(("127.0.0.1", port)):
-        read, write = os.pipe()
-        with os.fdopen(read, "rb") as news, os.fdopen(write, "wb") as tell:
-            Reception(ReceptionOrder("127.0.0.1", port, 2, SECRET, True, 25.0, 3.0), [], tell).run()
-            told = NEWS.validate_json(news.readline())
+        chief = Chief(2, port, is_free=False)
+        told = chief.hears()
+        assert isinstance(told, PortInUse)
+        assert f"cannot meet at port {port} of this machine: Address already in use, by process " in told.problem
+        assert str(os.getpid()) in told.problem
+    with closing(chief):
+        assert isinstance(chief.hears(), Listening)
+        connection, _ = join(port, 1, count=2)
+        with connection:
+            assert isinstance(chief.hears(), Came)
+
+
+def test_a_port_that_stays_in_use_is_waited_for_as_long_as_the_chief_waits(port: int) -> None:
+    with socket.create_server(("127.0.0.1", port)), closing(Chief(2, port, is_free=False)) as chief:
+        assert isinstance(chief.hears(), PortInUse)
+
+
+def test_a_port_that_may_not_be_used_is_refused(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(host: str, port: int) -> socket.socket:
+        raise PermissionError(errno.EACCES, "Permission denied (while attempting to bind)")
+
+    monkeypatch.setattr("autodist.cluster.given.reception.listen", refuse)
+    with closing(Chief(2, port, is_free=False)) as chief:
+        told = chief.hears()
     assert isinstance(told, Failed)
-    assert f"cannot meet at port {port} of this machine: Address already in use" in told.problem
+    assert told.problem.endswith("Permission denied; free the port, or name another in AUTODIST_CHIEF")
 
 
 def test_without_a_chief_it_is_said_where_it_was_looked_for(port: int) -> None:

@@ -59,11 +59,35 @@ def test_who_trains_alone_beside_others_is_warned(
 ) -> None:
     with caplog.at_level(logging.WARNING, "autodist"):
         enter(monkeypatch, **ALONE)
-        warn_if_alone()
+        warn_if_alone(1)
         assert not caplog.records, "one of one"
         enter(monkeypatch, AUTODIST_WORKERS="x")
-        warn_if_alone()
+        warn_if_alone(1)
         assert not caplog.records, "variables that nobody has asked for"
         enter(monkeypatch, AUTODIST_INDEX="1", AUTODIST_WORKERS="4")
-        warn_if_alone()
+        warn_if_alone(1)
     assert "process 1 of 4 (by hand), and it trains without the others: say `nodes: given`" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("machines", "environment", "is_warned"),
+    [
+        (1, {"SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0"}, True),  # a batch script
+        (1, {"SLURM_JOB_NUM_NODES": "2"}, True),  # salloc
+        (2, {"SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0"}, False),  # the YAML names both, which SSH reaches
+        (1, {"SLURM_JOB_NUM_NODES": "1", "SLURM_PROCID": "0"}, False),
+        (1, {"SLURM_JOB_NUM_NODES": "2", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, False),  # a step of one
+    ],
+)
+def test_a_batch_script_without_srun_is_warned_of_the_machines_that_it_does_not_use(
+    machines: int,
+    environment: dict[str, str],
+    is_warned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    step = {"SLURM_STEP_NODELIST": "n1", "SLURM_JOB_ID": "17"} if "SLURM_STEP_NUM_TASKS" in environment else {}
+    enter(monkeypatch, **environment, **step)
+    with caplog.at_level(logging.WARNING, "autodist"):
+        warn_if_alone(machines)
+    assert ("SLURM has allocated 2 machines to this job, and this run uses 1" in caplog.text) is is_warned
