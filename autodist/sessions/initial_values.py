@@ -6,9 +6,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence, Set
 
 from autodist.capture.graph_mode import CapturedGraph, initializers_of
+from autodist.graph.control_flow import find_perhaps_dead
 from autodist.graph.editor import NodeDef
 from autodist.graph.item import GraphItem
+from autodist.graph.ops import Trait
 from autodist.graph.parts import Variable
+from autodist.graph.walks import reach
+from autodist.graph.wiring import Wiring
 from autodist.kernels import KERNELS, SETTING_KERNELS, Kernel
 from autodist.runs.run import Run
 from autodist.runtime.program import Program
@@ -48,9 +52,17 @@ class InitialValues:
         for effect in item.wiring.effects.values():
             self.settled |= effect.writes
 
-    def give_before(self, item: GraphItem) -> None:
-        """Gives what is unset its initial value, if a run reads or changes a variable."""
-        if item.wiring.effects:
+    def give_before(self, item: GraphItem, sets: bool) -> None:
+        """Gives what is unset its initial value, if a run needs values of variables.
+
+        Args:
+            item: the run.
+            sets: whether it only sets variables. It then needs the values that it reads as it finds them.
+        """
+        if not item.wiring.effects:
+            return
+        unset = self._initializers.keys() - self.settled
+        if unset and (not sets or not unset.isdisjoint(_read_as_found(item.wiring))):
             self.give()
 
     def give(self) -> None:
@@ -81,6 +93,22 @@ class InitialValues:
         asked = {f"autodist/has_value/{v.handle}": v.handle for v in variables}
         nodes = {f"{name}:0": NodeDef(name=name, op="VarIsInitializedOp", input=[h]) for name, h in asked.items()}
         return self._captured.having(nodes, asked.values())
+
+
+def _read_as_found(wiring: Wiring) -> set[str]:
+    """The handles of variables that a run reads, outside of branches, before it assigns them."""
+    perhaps = find_perhaps_dead(wiring).union(node.name for node in wiring.having(Trait.BRANCH | Trait.LOOP))
+    assigned: dict[str, set[str]] = {}
+    for name, effect in wiring.effects.items():
+        for handle in effect.writes - effect.reads:
+            assigned.setdefault(handle, set()).add(name)
+    return {
+        handle
+        for name, effect in wiring.effects.items()
+        if name not in perhaps
+        for handle in effect.reads
+        if assigned.get(handle, set()).isdisjoint(reach([name], wiring.sources.__getitem__))
+    }
 
 
 def _told(names: Sequence[str]) -> str:

@@ -112,10 +112,10 @@ class SessionPrograms:
             require_unchanged(item.graph_def, "a run that takes a batch")
         looks = not item.gradients and all(axis is None for axis in axes)
         is_alone = not item.gradients and not written_handles(item)
+        if outputs or targets:
+            self._initial_values.give_before(item, sets)
         if sets:
             self._initial_values.note_set(item)
-        elif outputs or targets:
-            self._initial_values.give_before(item)
         if not (is_alone or item.gradients or sets):
             self._tell_of_own_share(item, dict(zip(arrays, axes, strict=True)))
         program, elsewhere = self._program_of(item, kernels)
