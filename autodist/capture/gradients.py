@@ -14,6 +14,7 @@ from tensorflow.python.framework import ops  # the registry of gradients
 from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
 from tensorflow.python.ops.parallel_for import control_flow_ops  # what vectorized_map and jacobians are made by
 
+from autodist.capture.jacobians import BatchJacobian, Jacobian, keeping_records
 from autodist.capture.replaced import replaced
 from autodist.capture.seams import SEED_NAME, Seam, take_apart
 
@@ -122,23 +123,24 @@ class GradientNotes:
             )
             return tf.nest.pack_sequence_as(found, gradients)
 
-    def jacobian(self, target: Any, plain: Callable[[Any], Any], recording: Callable[[], Any]) -> Any:
-        """Calls `plain(target)` with the target multiplied by a seed, to which all that comes of it is proportional.
+    def jacobian(self, tape: tf.GradientTape, target: Any, way: Jacobian, plain: Callable[[Any], Any]) -> Any:
+        """Computes a jacobian of the target times a seed, to which all that comes of it is proportional.
 
         Args:
+            tape: by which it is differentiated.
             target: as given by the user.
-            plain: the function that differentiates, by one element of the target after the other.
-            recording: opens a context in which what is done to the target is recorded.
+            way: to write it out.
+            plain: what TensorFlow does.
         """
         with self._inside() as is_outermost:
             if not is_outermost or not self._looks_here() or not _floats([target]):
                 return plain(target)
             whole = tf.convert_to_tensor(target)
             seed = _seed_of([whole])
-            with recording():
+            with tape._ensure_recording():
                 weighted = whole * seed
             self.calls.append(NotedCall(tf.compat.v1.get_default_graph(), (whole,), seed, (), ()))
-            return plain(weighted)
+            return way.of(tape, weighted) if way.is_written_out(weighted) else plain(weighted)
 
 
 def _seed_of(targets: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -211,11 +213,27 @@ def noting_gradients(in_functions: bool = True) -> Iterator[GradientNotes]:
 
         return called
 
-    def jacobian(self: tf.GradientTape, target: Any, *args: Any, **kwargs: Any) -> Any:
-        return notes.jacobian(target, lambda t: tape_jacobian(self, t, *args, **kwargs), self._ensure_recording)
+    def jacobian(
+        self: tf.GradientTape,
+        target: Any,
+        sources: Any,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        plain = lambda t: tape_jacobian(self, t, sources, unconnected_gradients, *args, **kwargs)  # noqa: E731
+        return notes.jacobian(self, target, Jacobian(sources, unconnected_gradients), plain)
 
-    def batch_jacobian(self: tf.GradientTape, target: Any, *args: Any, **kwargs: Any) -> Any:
-        return notes.jacobian(target, lambda t: tape_batch_jacobian(self, t, *args, **kwargs), self._ensure_recording)
+    def batch_jacobian(
+        self: tf.GradientTape,
+        target: Any,
+        source: Any,
+        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        plain = lambda t: tape_batch_jacobian(self, t, source, unconnected_gradients, *args, **kwargs)  # noqa: E731
+        return notes.jacobian(self, target, BatchJacobian(source, unconnected_gradients), plain)
 
     def gradient(
         self: tf.GradientTape,
@@ -237,6 +255,7 @@ def noting_gradients(in_functions: bool = True) -> Iterator[GradientNotes]:
 
     with (
         replaced(tf.GradientTape, "gradient", gradient),
+        keeping_records(),
         replaced(tf.GradientTape, "jacobian", jacobian),
         replaced(tf.GradientTape, "batch_jacobian", batch_jacobian),
         replaced(gradients_util, "_GradientsHelper", helper),

@@ -102,13 +102,12 @@ def _read_as_found(wiring: Wiring) -> set[str]:
     for name, effect in wiring.effects.items():
         for handle in effect.writes - effect.reads:
             assigned.setdefault(handle, set()).add(name)
-    return {
-        handle
-        for name, effect in wiring.effects.items()
-        if name not in perhaps
-        for handle in effect.reads
-        if assigned.get(handle, set()).isdisjoint(reach([name], wiring.sources.__getitem__))
-    }
+    found = set()
+    for name, effect in wiring.effects.items():
+        if effect.reads and name not in perhaps:
+            before = reach([name], wiring.sources.__getitem__)
+            found |= {handle for handle in effect.reads if assigned.get(handle, set()).isdisjoint(before)}
+    return found
 
 
 def _told(names: Sequence[str]) -> str:

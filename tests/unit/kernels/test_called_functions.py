@@ -51,3 +51,21 @@ def test_a_loss_may_have_derivatives_that_were_taken_forwards(shape):
 
     captured, fed = capture(step, *batches(6)[0]), batches(6, 5, 1)
     assert_same(train(captured, plan(captured.item, *shape), fed), one_device(captured, step, fed))
+
+
+@SHAPES
+def test_a_loss_may_have_derivatives_of_derivatives_that_were_taken_forwards(shape):
+    weight = tf.Variable(np.linspace(-1, 1, 9).reshape(3, 3), name="weight")
+
+    def step(x, _):
+        with tf.GradientTape() as tape:
+            with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as outer:
+                with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as inner:
+                    made = tf.tanh(x @ weight)
+                first = inner.jvp(made)
+            loss = tf.reduce_mean(tf.square(first)) + tf.reduce_mean(tf.square(outer.jvp(first)))
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        return loss
+
+    captured, fed = capture(step, *batches(6)[0]), batches(6, 5, 1)
+    assert_same(train(captured, plan(captured.item, *shape), fed), one_device(captured, tf.function(step), fed))

@@ -1,0 +1,91 @@
+"""Jacobians: the gradient of each element is written out, where there are few.
+
+TensorFlow vectorises them by ops of more axes, from which it cannot be seen where the examples are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import tensorflow as tf
+
+from autodist.capture.replaced import replaced
+
+MOST_ELEMENTS = 64
+"""Of a target whose gradients are written out; each has a backward pass of its own."""
+
+
+@dataclass(frozen=True)
+class Jacobian:
+    """What `tape.jacobian` computes, by one gradient for each element of the target.
+
+    Attributes:
+        sources: by which the target is differentiated, a nest of tensors and variables.
+        unconnected: what the gradient is where the target does not depend on them.
+    """
+
+    sources: Any
+    unconnected: tf.UnconnectedGradients
+    first_axis: ClassVar[int] = 0
+
+    def is_written_out(self, target: tf.Tensor) -> bool:
+        """Returns True if the elements of the target, or of each of its examples, are known to be few."""
+        count = target.shape[self.first_axis :].num_elements()
+        return count is not None and 0 < count <= MOST_ELEMENTS
+
+    def of(self, tape: tf.GradientTape, target: tf.Tensor) -> Any:
+        """Differentiates a target, and uses up a tape that is not persistent."""
+        with tape._ensure_recording():
+            elements = self._elements(target)
+        is_persistent = tape._persistent
+        if tape._recording and not is_persistent:
+            tape._pop_tape()
+        with replaced(tape, "_persistent", True):
+            rows = [tape.gradient(e, self.sources, unconnected_gradients=self.unconnected) for e in elements]
+        if not is_persistent:
+            tape._watched_variables, tape._tape = tape._tape.watched_variables(), None
+        columns = zip(*map(tf.nest.flatten, rows), strict=True)
+        made = [
+            None if gradients[0] is None else self._together(target, [*map(tf.convert_to_tensor, gradients)])
+            for gradients in columns
+        ]
+        return tf.nest.pack_sequence_as(self.sources, made)
+
+    def _elements(self, target: tf.Tensor) -> Sequence[tf.Tensor]:
+        return tf.unstack(tf.reshape(target, [target.shape.num_elements()]))
+
+    def _together(self, target: tf.Tensor, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.reshape(tf.stack(gradients), tf.concat([target.shape, tf.shape(gradients[0])], 0))
+
+
+class BatchJacobian(Jacobian):
+    """What `tape.batch_jacobian` computes, by one gradient for each element of an example of the target."""
+
+    first_axis = 1
+
+    def _elements(self, target: tf.Tensor) -> Sequence[tf.Tensor]:
+        return tf.unstack(tf.reshape(target, [-1, target.shape[1:].num_elements()]), axis=1)
+
+    def _together(self, target: tf.Tensor, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+        rows = tf.shape(gradients[0])
+        with tf.control_dependencies([tf.debugging.assert_equal(tf.shape(target)[0], rows[0])]):
+            return tf.reshape(tf.stack(gradients, 1), tf.concat([[-1], target.shape[1:], rows[1:]], 0))
+
+
+@contextmanager
+def keeping_records() -> Iterator[None]:
+    """Within it, tapes keep what they have recorded when they differentiate, so that they can do so again.
+
+    What scripts may do with a tape that is not persistent stays as it is.
+    """
+    push_tape = tf.GradientTape._push_tape
+
+    def pushed(self: tf.GradientTape) -> None:
+        with replaced(self, "_persistent", True):
+            push_tape(self)
+
+    with replaced(tf.GradientTape, "_push_tape", pushed):
+        yield
