@@ -34,7 +34,7 @@ from autodist.errors import AutoDistError, CaptureError, CheckpointError
 from autodist.functions.function_step import DistributedFunction
 from autodist.functions.graph_function import GraphSessions
 from autodist.functions.tracing import Tracing
-from autodist.keras_training import keras_models
+from autodist.keras_training import KerasTraining
 from autodist.look import look
 from autodist.newer_control_flow import newer_control_flow
 from autodist.own_share import OwnShare
@@ -112,7 +112,7 @@ class AutoDist:
         self._share = OwnShare(self._run)
         self._automatic = save_automatically(self._run)
         around_fit = AroundFit(self._automatic, saving_callback(self._run), self._run.end.noting_interrupts)
-        self._keras = keras_models(self._run, around_fit, self._share)
+        self._keras = KerasTraining(self._run, around_fit, self._share, saves=self._automatic is not None)
         self._notes: GradientNotes | None = None
         self._sums: SumNotes | None = None
         self._graph_sessions = GraphSessions(self._run, self._noted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 import sys
@@ -58,6 +59,18 @@ def _check_tensorflow(found: str | None) -> None:
             _dotted(SUPPORTED_TENSORFLOW),
             _INSTALL_TENSORFLOW,
         )
+
+
+@functools.cache
+def require_package(package: str, lowest: str) -> None:
+    """Passes if a package is of some version at least, or is not installed by its name.
+
+    Raises:
+        UnsupportedVersionError: it is older.
+    """
+    found = _installed(package)
+    if found is not None and _numbers(found) < _numbers(lowest):
+        raise UnsupportedVersionError(package, found, f"{lowest} or newer", f"pip install '{package}>={lowest}'")
 
 
 def _installed(name: str) -> str | None:

@@ -70,7 +70,8 @@ class Demands:
             return
         if any(c.pairs for c in calls):
             raise CaptureError(_UNUSED)
-        if any(item.by_handle[handle].trainable for handle in written_handles(item)):
+        written = (item.by_handle[handle] for handle in written_handles(item))
+        if any(v.trainable and not v.dtype.is_integer for v in written):  # a counter is trainable by default
             raise CaptureError(_NONE)
 
 

@@ -6,7 +6,7 @@ import functools
 import hashlib
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from keras import tree
 
 from autodist.batch_axis import is_array
 from autodist.capture.keras_batches import without_optionals
+from autodist.capture.keras_libraries import steps_per_execution
 from autodist.capture.keras_progress import TracedStep
 from autodist.converting import converting, ours
 from autodist.errors import NotSharedError
@@ -62,10 +63,31 @@ class Evaluations:
 
     def adopt(self, model: keras.Model) -> None:
         """Gives a model functions of ours, unless its class makes its own."""
-        for name, shared in (("test", _SharedTest), ("predict", _SharedPredict)):
+        for name, shared in self.shared.items():
             if _is_keras_own(type(model), f"make_{name}_function"):
                 setattr(model, f"{name}_function", None)
                 vars(model)[f"make_{name}_function"] = self._maker(model, name, shared)
+
+    @property
+    def shared(self) -> Mapping[str, type[Shared]]:
+        """By "test" and "predict", what Keras calls with the batches."""
+        return {"test": SharedTest, "predict": _SharedPredict}
+
+    def own_function(self, model: keras.Model, name: str) -> Callable[[Any], Any]:
+        """Keras's own function, by which a worker computes the whole."""
+        getattr(type(model), f"make_{name}_function")(model, force=True)
+        return getattr(model, f"{name}_function")
+
+    def own_step(self, model: keras.Model, name: str) -> Callable[[Any], Any]:
+        """The model's step, a function of one batch."""
+        own = getattr(model, f"{name}_step")
+
+        @ours
+        def step(data: Any) -> Any:
+            return converting(own)(data)
+
+        step.__name__ = f"{name}_step"
+        return step
 
     def noting_interrupts(self, method: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
         """A model's `evaluate` or `predict`; if Ctrl-C leaves it while all workers make it, that is noted."""
@@ -73,27 +95,24 @@ class Evaluations:
 
         def is_shared() -> bool:
             made = getattr(model, attribute)
-            return isinstance(made, _Shared) and made.is_shared
+            return isinstance(made, Shared) and made.is_shared
 
         @functools.wraps(method)
         def call(*args: Any, **kwargs: Any) -> Any:
             made = getattr(model, attribute)
-            if isinstance(made, _Shared):
+            if isinstance(made, Shared):
                 made.begin()  # before Keras does: what is read until then may be interrupted, too
             with self._noting_interrupts(is_shared):
                 return method(*args, **kwargs)
 
         return call
 
-    def _maker(self, model: keras.Model, name: str, shared: type[_Shared]) -> Callable[..., Any]:
-        make = getattr(type(model), f"make_{name}_function")
-
+    def _maker(self, model: keras.Model, name: str, shared: type[Shared]) -> Callable[..., Any]:
         def make_function(force: bool = False) -> Any:
             """As Keras calls it where an evaluation begins."""
             made = getattr(model, f"{name}_function")
             if made is None or force:
-                make(model, force=True)
-                made = shared(self, model, name, getattr(model, f"{name}_function"))
+                made = shared(self, model, name)
                 setattr(model, f"{name}_function", made)
             made.begin()
             return made
@@ -102,10 +121,10 @@ class Evaluations:
 
 
 def _is_keras_own(kind: type[keras.Model], method: str) -> bool:
-    return next(base for base in kind.__mro__ if method in vars(base)).__module__.startswith("keras.")
+    return next(base for base in kind.__mro__ if method in vars(base)).__module__.startswith(("keras.", "tf_keras."))
 
 
-class _Shared:
+class Shared:
     """What Keras calls with the batches of an evaluation.
 
     The first batch of an evaluation decides: where all workers were called with the same one, all replicas share the
@@ -115,19 +134,12 @@ class _Shared:
         how: models are evaluated.
         model: that is.
         name: "test" or "predict".
-        plain: Keras's own function.
     """
 
-    def __init__(self, how: Evaluations, model: keras.Model, name: str, plain: Callable[[Any], Any]) -> None:
-        self._how, self._model, self._name, self._plain = how, model, name, plain
-        own = getattr(model, f"{name}_step")
-
-        @ours
-        def step(data: Any) -> Any:
-            return converting(own)(data)
-
-        step.__name__ = f"{name}_step"
-        self._step: TracedStep | None = how.distribute(step, model.jit_compile)
+    def __init__(self, how: Evaluations, model: keras.Model, name: str) -> None:
+        self._how, self._model, self._name = how, model, name
+        self.plain = how.own_function(model, name)
+        self._step: TracedStep | None = how.distribute(how.own_step(model, name), bool(model.jit_compile))
         self._is_shared: bool | None = None
         self._has_told = False
 
@@ -165,7 +177,12 @@ class _Shared:
         given = [self._how.digest_of(leaf) if is_array(leaf) else repr(leaf) for leaf in leaves]
         return _hash(model), _hash([str(self._step.traces), *given])
 
-    def _one(self, data: Any, alone: Callable[[Any], Any]) -> Any:
+    @property
+    def steps(self) -> int:
+        """How many batches are taken in a call."""
+        return steps_per_execution(self._model)
+
+    def one(self, data: Any, alone: Callable[[Any], Any]) -> Any:
         taken = without_optionals(data)
         if not self._shares(taken):
             return alone(data)
@@ -192,37 +209,38 @@ _CALLED = {"test": "evaluation", "predict": "prediction"}
 _FUNCTIONS = {"evaluate": "test", "predict": "predict"}
 
 
-class _SharedTest(_Shared):
+class SharedTest(Shared):
     """Takes an iterator of batches; returns the last one's logs."""
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         if self._is_shared is False:
-            return self._plain(iterator)
+            return self.plain(iterator)
         spec = iterator.element_spec if isinstance(iterator, tf.data.Iterator) else None
 
         def alone(data: Any) -> Any:
-            return self._plain(iter((data,)) if spec is None else _iterator_of(data, spec))
+            return self.plain(iter((data,)) if spec is None else iterator_of(data, spec))
 
-        logs = self._one(next(iterator), alone)
-        for data in itertools.islice(_until_end(iterator), self._model.steps_per_execution - 1):
-            logs = self._one(data, alone)
+        logs = self.one(next(iterator), alone)
+        for data in itertools.islice(until_end(iterator), self.steps - 1):
+            logs = self.one(data, alone)
         return logs
 
 
-class _SharedPredict(_Shared):
+class _SharedPredict(Shared):
     """Takes a list of batches; returns the outputs of all of them."""
 
     def __call__(self, batches: Sequence[Any]) -> Any:
-        outputs = [self._one(data, self._alone) for data in batches]
+        outputs = [self.one(data, self._alone) for data in batches]
         if len(outputs) == 1:
             return outputs[0]
         return tree.map_structure(lambda *parts: tf.concat(parts, 0), *outputs)
 
     def _alone(self, data: Any) -> Any:
-        return self._plain([data])
+        return self.plain([data])
 
 
-def _until_end(iterator: Iterator[Any]) -> Iterable[Any]:
+def until_end(iterator: Iterator[Any]) -> Iterable[Any]:
+    """The elements that an iterator has left."""
     while True:
         try:
             yield next(iterator)
@@ -230,7 +248,7 @@ def _until_end(iterator: Iterator[Any]) -> Iterable[Any]:
             return
 
 
-def _iterator_of(data: Any, spec: Any) -> Iterator[Any]:
+def iterator_of(data: Any, spec: Any) -> Iterator[Any]:
     """An iterator of one batch, which Keras's function takes for one of the iterator that the batch comes from."""
 
     @ours

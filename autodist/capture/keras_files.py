@@ -14,6 +14,8 @@ from keras import callbacks
 from keras.src.legacy.saving import legacy_h5_format  # the functions behind keras.saving.save_model and save_weights,
 from keras.src.saving import saving_lib  # which scripts may have imported under names of their own
 
+from autodist.capture.legacy_files import legacy_writers, silencing_table, telling_table
+from autodist.capture.patches import patched
 from autodist.capture.replaced import all_replaced
 
 _WRITERS: tuple[type[callbacks.Callback], ...] = (
@@ -31,7 +33,8 @@ SAVES = ("save", "save_weights", "export")
 
 def names_of_writers(given: Iterable[callbacks.Callback]) -> list[str]:
     """The kinds of callbacks that write files."""
-    return sorted({type(callback).__name__ for callback in given if isinstance(callback, _WRITERS)})
+    writers = (*_WRITERS, *legacy_writers())
+    return sorted({type(callback).__name__ for callback in given if isinstance(callback, writers)})
 
 
 @contextmanager
@@ -45,7 +48,8 @@ def telling_of_saves(tell: Callable[[], None]) -> Iterator[None]:
 
         return save
 
-    with all_replaced([(keras.Model, name, telling(vars(keras.Model)[name])) for name in SAVES]):
+    saves = [(keras.Model, name, telling(vars(keras.Model)[name])) for name in SAVES]
+    with all_replaced(saves), patched(telling_table(SAVES, telling)):
         yield
 
 
@@ -75,7 +79,7 @@ def writing_nothing() -> Iterator[None]:
         (callbacks.OrbaxCheckpoint, "_save_checkpoint", _nothing),
         (callbacks.RemoteMonitor, "on_epoch_end", _nothing),
     ]
-    with all_replaced([*saving, *own]):
+    with all_replaced([*saving, *own]), patched(silencing_table(SAVES)):
         yield
 
 

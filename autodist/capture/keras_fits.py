@@ -16,6 +16,7 @@ import numpy as np
 from keras import tree
 
 from autodist.capture.keras_files import names_of_writers, telling_of_saves, writing_nothing
+from autodist.capture.keras_libraries import callbacks_of, is_legacy, legacy_keras
 from autodist.capture.shared_files import saving_models_alone
 
 log = logging.getLogger("autodist")
@@ -61,9 +62,9 @@ class Fits:
             if key in self._under_way or not (_takes(signature, "verbose") and _takes(signature, "callbacks")):
                 return method(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
-            given = _callbacks(argument(bound, "callbacks"))
+            given = callbacks_in(argument(bound, "callbacks"))
             if name == "fit":
-                set_argument(bound, "callbacks", self._with_ours(argument(bound, "callbacks"), given))
+                set_argument(bound, "callbacks", self._with_ours(model, argument(bound, "callbacks"), given))
             if not self._is_chief:
                 set_argument(bound, "verbose", 0)
             with self._noted(key), self._files(given), self._validating(model, kwargs):
@@ -109,14 +110,15 @@ class Fits:
             self._has_told = True
             log.info("what callbacks write (%s) the chief alone writes, the other workers nothing.", what)
 
-    def _with_ours(self, passed: Any, given: Sequence[keras.callbacks.Callback]) -> Any:
-        first, last = (
-            _ChiefsLogs(self._share, self._is_chief, self._land_together),
-            _ChiefsDecisions(self._share, self._is_chief, given),
-        )
-        shown = [c for c in given if self._is_chief or not isinstance(c, keras.callbacks.ProgbarLogger)]
+    def _with_ours(self, model: Any, passed: Any, given: Sequence[keras.callbacks.Callback]) -> Any:
+        logs, decisions, library = _ChiefsLogs, _ChiefsDecisions, callbacks_of(model)
+        if is_legacy(model):
+            logs, decisions = _of_legacy(_Logs), _of_legacy(_LegacyDecisions)
+        first = logs(self._share, self._is_chief, self._land_together)
+        last = decisions(self._share, self._is_chief, given)
+        shown = [c for c in given if self._is_chief or not isinstance(c, library.ProgbarLogger)]
         ours: list[keras.callbacks.Callback] = [first, *shown, last]
-        if not isinstance(passed, keras.callbacks.CallbackList):
+        if not isinstance(passed, library.CallbackList):
             return ours
         for one in (first, last):
             one.set_model(passed.model)
@@ -125,7 +127,7 @@ class Fits:
         return passed
 
 
-class _ChiefsLogs(keras.callbacks.Callback):
+class _Logs:
     """Comes before all other callbacks: gives them the chief's logs at the end of an epoch, on every worker.
 
     At the end of training they find the values that the steps of all workers have made.
@@ -144,22 +146,23 @@ class _ChiefsLogs(keras.callbacks.Callback):
         self._land_together()
 
 
-class _ChiefsDecisions(keras.callbacks.Callback):
+class _Decisions:
     """Comes after all other callbacks: training begins and stops where the chief's does, on every worker."""
+
+    model: Any
 
     def __init__(self, share: Share, is_chief: bool, given: Sequence[keras.callbacks.Callback]) -> None:
         super().__init__()
-        self._share, self._is_chief = share, is_chief
-        self._backups = [c for c in given if isinstance(c, keras.callbacks.BackupAndRestore)]
+        self._share, self._is_chief, self._given = share, is_chief, given
 
-    def on_train_begin(self, logs: Any = None) -> None:
-        is_restored = any(os.path.exists(backup._weights_path) for backup in self._backups)
-        mine = {"initial_epoch": self.model._initial_epoch, "is_restored": is_restored}
-        told = json.loads(self._share(json.dumps(mine)))
-        self.model._initial_epoch = told["initial_epoch"]
+    def _begin(self, initial_epoch: Any, is_restored: bool) -> Any:
+        """The chief's answer for where training begins; what it has restored goes to all workers."""
+        told = json.loads(self._share(json.dumps({"initial_epoch": initial_epoch, "is_restored": is_restored})))
         if told["is_restored"]:  # by the chief alone, which brings the others its values: all take them as assigned
-            for variable in (*self.model.variables, *getattr(self.model.optimizer, "variables", ())):
+            optimizer = getattr(self.model.optimizer, "variables", ())
+            for variable in (*self.model.variables, *(optimizer() if callable(optimizer) else optimizer)):
                 variable.assign(variable)
+        return told["initial_epoch"]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.model.stop_training = json.loads(self._share(json.dumps(bool(self.model.stop_training))))
@@ -168,10 +171,51 @@ class _ChiefsDecisions(keras.callbacks.Callback):
         self._share("")
 
 
-def _callbacks(passed: Any) -> list[keras.callbacks.Callback]:
-    """The script's own callbacks."""
-    flat = passed.callbacks if isinstance(passed, keras.callbacks.CallbackList) else tree.flatten(passed)
-    return [c for c in flat if c is not None and not isinstance(c, _ChiefsLogs | _ChiefsDecisions)]
+class _ChiefsLogs(_Logs, keras.callbacks.Callback):
+    """The same as a callback of Keras 3."""
+
+
+class _ChiefsDecisions(_Decisions, keras.callbacks.Callback):
+    """The same as a callback of Keras 3."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        backups = [c for c in self._given if isinstance(c, keras.callbacks.BackupAndRestore)]
+        is_restored = any(os.path.exists(backup._weights_path) for backup in backups)
+        self.model._initial_epoch = self._begin(self.model._initial_epoch, is_restored)
+
+
+class _LegacyDecisions(_Decisions):
+    """The same for models of tf_keras, which ask for their first epoch and batch once training has begun."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        model = self.model
+
+        def initial_counters(*args: Any) -> Any:
+            state = model._training_state
+            plain = type(model)._maybe_load_initial_counters_from_ckpt(model, *args)
+            is_restored = self._is_chief and state is not None and int(state._ckpt_saved_epoch.numpy()) >= 0
+            return tuple(self._begin([int(n) for n in plain], is_restored))
+
+        vars(model)["_maybe_load_initial_counters_from_ckpt"] = initial_counters
+
+    def on_train_end(self, logs: Any = None) -> None:
+        vars(self.model).pop("_maybe_load_initial_counters_from_ckpt", None)
+        super().on_train_end(logs)
+
+
+@functools.cache
+def _of_legacy(kind: type[Any]) -> Any:
+    """One of ours as a callback of tf_keras."""
+    return type(kind.__name__, (kind, legacy_keras().callbacks.Callback), {})  # type: ignore[union-attr]
+
+
+def callbacks_in(passed: Any) -> list[keras.callbacks.Callback]:
+    """The script's own callbacks, of a list of them or of what Keras makes of it."""
+    flat = getattr(passed, "callbacks", None)
+    return [c for c in (tree.flatten(passed) if flat is None else flat) if c is not None and not isinstance(c, _OURS)]
+
+
+_OURS = (_Logs, _Decisions)
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import keras
 
+from autodist.capture.keras_libraries import callbacks_of
 from autodist.reading.own_batches import Given, WholeBatch
 
 _PENDING = "_autodist_start_seconds"
@@ -43,7 +44,7 @@ class TracedStep(Protocol):
 
 def timing_the_start(step: TracedStep, model: keras.Model) -> Callable[[Any], Any]:
     """`step`, whose first call does not count in the time that Keras's progress bar shows for the epoch."""
-    _watch_progress_bars()
+    _watch_progress_bars(callbacks_of(model).ProgbarLogger)
 
     def call(data: Any) -> Any:
         if step.traces:
@@ -57,8 +58,7 @@ def timing_the_start(step: TracedStep, model: keras.Model) -> Callable[[Any], An
 
 
 @functools.cache
-def _watch_progress_bars() -> None:
-    logger = keras.callbacks.ProgbarLogger
+def _watch_progress_bars(logger: Any) -> None:
     plain = logger.on_train_batch_end
 
     @functools.wraps(plain)

@@ -21,6 +21,8 @@ from keras.src.saving import saving_lib
 from tensorflow.python.saved_model import save as saved_model
 
 from autodist.capture.keras_files import SAVES
+from autodist.capture.legacy_files import chiefs_table
+from autodist.capture.patches import patched
 from autodist.capture.shared_savers import write_by_one
 
 Write = Callable[[str, Callable[[], Any]], Any]
@@ -78,7 +80,7 @@ def share_files(write: Write) -> None:
 @contextmanager
 def saving_models_alone() -> Iterator[None]:
     """While it is open, models are saved by this worker alone, without asking the others."""
-    with _noted("filepath", "export_dir"):
+    with _noted("filepath", "export_dir"), patched(chiefs_table(_alone_in_all)):
         yield
 
 
@@ -98,19 +100,28 @@ def _alone() -> frozenset[str]:
     return found
 
 
+def _alone_in_all(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """What saves, with all that it saves by, without asking the others."""
+
+    @functools.wraps(plain)
+    def save(*args: Any, **kwargs: Any) -> Any:
+        with _noted("filepath", "file_prefix", "export_dir"):
+            return plain(*args, **kwargs)
+
+    return save
+
+
 def _shared(plain: Callable[..., Any], parameter: str, write: Write) -> Callable[..., Any]:
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
     def save(*args: Any, **kwargs: Any) -> Any:
         path = signature.bind_partial(*args, **kwargs).arguments.get(parameter)
-        if parameter in _alone() or not isinstance(path, str | os.PathLike):
+        if not isinstance(path, str | os.PathLike):
             return plain(*args, **kwargs)
-
-        def act() -> Any:
-            with _noted("filepath", "file_prefix", "export_dir"):
-                return plain(*args, **kwargs)
-
+        act = functools.partial(_alone_in_all(plain), *args, **kwargs)
+        if parameter in _alone():
+            return act()
         found = write(f"{plain.__qualname__} {os.path.abspath(path)}", act)
         return os.fspath(path) if found is None and parameter == "file_prefix" else found
 

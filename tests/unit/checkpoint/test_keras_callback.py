@@ -211,7 +211,7 @@ def test_the_yaml_saves_two_fits_and_what_is_drawn_between_them_with_no_line_of_
         with ad.scope():
             model.compile(keras.optimizers.SGD(0.01), "mse", metrics=["mae"])
         second = fit(ad, model, None, [], epochs=2, every_steps=None, data=(x, Y), killed=killed)
-        ad._keras._around_fit._callback._checkpoints.wait()
+        ad._keras._models._around_fit._callback._checkpoints.wait()
         return values(model), np.random.normal(size=3).tolist(), first, kept, second
 
     said = "whole"

@@ -1,0 +1,182 @@
+"""What the front ends of Keras 3 and of tf_keras share: models of a scope train, evaluate and predict by ours."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from autodist.capture.fit_lengths import noting_lengths
+from autodist.capture.keras_evaluations import Evaluations
+from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
+from autodist.capture.keras_progress import TracedStep
+from autodist.capture.other_strategies import require_no_strategy
+from autodist.capture.own_frames import hiding_own_frames
+from autodist.capture.patches import Patch, patched
+from autodist.capture.replaced import definer_of
+from autodist.terminal_log import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
+
+BatchAxis = Mapping[str, int | None]
+"""By the name of an input of `fit`, the axis along which it is split, or None."""
+
+StepMaker = Callable[..., TracedStep]
+"""Makes of a `train_step`, a function of one batch, one that trains on all replicas; further, it is told whether
+XLA compiles it, the axes of inputs and, where a worker is given its own part of batches, that it is."""
+
+
+class AdoptedModels(ABC):
+    """Lets models train through steps that `distribute` makes.
+
+    Args:
+        distribute: makes a distributed step of a model's `train_step`.
+        fits: how this worker is to fit models where it is one of several.
+        evaluations: how models are to be evaluated where several replicas share that.
+        around_fit: makes of a model's `fit` what the script calls.
+    """
+
+    def __init__(
+        self,
+        distribute: StepMaker,
+        fits: Fits | None = None,
+        evaluations: Evaluations | None = None,
+        around_fit: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda fit: fit,
+    ) -> None:
+        self._distribute, self._fits, self._evaluations = distribute, fits, evaluations
+        self._around_fit = around_fit
+        self._batch_axis: BatchAxis = {}
+
+    @property
+    @abstractmethod
+    def kind(self) -> Any:
+        """The class of all models."""
+
+    @property
+    @abstractmethod
+    def versions(self) -> tuple[str, str]:
+        """The package, and its lowest version whose models are adopted."""
+
+    @abstractmethod
+    def train_function(self, model: Any, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:
+        """What trains a model on the next batches of an iterator, and returns the last one's logs."""
+
+    @contextmanager
+    def adopting(self, batch_axis: BatchAxis | None = None) -> Iterator[None]:
+        """Adopts every model that is built, compiled or fitted while the context is open.
+
+        Args:
+            batch_axis: along which the inputs of their `fit` are split; as `AutoDist.scope` takes it.
+        """
+        self._batch_axis = {} if batch_axis is None else batch_axis
+        with patched(self.table()):
+            yield
+
+    def table(self) -> list[Patch]:
+        """What is replaced in the classes of models while a scope is open."""
+        # Where the library defines them: a model counts as one with a `compile` of its own, which loading a file leaves
+        # uncompiled, if `compile` of the class of all models is not the function that stands there.
+        trainer = definer_of(self.kind, "make_train_function")
+        rows = {
+            "make_train_function": self.adopt_and_make,
+            "__init__": self._adopting_after,  # it remembers where it was built: also what is compiled after the scope
+            **dict.fromkeys(SHOW_PROGRESS if self._fits is not None else ("fit",), self._fitting),
+        }
+        compiles = Patch(self.kind, "compile", self._adopting_after, self.versions)
+        return [compiles, *(Patch(trainer, name, wrapper, self.versions) for name, wrapper in rows.items())]
+
+    def _adopting_after(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call_and_adopt(model: Any, *args: Any, **kwargs: Any) -> None:
+            method(model, *args, **kwargs)
+            self.adopt(model)
+
+        return call_and_adopt
+
+    def adopt_and_make(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """The method of a class that makes a train function: the model is adopted, and makes ours."""
+
+        @functools.wraps(make)
+        def adopt_and_make(model: Any, force: bool = False) -> Any:
+            self.adopt(model)
+            return model.make_train_function(force)
+
+        return adopt_and_make
+
+    def _fitting(self, method: Any) -> Any:
+        """`fit`, `evaluate` or `predict`, by which models that were built and compiled before are fitted as adopted."""
+
+        @functools.wraps(method)
+        def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = method.__get__(model)
+            ours = self._fits.wrapped(bound) if self._fits is not None else bound
+            return (self._around_fit(ours) if method.__name__ == "fit" else ours)(*args, **kwargs)
+
+        return hiding_own_frames(call)
+
+    def adopt(self, model: Any) -> None:
+        """Gives one model a train function of ours; it keeps it after the scope."""
+        batch_axis = self._batch_axis
+
+        def make_train_function(force: bool = False) -> Any:
+            if model.train_function is None or force:
+                _check(model)
+                model.train_function = self.train_function(model, batch_axis)
+            return model.train_function
+
+        vars(model)["make_train_function"] = make_train_function
+        model.train_function = None
+        evaluations = None if batch_axis else self._evaluations  # else each worker evaluates the whole of batches
+        if evaluations is not None:
+            evaluations.adopt(model)
+        for name in self.called(batch_axis):
+            vars(model)[name] = hiding_own_frames(self._method(model, name, batch_axis, evaluations))
+
+    def called(self, batch_axis: BatchAxis) -> tuple[str, ...]:
+        """The methods of a model that the script is to call in another form."""
+        return SHOW_PROGRESS if self._fits is not None else ("fit",)
+
+    def reads(self, model: Any, method: Callable[..., Any], batch_axis: BatchAxis) -> Callable[..., Any]:
+        """A model's `fit`, `evaluate` or `predict`, which may read a part of its batches alone."""
+        return method
+
+    def knows_lengths(self, batch_axis: BatchAxis) -> bool:
+        """Returns True if the batches that a step is given have the lengths that the data of `fit` tell."""
+        return True
+
+    def _method(self, model: Any, name: str, batch_axis: BatchAxis, evaluations: Evaluations | None) -> Any:
+        """A model's `fit`, `evaluate` or `predict`, as the script is to call it."""
+        method = getattr(type(model), name).__get__(model)
+        if self._fits is not None:
+            method = self._fits.wrapped(method)
+        method = self.reads(model, method, batch_axis)
+        if name != "fit":
+            return method if evaluations is None else evaluations.noting_interrupts(method, model)
+        return self._around_fit(noting_lengths(method, model) if self.knows_lengths(batch_axis) else method)
+
+
+def _check(model: Any) -> None:
+    require_no_strategy(model.distribute_strategy, model.name)
+    if model.run_eagerly:
+        log.warning(
+            "%s is compiled with run_eagerly=True; AutoDist compiles its steps all the same, since what is distributed "
+            "is their graph.", model.name, extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+
+
+@contextmanager
+def explaining_graphs(model: Any) -> Iterator[None]:
+    """Adds to an error of a step that the step is a graph, where the script asks for eager execution."""
+    try:
+        yield
+    except Exception as error:
+        if model.run_eagerly and not isinstance(error, StopIteration):
+            error.add_note(
+                f"{model.name} is compiled with run_eagerly=True, and AutoDist compiles its steps all the same: there "
+                "tensors have no values yet. What needs values (x.numpy(), say) can stand in tf.py_function or in a "
+                "callback; tf.print prints them."
+            )
+        raise

@@ -1,0 +1,67 @@
+"""Calls what is to be done once a script imports a module, if it does."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from typing import Any
+
+
+@contextmanager
+def when_imported(name: str, act: Callable[[], None]) -> Iterator[None]:
+    """Calls `act` now if a module is imported, else after its import while the context is open.
+
+    Args:
+        name: of a module at the top.
+        act: is called once, or not at all.
+    """
+    if name in sys.modules:
+        act()
+        yield
+        return
+    finder = _Finder(name, act)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        finder.leave()
+
+
+class _Finder(MetaPathFinder):
+    def __init__(self, name: str, act: Callable[[], None]) -> None:
+        self._name, self._act = name, act
+
+    def leave(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        self.leave()
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._act)
+        return spec
+
+
+class _Loader(Loader):
+    """Loads a module as its own loader does, and then acts."""
+
+    def __init__(self, loader: Any, act: Callable[[], None]) -> None:
+        self._loader, self._act = loader, act
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> Any:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: Any) -> None:
+        self._loader.exec_module(module)
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._act()

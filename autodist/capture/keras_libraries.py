@@ -1,0 +1,38 @@
+"""The two Keras that a script may use: Keras 3, and Keras 2 under the name of tf_keras."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import keras
+
+
+def legacy_keras() -> Any | None:
+    """The module tf_keras, where the script has imported it; else None."""
+    module = sys.modules.get("tf_keras")
+    return module if hasattr(module, "Model") else None
+
+
+def uses_legacy_keras() -> bool:
+    """Returns True where `tf.keras` is tf_keras, which it imports when it is used first."""
+    return os.environ.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true") and legacy_keras() is None
+
+
+def is_legacy(model: Any) -> bool:
+    """Returns True for a model of tf_keras."""
+    legacy = legacy_keras()
+    return legacy is not None and isinstance(model, legacy.Model)
+
+
+def callbacks_of(model: Any) -> Any:
+    """The module of callbacks that the Keras of a model has."""
+    legacy = legacy_keras()
+    return legacy.callbacks if legacy is not None and is_legacy(model) else keras.callbacks
+
+
+def steps_per_execution(model: Any) -> int:
+    """How many steps a model makes in one call of its train function."""
+    steps = model.steps_per_execution
+    return steps if isinstance(steps, int) else 1 if steps is None else int(steps.numpy())
