@@ -21,6 +21,7 @@ from autodist.capture.assemble import (
 )
 from autodist.capture.batch_norm import FusedNorms, fusing_batch_norms
 from autodist.capture.demands import TRAINS, Demands
+from autodist.capture.entries_in_order import pairing_entries
 from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_gradients, noting_gradients
 from autodist.capture.inline import inlining_functions
 from autodist.capture.local_training import distributing
@@ -171,6 +172,7 @@ def _trace(
         nullcontext() if statistics is None else statistics.replacing(sums),
         inlining_functions(),
         reducing_by_rows(),
+        pairing_entries(),
         naming_captures(),
         distributing(),
         refusing_strategies(),

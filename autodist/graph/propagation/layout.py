@@ -29,7 +29,7 @@ from autodist.graph.propagation.facts import (
     reordered,
     with_axis,
 )
-from autodist.graph.propagation.lengths import is_length_of, length
+from autodist.graph.propagation.lengths import is_length_of, length, length_in_order
 from autodist.graph.propagation.numbered import expanded
 from autodist.graph.propagation.shapes import lengths_in_turn
 from autodist.graph.propagation.site import Rule, Site
@@ -158,6 +158,8 @@ def _reshape_rows(site: Site, form: Form, batch: Rows) -> Fact:
     dims, before = site.dims(1) or lengths_in_turn(site, 1), site.shape(0)
     if dims is None or before.rank is None:
         return site.opaque("the shape that it makes, or its input's rank, is not known")
+    if (counted_alike := _counted_as(site, batch, dims, before)) is not None:
+        return replace(form, base=counted_alike)
     counted = [axis for axis, dim in enumerate(dims.forms) if not dim.is_same]
     if any(dims.forms[axis] != count_of(batch) for axis in counted):
         return site.opaque("the shape that it makes depends on the batch in a way that is not followed")
@@ -180,6 +182,17 @@ def _reshape_rows(site: Site, form: Form, batch: Rows) -> Fact:
     if axis == 0 and not batch.order and per is not None:
         return replace(form, base=Rows(0, batch.count, per, ("under other axes", lead_before)))
     return site.opaque("it moves the batch axis among others")
+
+
+def _counted_as(site: Site, batch: Rows, dims: Dims, before: tf.TensorShape) -> Rows | None:
+    """A vector that gets the length of other rows: it fails where a part has more of the one than of the other.
+
+    So element k of the one and element k of the other belong together in each part just where they do on one device.
+    """
+    found = length_in_order(site, 1) if before.rank == len(dims.forms) == 1 and not batch.order else None
+    if not isinstance(found, Rows) or found.order or found.per is None or found.count == batch.count:
+        return None
+    return found
 
 
 def _in_layers(site: Site, batch: Rows, dims: Dims, before: tf.TensorShape) -> Rows | None:

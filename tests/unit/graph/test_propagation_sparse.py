@@ -154,3 +154,20 @@ def test_a_loss_of_connected_classes_with_sparse_labels(case, feeds):
     v2 = tf.nn.ctc_loss(labels, tf.transpose(given, [1, 0, 2]), None, length, blank_index=-1)
     losses = [v1, tf.reduce_mean(v1), v2, tf.reduce_mean(v2)]
     assert case.assert_joins(losses, feeds, SIZES, rtol=1e-5) == [PerExample(0), MEAN] * 2
+
+
+def test_a_vector_with_the_length_of_other_rows_is_counted_as_these(case, feeds):
+    ids, y = tensor(case, "ids"), tensor(case, "y")
+    positive, others = tf.boolean_mask(ids, ids > 0), tf.boolean_mask(ids + 1, ids >= 1)
+    paired = tf.reshape(others, tf.shape(positive))
+    kinds = case.assert_joins([positive * paired, tf.reduce_mean(tf.cast(positive * paired, tf.float64))], feeds, SIZES)
+    assert kinds[0] == PerExample(0)
+    assert isinstance(kinds[1], Mean) and isinstance(kinds[1].weight, Elements)
+    for unpaired in (
+        tf.reshape(others, [tf.shape(positive)[0], 1]),
+        tf.reshape(others, tf.shape(tf.concat([positive, positive], 0))),
+        positive * others,
+        tf.reshape(tf.reverse(others, [0]), tf.shape(positive)) * positive,
+        tf.reshape(tf.concat([y, y], 0), tf.shape(positive)),
+    ):
+        assert isinstance(case.kind(unpaired), Unknown), unpaired

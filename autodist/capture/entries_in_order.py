@@ -1,0 +1,64 @@
+"""Sparse lookups and masks of entries are captured with the weights, or the mask, given the entries' own length.
+
+Entry k of the weights belongs to entry k of the ids. A replica that has as many of both in its part pairs the same
+entries as one device does. A reshape fails where the numbers differ, while TensorFlow's arithmetic may broadcast.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import embedding_ops  # where all lookups of sparse ids end
+from tensorflow.python.ops import sparse_ops  # by which they leave entries out
+
+from autodist.capture.replaced import all_replaced
+
+_LOOKUPS = ("safe_embedding_lookup_sparse", "embedding_lookup_sparse")
+
+
+@contextmanager
+def pairing_entries() -> Iterator[None]:
+    """While it is open, weights of sparse ids and masks of sparse tensors have the length of the entries."""
+
+    def with_paired_weights(lookup: Any) -> Any:
+        signature = inspect.signature(lookup)
+        ids, weights = [*signature.parameters][1:3]
+
+        @functools.wraps(lookup)
+        def paired(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
+            if weights in given:
+                given[weights] = _weights_of(given[ids], given[weights])
+            return lookup(**given)
+
+        return paired
+
+    retain = sparse_ops.sparse_retain
+
+    @functools.wraps(retain)
+    def retained(sp_input: Any, to_retain: Any) -> Any:
+        if isinstance(sp_input, tf.SparseTensor):
+            to_retain = _of_length(tf.convert_to_tensor(to_retain), sp_input.values)
+        return retain(sp_input, to_retain)
+
+    lookups = [(embedding_ops, name, with_paired_weights(getattr(embedding_ops, name))) for name in _LOOKUPS]
+    with all_replaced([*lookups, (sparse_ops, "sparse_retain", retained), (tf.sparse, "retain", retained)]):
+        yield
+
+
+def _weights_of(ids: Any, weights: Any) -> Any:
+    kinds = (tf.SparseTensor, tf.RaggedTensor)
+    if not isinstance(ids, kinds) or not isinstance(weights, kinds):
+        return weights
+    return weights.with_values(_of_length(weights.values, ids.values))
+
+
+def _of_length(values: tf.Tensor, entries: tf.Tensor) -> tf.Tensor:
+    if not tf.is_symbolic_tensor(values) or values.shape.rank != 1 or entries.shape.rank != 1:
+        return values
+    return tf.reshape(values, tf.shape(entries))
