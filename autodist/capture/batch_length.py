@@ -11,7 +11,7 @@ from autodist.errors import CaptureError
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
-from autodist.graph.names import node_of
+from autodist.graph.names import is_control, node_of
 from autodist.graph.parts import Variable
 from autodist.graph.propagation import PerExample, Propagation, Unknown
 from autodist.graph.walks import reach
@@ -20,6 +20,8 @@ _MEND = (
     "Leave the batch axis open (-1 or tf.shape(x)[0] in tf.reshape and tf.zeros; None in set_shape, tf.ensure_shape, "
     "placeholders and keras.Input; no drop_remainder=True; no stateful RNN), or train with one replica."
 )
+
+_TABLES_OF_SCALARS = ("HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2")
 
 
 @dataclass(frozen=True)
@@ -143,12 +145,29 @@ def shape_fault(item: GraphItem, examples: int | Mapping[str, int]) -> str | Non
             own = examples if isinstance(examples, int) else examples[f"{node.name}:0"]
             lengths = [own if axis == axes[node.name] else length for axis, length in enumerate(shape)]
             node.attr["shape"].shape.CopyFrom(tf.TensorShape(lengths).as_proto())
+    _show_shapes_of_lookups(definition)
     try:
         with tf.Graph().as_default():
             tf.graph_util.import_graph_def(definition, name="")
     except ValueError as error:
         return str(error).rstrip(".")
     return None
+
+
+def _show_shapes_of_lookups(definition: tf.compat.v1.GraphDef) -> None:
+    """Puts casts of the keys in the place of lookups in tables, for which TensorFlow infers no shapes.
+
+    That is where a table has a scalar for each key, so that the values have the shape of the keys.
+    """
+    scalar = {node.name for node in definition.node if node.op in _TABLES_OF_SCALARS}
+    for node in definition.node:
+        if node.op != "LookupTableFindV2" or node_of(node.input[0]) not in scalar:
+            continue
+        source, target = node.attr["Tin"].type, node.attr["Tout"].type
+        node.op = "Cast"
+        node.input[:] = [node.input[1], *filter(is_control, node.input)]
+        node.attr.clear()
+        node.attr["SrcT"].type, node.attr["DstT"].type = source, target
 
 
 def _told(item: GraphItem, dealt: Dealt, length: int, fault: str, fixed: str | None, kept: list[Variable]) -> str:

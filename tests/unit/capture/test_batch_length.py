@@ -41,6 +41,21 @@ def with_state(y):
     return y + STATE
 
 
+@cache
+def tables():
+    """One with a scalar for each key, and one with a vector."""
+    with tf.init_scope():
+        numbers = tf.range(9, dtype=tf.int64)
+        content = tf.lookup.KeyValueTensorInitializer(numbers, numbers)
+        vectors = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, tf.zeros([2]))
+        vectors.insert(numbers, tf.zeros([9, 2]))
+        return tf.lookup.StaticHashTable(content, 0), vectors
+
+
+def looked_up(x, which=0):
+    return tables()[which].lookup(tf.cast(x, tf.int64))
+
+
 BOUND = {
     "reshape": lambda x: tf.reshape(x, [8, -1]),
     "set_shape": set_shape,
@@ -50,6 +65,8 @@ BOUND = {
     "loop": lambda x: tf.while_loop(lambda k, _: k < 2, lambda k, s: (k + 1, s + x), (0, EIGHT))[1],
 }
 FREE = {
+    "of a table": lambda x: tf.cast(looked_up(x), tf.float32) + tf.zeros_like(x),
+    "vectors of a table": lambda x: tf.reduce_sum(looked_up(x, 1) + tf.zeros([4, 2]), -1),
     "as it is": lambda x: x,
     "reshape": lambda x: tf.reshape(x, [-1, 4]),
     "by its shape": lambda x: x + tf.zeros([tf.shape(x)[0], 4]),
@@ -64,6 +81,15 @@ FREE = {
 def test_a_step_for_one_number_of_examples_is_refused_where_replicas_get_fewer(name, shares):
     with pytest.raises(CaptureError, match=r"takes 8 examples at a time.*\(x, y\).*Leave the batch axis open"):
         require_any_length(item_of(BOUND[name]), Dealt(8, shares, shares))
+
+
+def test_a_constant_of_the_batch_size_beside_rows_behind_a_lookup_table_is_refused():
+    def beside_constant(x):
+        return tf.concat([tf.gather(EIGHT, looked_up(x)[:, 0])[:, :2], tf.zeros([8, 2])], 1)
+
+    item = item_of(beside_constant, tf.reduce_mean)  # nothing else shows how many examples there are
+    with pytest.raises(CaptureError, match="takes 8 examples at a time.*With 4"):
+        require_any_length(item, Dealt(8, 2, 2))
 
 
 @pytest.mark.parametrize("name", BOUND)
