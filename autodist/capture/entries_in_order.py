@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
-from tensorflow.python.ops import embedding_ops  # where all lookups of sparse ids end
-from tensorflow.python.ops import sparse_ops  # by which they leave entries out
+from tensorflow.python.ops import (
+    embedding_ops,  # where all lookups of sparse ids end
+    sparse_ops,  # by which they leave entries out
+)
 
 from autodist.capture.replaced import all_replaced
 

@@ -67,6 +67,8 @@ class Growth:
                 return self._open_axes(inputs[0])
             case "StridedSlice" if self._item.wiring.nodes[node_of(inputs[0])].op == "Shape":
                 return self._length(inputs)
+            case "Softmax" if self._is_open(name, -1):  # its rows add up to 1
+                return -1
             case "Prod":
                 return self._product_of_lengths(inputs[0], depth)
         return self._otherwise(name, inputs, depth)
@@ -89,6 +91,10 @@ class Growth:
     def _open_axes(self, name: str) -> int | None:
         shape = self._item.spec_of(name).shape
         return None if shape.rank is None else sum(length is None for length in shape.as_list())
+
+    def _is_open(self, name: str, axis: int) -> bool:
+        shape = self._item.spec_of(name).shape
+        return bool(shape.rank) and shape[axis] is None
 
     def _axes_reduced(self, inputs: list[str]) -> int | None:
         """How many open axes a reduction takes away."""

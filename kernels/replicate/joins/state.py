@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Sequence
 
@@ -13,6 +14,7 @@ from autodist.graph.names import node_of
 from autodist.graph.parts import Aggregation, GradientCall, Join, JoinKind, Variable
 from autodist.graph.propagation import Examples, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.graph.read_again import writes_read_again
+from autodist.graph.seeds import Undecided, joined_calls, seed_weight
 from autodist.graph.walks import reach
 from autodist.kernels.replicate.growth import Growth
 from autodist.kernels.replicate.joins.joiner import Joiner
@@ -37,6 +39,7 @@ class StateJoins:
         self._joiner, self._whole = joiner, whole
         self._growth = Growth(joiner.item, joiner.flows)
         self._averaged: dict[str, list[str]] = {}
+        self._summed: dict[str, list[str]] = {}
 
     def join_state(self, changes: Sequence[StateChange]) -> None:
         """Combines what the compute part writes: as its variable declares, or as one device would leave it."""
@@ -70,8 +73,11 @@ class StateJoins:
         if unknown is not None and declared is Aggregation.NONE and whole.is_of_moments(change):
             return self._mean_of_states(change, Examples())
         if unknown is not None:
-            is_told = declared is Aggregation.SUM and only_adds
-            return self._sum_of_changes(f, change) if is_told else self._guess(f, change, unknown)
+            if declared is not Aggregation.SUM or not only_adds:
+                return self._guess(f, change, unknown)
+            if not self._grows_as_sums(change):
+                self._summed.setdefault(unknown, []).append(change.variable.name)
+            return self._sum_of_changes(f, change)
         mean = whole.mean(change)
         return whole.value(change) if mean is None else self._mean_of_states(change, mean.weight)
 
@@ -110,11 +116,34 @@ class StateJoins:
         self._averaged.setdefault(reason, []).append(change.variable.name)
         return True
 
+    def _grows_as_sums(self, change: StateChange) -> bool:
+        """Returns True if what is added is known to grow as a sum does, and is made of no loss taken for a mean."""
+        unknown = self._whole.unknown_parts(change)
+        if any(self._growth.of(t) is None for t in unknown):
+            return False
+        losses = {node_of(t) for t in self._losses_taken_for_means if self._growth.of(t) != 0}
+        made_of = reach(map(node_of, unknown), self._joiner.item.wiring.data.__getitem__)
+        return losses.isdisjoint(made_of)
+
+    @functools.cached_property
+    def _losses_taken_for_means(self) -> list[str]:
+        item, flows = self._joiner.item, self._joiner.flows
+        calls = [item.gradient_calls[k] for k in joined_calls(item) if not item.gradient_calls[k].terms]
+        undecided = [c for c in calls if isinstance(seed_weight(item, flows, c, True), Undecided)]
+        return [target for call in undecided for target in call.targets]
+
     def _tell_of_averages(self) -> None:
         for reason, names in self._averaged.items():
             log.warning(
                 "%s: it is not known how what the step writes there depends on the batch (%s); it is averaged over the "
                 "replicas, as a loss of unknown kind is.", ", ".join(names), reason, extra=ALIKE_EVERYWHERE,
+            )  # fmt: skip
+        for reason, names in self._summed.items():
+            log.warning(
+                "%s: it is not known how what the step adds there depends on the batch (%s); it is added up over the "
+                "replicas, as the variable's `aggregation` says. If one device adds a mean there, the sum is as many "
+                "times too large as there are replicas: give such a metric means and sums over the batch.",
+                ", ".join(names), reason, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
 
     def _tell_of_own_values(self) -> None:

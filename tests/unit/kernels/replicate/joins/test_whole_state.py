@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture.function import CapturedFunction
-from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one_device, plan, train
+from tests.unit.kernels.in_one_process import Trained, assert_same, capture, one_device, plan, rewritten, train
 from tests.unit.kernels.pairs import pairs
 
 pytestmark = pytest.mark.usefixtures("keras_in_float64")
@@ -306,6 +306,56 @@ def test_a_mean_of_what_is_not_known_is_averaged_with_its_count(
     said = [r.getMessage() for r in caplog.records]
     assert len(said) == (shape[0] if IS_TOLD[make] else 0)
     assert all("it is averaged over the replicas" in text for text in said)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_mean_of_a_loss_that_compares_examples_is_the_mean_of_the_losses(
+    shape: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its weights, a softmax along the batch, add up to 1 in each part."""
+    weight, mean = tf.Variable(np.ones(3), name="weight"), keras.metrics.Mean()
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.softmax(tf.linalg.matvec(x, weight)) * x[:, 0])
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        mean.update_state(loss)
+        return loss
+
+    data = [(np.random.default_rng(k).normal(size=(12, 3)),) for k in range(3)]
+    captured = capture(step, *data[0])
+    found = train(captured, plan(captured.item, *shape), data)
+    logged = found.variable("mean/total") / found.variable("mean/count")
+    assert logged == pytest.approx(np.mean([outputs[0][0] for outputs in found.outputs]), rel=1e-12)
+    assert "mean/total: it is not known" in caplog.text
+
+
+def root_of_a_sum_of_pairs(x: tf.Tensor) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_sum(tf.matmul(x, x, transpose_b=True) ** 2))
+
+
+def sum_of_pairs(x: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.nn.relu(1 - tf.matmul(x, x, transpose_b=True)))
+
+
+@pytest.mark.parametrize("loss_of, is_trained", [(root_of_a_sum_of_pairs, False), (sum_of_pairs, True)])
+def test_a_metric_that_adds_up_what_may_be_a_mean_is_named(
+    loss_of: Callable[[tf.Tensor], tf.Tensor], is_trained: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    weight, mean = tf.Variable(np.ones(3), name="weight"), keras.metrics.Mean()
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            value = loss_of(x * weight)
+            loss = value if is_trained else tf.reduce_mean(x * weight)
+        weight.assign_sub(0.1 * tape.gradient(loss, weight))
+        mean.update_state(value)
+        return loss
+
+    captured = capture(step, np.ones((8, 3)))
+    rewritten(captured, plan(captured.item, 1, 2))
+    assert "mean/total: it is not known how what the step adds there depends on the batch" in caplog.text
+    assert "it is added up over the replicas" in caplog.text and "mean/count" not in caplog.text
 
 
 @pytest.mark.parametrize("shape", [(1, 3), (2, 2)])
