@@ -250,7 +250,8 @@ class Run:
             self.on_training()
             self.draws |= {node.name for node in item.wiring.having(Trait.SEEDED)}
         rewritten = self._plans.rewritten(item, strategy, names, fetching, kernels)
-        program = Program(self.engines, rewritten, list(item.inputs), self._updates)
+        # Guarded, since the first run that is prepared in a session waits for all servers of the run.
+        program: Program = self.guard(Program, self.engines, rewritten, list(item.inputs), self._updates)
         if program.land is not None:
             self._landings.append(program.land)
         if item.gradients and self.on_first_program is not None:

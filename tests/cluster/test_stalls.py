@@ -63,6 +63,23 @@ def test_a_worker_that_was_stopped_on_its_way_to_its_first_step(tmp_path: Path) 
         run.assert_gone()
 
 
+def test_a_worker_that_was_stopped_between_making_a_session_and_its_first_run(tmp_path: Path) -> None:
+    script = """
+with tf.Graph().as_default(), ad.scope():
+    x = tf.compat.v1.placeholder(tf.float64, [None, 3])
+    w = tf.compat.v1.get_variable("w", initializer=np.zeros(3))
+    train = tf.compat.v1.train.GradientDescentOptimizer(0.1).minimize(tf.reduce_mean(x * w))
+    session = ad.create_distributed_session()
+    if me:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    session.run(train, {x: np.ones([2, 3])})
+"""
+    with Training(tmp_path, script, TWO) as run:
+        assert run.wait(START + STALLED) != 0
+        assert "localhost:1 has not answered for 3 s, while localhost:0 waits for it" in run.stderr
+        run.assert_gone()
+
+
 @pytest.mark.busy
 def test_a_worker_that_was_stopped_and_before_its_first_step_let_nothing_else_of_it_run(tmp_path: Path) -> None:
     holds = "import ctypes\nif me: ctypes.PyDLL(None).sleep(5)\n"  # longer than it may take to answer later
