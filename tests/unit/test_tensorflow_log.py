@@ -27,6 +27,7 @@ W0000 00:00:1795321870.931277   23805 local_rendezvous.cc:412] Local rendezvous 
 Cleanup 55963058904290403 [type.googleapis.com/tensorflow.DerivedStatus='']
 I0000 00:00:1795321870.931277   23805 local_rendezvous.cc:407] Local rendezvous is aborting with status: OUT_OF_RANGE: \
 End of sequence
+W0000 00:00:1795657943.582472    8662 util.cc:163] Not handling type DT_DOUBLE
 I0000 00:00:1795388561.931507   19853 profiler_session.cc:117] Profiler session initializing.
 I0000 00:00:1795388561.931552   19853 profiler_session.cc:132] Profiler session started.
 I0000 00:00:1795388561.936091   19854 profiler_session.cc:81] Profiler session collecting data.
