@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import tensorflow as tf
@@ -16,6 +16,7 @@ from autodist.graph.op_types import is_in_batches
 from autodist.graph.ops import SUMS, Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.stages import Stages
+from autodist.graph.walks import reach
 
 _ARITHMETIC = {s.assign: s.arithmetic for s in SUMS}
 
@@ -50,6 +51,7 @@ class StateChange:
         after: tensor with the value that a replica leaves.
         made: by the captured writes, in their order, of what the value after each is made.
         write: the node that writes the combined value; its value is still to be given.
+        label: of the change in names.
     """
 
     variable: Variable
@@ -57,6 +59,7 @@ class StateChange:
     after: str
     made: Mapping[str, Made]
     write: str
+    label: str
 
     @property
     def in_all(self) -> Made:
@@ -77,6 +80,9 @@ def take_state_writes(
 
         v.assign(f(v, x)); y = g(v)      becomes      v1 = f(v, x); y = g(v1); and once, at the end, v.assign(combined)
 
+    Where a part of the step that runs once stands between two writes (a metric's result, an update that reads an
+    average), the writes before it are combined first, and those behind it start from the combined value.
+
     So are writes that are alike everywhere, of a trained variable that one worker owns and that is used after them: the
     owner writes when the gradients of all have come, and what these are made of cannot wait for that.
 
@@ -88,12 +94,46 @@ def take_state_writes(
         for handle in stages.effects[write].writes:
             by_variable.setdefault(handle, []).append(write)
     owned = {item.by_name[g.variable].handle for g in stages.gradients if g.variable in item.owners}
-    changes = []
+    changes: list[StateChange] = []
     for handle, writes in by_variable.items():
         is_waited_for = handle in owned and stages.is_used_after(handle, writes)
         if is_waited_for or any(w in varying for w in writes):
-            changes.append(_take(editor, item, stages, handle, writes))
+            for k, some in enumerate(_runs_of(item, stages, writes)):
+                run = _Run(
+                    tuple(some), tuple(writes), f"{handle}/{k}" if k else handle, changes[-1].write if k else None
+                )
+                changes.append(_take(editor, item, stages, item.by_handle[handle], run))
     return changes
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Writes of a variable that are combined as one.
+
+    Attributes:
+        writes: their names.
+        every: those of the variable, in their order.
+        label: for names.
+        after: the write that combines the run before; None for the first.
+    """
+
+    writes: tuple[str, ...]
+    every: tuple[str, ...]
+    label: str
+    after: str | None
+
+
+def _runs_of(item: GraphItem, stages: Stages, writes: Sequence[str]) -> Iterator[list[str]]:
+    """The writes of a variable in runs: none waits for what runs once behind another of its run."""
+    run: list[str] = []
+    for write in writes:
+        behind = {c for earlier in run for c in item.wiring.consumers[earlier] if c in stages.once}
+        needed: set[str] = reach([write], item.wiring.sources.__getitem__) if behind else set()
+        if not behind.isdisjoint(needed):
+            yield run
+            run = []
+        run.append(write)
+    yield run
 
 
 _OUT_OF_THE_BRANCH = (
@@ -101,8 +141,8 @@ _OUT_OF_THE_BRANCH = (
 )
 
 
-def _take(editor: GraphEditor, item: GraphItem, stages: Stages, handle: str, writes: list[str]) -> StateChange:
-    variable = item.by_handle[handle]
+def _take(editor: GraphEditor, item: GraphItem, stages: Stages, variable: Variable, run: _Run) -> StateChange:
+    handle, writes = variable.handle, run.writes
     for write in writes:
         op = editor[write].op
         if op not in ("AssignVariableOp", *_ARITHMETIC):
@@ -111,17 +151,17 @@ def _take(editor: GraphEditor, item: GraphItem, stages: Stages, handle: str, wri
                 "differ between replicas; only assign, assign_add and assign_sub can be combined. "
                 + (_OUT_OF_THE_BRANCH if op == "Case" else "Write the whole variable by one of these.")
             )
-    before = _read(editor, variable)
-    write = _write(editor, variable, [i for w in writes for i in editor[w].input if is_control(i)])
-    made = _made(editor, item, stages, variable, writes)
+    before = _read(editor, variable, run)
+    write = _write(editor, variable, run.label, [i for w in writes for i in editor[w].input if is_control(i)])
+    made = _made(editor, item, stages, variable, run)
     _require_reads_that_run(item, stages, variable, set(writes))
-    _reads_become_values(editor, stages, handle, set(writes), write)
+    _reads_become_values(editor, stages, handle, run, write)
     for w in writes:
         earlier = [e for e in stages.writes_before(w, handle) if e in writes and e != w]
         _become_value(editor, editor[w], tensor(max(earlier, key=stages.order.__getitem__)) if earlier else before)
         outside = [c for c in editor.consumers(w) if c in stages.once or c == write]
         editor.replace_control(w, [write], outside)
-    return StateChange(variable, before, tensor(writes[-1]), made, write)
+    return StateChange(variable, before, tensor(writes[-1]), made, write, run.label)
 
 
 def _require_reads_that_run(item: GraphItem, stages: Stages, variable: Variable, writes: set[str]) -> None:
@@ -140,32 +180,31 @@ def _require_reads_that_run(item: GraphItem, stages: Stages, variable: Variable,
             )
 
 
-def _read(editor: GraphEditor, variable: Variable) -> str:
-    node = NodeDef(name=f"autodist/state/{variable.handle}/before", op="ReadVariableOp", input=[variable.handle])
+def _read(editor: GraphEditor, variable: Variable, run: _Run) -> str:
+    inputs = [variable.handle, *([f"^{run.after}"] if run.after else ())]
+    node = NodeDef(name=f"autodist/state/{run.label}/before", op="ReadVariableOp", input=inputs)
     node.attr["dtype"].type = variable.dtype.as_datatype_enum
     return tensor(editor.add(node))
 
 
-def _write(editor: GraphEditor, variable: Variable, control: list[str]) -> str:
+def _write(editor: GraphEditor, variable: Variable, label: str, control: list[str]) -> str:
     """The one write; its value is a placeholder's until the combined one is known."""
-    value = NodeDef(name=f"autodist/state/{variable.handle}/combined", op="Placeholder")
+    value = NodeDef(name=f"autodist/state/{label}/combined", op="Placeholder")
     value.attr["dtype"].type = variable.dtype.as_datatype_enum
     editor.add(value)
-    node = NodeDef(name=f"autodist/state/{variable.handle}/write", op="AssignVariableOp")
+    node = NodeDef(name=f"autodist/state/{label}/write", op="AssignVariableOp")
     node.attr["dtype"].type = variable.dtype.as_datatype_enum
-    read = f"^autodist/state/{variable.handle}/before"
+    read = f"^autodist/state/{label}/before"
     node.input[:] = [variable.handle, value.name, *dict.fromkeys([*control, read])]
     return editor.add(node)
 
 
-def _made(
-    editor: GraphEditor, item: GraphItem, stages: Stages, variable: Variable, writes: list[str]
-) -> dict[str, Made]:
+def _made(editor: GraphEditor, item: GraphItem, stages: Stages, variable: Variable, run: _Run) -> dict[str, Made]:
     found = {}
     made = Made(None)
-    for k, write in enumerate(writes):
+    for write in run.writes:
         value = tensor(editor[write].input[1])
-        addend = _addend(editor, item, stages, variable, writes[:k], write)
+        addend = _addend(editor, item, stages, variable, run.every[: run.every.index(write)], write)
         if addend is not None:
             made = replace(made, added=(*made.added, addend))
         elif editor[write].op == "AssignSubVariableOp":
@@ -177,7 +216,7 @@ def _made(
 
 
 def _addend(
-    editor: GraphEditor, item: GraphItem, stages: Stages, variable: Variable, earlier: list[str], write: str
+    editor: GraphEditor, item: GraphItem, stages: Stages, variable: Variable, earlier: Sequence[str], write: str
 ) -> str | None:
     """What a write adds to the value that the earlier ones leave, if it adds."""
     node = editor[write]
@@ -195,16 +234,20 @@ def _addend(
     return None
 
 
-def _reads_become_values(editor: GraphEditor, stages: Stages, handle: str, writes: set[str], final: str) -> None:
+def _reads_become_values(editor: GraphEditor, stages: Stages, handle: str, run: _Run, final: str) -> None:
     for name in stages.readers(handle):
-        if name in writes or name in stages.once or name not in editor:
+        if name in run.every or name in stages.once or name not in editor:
             continue
-        earlier = [w for w in stages.writes_before(name, handle) if w in writes]
+        earlier = [w for w in stages.writes_before(name, handle) if w in run.every]
         node = editor[name]
         if not earlier:
             editor.add_control(final, [name])
-        elif node.op == "ResourceGather" and not is_in_batches(node):
-            _become_gather(editor, node, max(earlier, key=stages.order.__getitem__))
+            continue
+        current = max(earlier, key=stages.order.__getitem__)
+        if current not in run.writes:
+            continue  # it takes the value that another run of writes leaves
+        if node.op == "ResourceGather" and not is_in_batches(node):
+            _become_gather(editor, node, current)
         elif node.op != "ReadVariableOp":
             raise RewriteError(
                 f"{name} ({node.op}) reads {handle} after the step wrote it outside any optimizer's update; only a "
@@ -212,7 +255,6 @@ def _reads_become_values(editor: GraphEditor, stages: Stages, handle: str, write
                 "it."
             )
         else:
-            current = max(earlier, key=stages.order.__getitem__)
             editor.pass_on(name, tensor(current), tf.as_dtype(node.attr["dtype"].type))
 
 

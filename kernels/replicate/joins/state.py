@@ -47,7 +47,7 @@ class StateJoins:
         whole = self._whole
         with fragment(self._joiner.editor, "state") as f:
             for change in changes:
-                with tf.name_scope(f"{change.variable.handle}/joined"):
+                with tf.name_scope(f"{change.label}/joined"):
                     combined.append(self._combine(f, change, whole))
         self._tell_of_averages()
         self._tell_of_own_values()
@@ -197,7 +197,7 @@ class StateJoins:
         return self._noted(f, change, after[0] if is_first else tf.zeros_like(after[0]), tf.identity(after[0]))
 
     def _noted(self, f: Fragment, change: StateChange, local: tf.Tensor, result: tf.Tensor) -> str:
-        name, level = f"state/{change.variable.handle}/joined", self._joiner.level(change.after)
+        name, level = f"state/{change.label}/joined", self._joiner.level(change.after)
         return self._joiner.noted(f, name, JoinKind.STATE, local, None, result, level)
 
     def _mean_of_states(self, change: StateChange, weight: Weight) -> str:
@@ -212,7 +212,7 @@ class StateJoins:
         weights, total = self._joiner.weights_of(weight, variable.dtype)
         after = [self._joiner.parts.named(change.after, k) for k in range(count)]
         template = self._joiner.template(("mean", variable.dtype), [variable.dtype] * (2 + 2 * count), mean)
-        name = f"state/{variable.handle}/joined"
+        name = f"state/{change.label}/joined"
         local, result = template.splice(self._joiner.editor, name, [change.before, total, *after, *weights])
         self._joiner.note(
             Join(

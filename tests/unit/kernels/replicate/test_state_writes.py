@@ -1,0 +1,68 @@
+"""What the compute part writes several times in a step, with parts of the step between that run once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from autodist.capture.function import CapturedFunction
+from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
+from tests.unit.kernels.place.partition.shards import numbers
+
+Made = tuple[CapturedFunction, Callable[..., object]]
+
+
+def sharpness_aware(between: str) -> Made:
+    """Two gradients, the second at weights moved by the first (SAM), a running average, and a metric.
+
+    Args:
+        between: what stands between the two writes of the average or the metric and runs once: "result" of the metric,
+            "average" that the first update reads, "stale" for a write that starts from what was read at the beginning.
+    """
+    weight = tf.Variable(numbers(0, 3, 2), name="weight")
+    average = tf.Variable(np.zeros(2), trainable=False, name="average")
+    total, count = (tf.Variable(np.float64(0), trainable=False, name=name) for name in ("total", "count"))
+
+    def loss_and_gradient(x: tf.Tensor, y: tf.Tensor, found: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            out = x @ weight
+            average.assign(0.9 * found + 0.1 * tf.reduce_mean(out, 0))
+            loss = tf.reduce_mean(tf.square(out - y))
+        total.assign_add(loss * tf.cast(tf.shape(x)[0], tf.float64))
+        count.assign_add(tf.cast(tf.shape(x)[0], tf.float64))
+        return loss, tape.gradient(loss, weight)
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        at_first = average.read_value()
+        loss, gradient = loss_and_gradient(x, y, at_first)
+        result = total / count if between == "result" else tf.reduce_sum(average)
+        away = 0.05 * gradient / tf.norm(gradient)
+        if between == "average":
+            away *= 1.0 + tf.norm(average)
+        weight.assign_add(away)
+        found = at_first if between == "stale" else average.read_value()
+        moved, gradient = loss_and_gradient(x, y, found)
+        weight.assign_sub(away)
+        weight.assign_sub(0.1 * gradient)
+        return loss, moved, result, total / count
+
+    return capture(step, numbers(0, 6, 3), numbers(0, 6, 2)), step
+
+
+LAYOUTS: dict[str, Callable[[CapturedFunction], object]] = {
+    "1 worker": lambda captured: plan(captured.item, 1, 2),
+    "AllReduce": lambda captured: plan(captured.item, 2, 1),
+    "PS": lambda captured: plan(captured.item, 2, 2, {"weight": 1}),
+}
+
+
+@pytest.mark.parametrize("between", ["result", "average", "stale"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_writes_around_what_runs_once_equal_one_device(layout: str, between: str):
+    captured, step = sharpness_aware(between)
+    batches = [(numbers(k, 6, 3), numbers(k + 9, 6, 2)) for k in range(3)]
+    found = train(captured, LAYOUTS[layout](captured), batches)
+    assert_same(found, one_device(captured, step, batches))
