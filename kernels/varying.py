@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from autodist.graph.control_flow import find_inside
-from autodist.graph.item import GraphItem
+from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.stages import Stages
@@ -25,6 +25,16 @@ def sources_of(item: GraphItem, seeds: Iterable[str], draws: Iterable[str]) -> l
     """
     batch = [node_of(name) for name, axis in item.inputs.items() if axis is not None]
     return [*batch, *(seed for seed in seeds if seed in item.wiring.nodes), *draws]
+
+
+def sources_of_replicas(item: GraphItem, wiring: Wiring) -> list[str]:
+    """The nodes of a replicated step whose outputs differ between replicas by themselves; `wiring`: of its graph."""
+    counts = (EXAMPLES, ALL_EXAMPLES)
+    named = {node_of(name) for name, axis in item.inputs.items() if axis is not None or name in counts}
+    named |= {call.seed for call in item.gradient_calls}
+    named |= {term.seed for call in item.gradient_calls for term in call.terms}
+    drawn = {node.name for node in wiring.having(Trait.SEEDED)}
+    return [name for name in wiring.nodes if name in named or name in drawn]
 
 
 def find_varying(item: GraphItem, sources: Iterable[str], stages: Stages) -> frozenset[str]:

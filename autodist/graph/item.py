@@ -8,6 +8,7 @@ from functools import cached_property
 
 import tensorflow as tf
 
+from autodist.graph.execution_order import ExecutionOrder
 from autodist.graph.fragment import SpecOf, nothing_known
 from autodist.graph.inferred_specs import infer_specs
 from autodist.graph.keeper import Keeper
@@ -51,6 +52,7 @@ class Replication:
         keepers: for each variable that is owned, how its owner keeps it.
         counts_examples: whether the step's last output is none of the script's, but above 0 if any worker has examples.
         even_parts: that all replicas need equally many examples, and why; None where they do not.
+        order: of all that the step does, where an owner keeps variables; found while `joins` has all joins.
     """
 
     stages: Stages
@@ -60,6 +62,7 @@ class Replication:
     keepers: Mapping[str, Keeper] = field(default_factory=dict)
     counts_examples: bool = False
     even_parts: EvenParts | None = None
+    order: ExecutionOrder | None = field(default=None, compare=False, repr=False)
 
     @cached_property
     def trained(self) -> dict[str, str]:

@@ -16,7 +16,7 @@ from autodist.graph.parts import Join
 from autodist.graph.placement import EVERY_WORKER
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
-from autodist.kernels.communicate.duties import NOBODY, Owners, find_duties, once, only_other
+from autodist.kernels.communicate.duties import NOBODY, Owners, Workers, find_duties, once, only_other
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.communicate.results import Results
 
@@ -49,6 +49,7 @@ class OwnPart:
             `EVERY_WORKER` for what is the same everywhere. A node that a single owner has everything for is computed by
             it alone; one that mixes is computed by whoever needs it, from what the owners send.
         computed: nodes among them that this worker runs.
+        runs: for each node of `private`, the workers that run it.
         transfers: what this worker sends and receives, in the same order on both sides.
         me: this worker.
         brought: shape and dtype of the gradients that were brought to owners, by the tensor that stands for them.
@@ -60,6 +61,7 @@ class OwnPart:
     me: int
     brought: Mapping[str, tf.TensorSpec]
     computed: frozenset[str]
+    runs: Mapping[str, Workers]
 
     @classmethod
     def find(
@@ -86,9 +88,10 @@ class OwnPart:
             for reader in (readers if source == me else [me] if me in readers else [])
         ]
         transfers.sort(key=lambda t: (t.reader, t.name))
+        runs = {name: asked.runs.get(name, 0) for name in private}
         travelling = frozenset(name for name, _, _ in asked.tensors)
         specs = {t: _spec_of_result(j, t) for j in joins for t in j.result}
-        return cls(item, private, _in_rounds(item, transfers, travelling), me, specs, asked.by(me))
+        return cls(item, private, _in_rounds(item, transfers, travelling), me, specs, asked.by(me), runs)
 
     def exchange_boundary(self, results: Results, context: Context) -> None:
         """Sends what others need of this worker, and receives what it needs."""

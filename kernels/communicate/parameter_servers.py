@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import ClassVar
 
 import tensorflow as tf
@@ -14,7 +12,7 @@ from autodist.errors import FetchedElsewhereError
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem, Replication
 from autodist.graph.keeper import Pace
-from autodist.graph.names import is_control, node_of
+from autodist.graph.names import node_of
 from autodist.graph.parts import Join
 from autodist.graph.placement import EVERY_WORKER
 from autodist.kernels.base import Context, Kernel
@@ -24,7 +22,8 @@ from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.communicate.own_part import OwnPart
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
-from autodist.kernels.communicate.tokens import Group, group_writes
+from autodist.kernels.communicate.tokens import Group, group_writes, rank_writes
+from autodist.kernels.communicate.versions import Acknowledgement, Versions
 from autodist.kernels.sums import mean_of
 from autodist.kernels.varying import after_loops
 
@@ -65,15 +64,20 @@ class _Servers:
         self.editor = self.results.editor
         self.effects = item.wiring.effects
         self.joins = [j for j in replication.joins if j.variable and item.by_name[j.variable].handle in self.owner]
-        self.followers = self._find_followers()
+        assert replication.order is not None, "SetPace finds it"
+        self.order = replication.order
+        self.versions = Versions(item, replication, self.owner, self.joins, context)
 
     def run(self) -> GraphItem:
         self._bring_gradients()
         part = OwnPart.find(self.item, self.context, self.effects, self.owner, self.joins)
+        acknowledgements = self.versions.acknowledgements(part.runs)
         self._require_same_outputs(part)
         part.exchange_boundary(self.results, self.context)
-        self._hold_back_writes()
-        self._hand_out_tokens()
+        self._hold_back_writes(acknowledgements)
+        self._hand_out_tokens(
+            rank_writes(self.order, self.owner, self.versions.awaited(acknowledgements), part.private)
+        )
         part.cut_control(self.editor)
         self.editor.run_no_more(filter(part.is_others, self.editor.targets))
         return self.results.to_item(self.joins)
@@ -90,21 +94,6 @@ class _Servers:
                     "which do not fetch the same in this run. Fetch it on every worker alike, and not under "
                     "`if ad.is_chief`; or in a run of its own after the step; or synchronise its variable by AllReduce."
                 )
-
-    def _find_followers(self) -> Mapping[str, list[str]]:
-        """Variables that no gradient is for and that replicas read before any update: they follow trained ones, as a
-        target network does. By handle, the reads."""
-        trained = {self.item.by_name[j.variable or ""].handle for j in self.joins}
-        writes = {name for name, effect in self.effects.items() if effect.writes & self.owner.keys()}
-        found: dict[str, list[str]] = {}
-        untrained = self.owner.keys() - trained
-        for name, effect in self.effects.items():
-            handles = effect.reads & untrained
-            if handles and not effect.writes and name not in self.stages.once:
-                if writes.isdisjoint(self.editor.ancestors([name])):
-                    for handle in handles:
-                        found.setdefault(handle, []).append(name)
-        return found
 
     # -- gradients -------------------------------------------------------------------------------------------------
 
@@ -150,68 +139,46 @@ class _Servers:
         self.editor.run(exchange.effects)
 
     def _reads_before_push(self, joins: Iterable[Join]) -> list[str]:
-        """This worker's reads of the variables, which must not see the update that its gradients bring about."""
-        first = next(iter(joins))
-        handles = {self.item.by_name[j.variable].handle for j in joins if j.variable}
-        found = {position: name for handle in handles for position, name in self._reads.get(handle, ())}
-        reads = [
-            name for _, name in sorted(found.items())
-            if self.stages.level_of(name) <= first.level and not self._waits_for_a_write(name, handles)
-        ]  # fmt: skip
-        reads += self._early_reads.get(self._owner_of(first), ())
-        return after_loops(self.item.wiring, dict.fromkeys(reads))
-
-    @functools.cached_property
-    def _reads(self) -> Mapping[str, list[tuple[int, str]]]:
-        """By handle, the replicas' reads of a variable, each with its position among all."""
-        found: dict[str, list[tuple[int, str]]] = {}
-        for position, (name, effect) in enumerate(self.effects.items()):
-            if not effect.writes and name not in self.stages.once:
-                for handle in effect.reads:
-                    found.setdefault(handle, []).append((position, name))
-        return found
-
-    @functools.cached_property
-    def _early_reads(self) -> Mapping[int, list[str]]:
-        """By owner, the reads of its followers."""
-        found: dict[int, list[str]] = {}
-        for handle, early in self.followers.items():
-            found.setdefault(self.owner[handle], []).extend(early)
-        return found
-
-    def _waits_for_a_write(self, name: str, handles: Collection[str]) -> bool:
-        waits = (self.effects.get(node_of(i)) for i in self.editor[name].input if is_control(i))
-        return any(effect is not None and effect.writes & set(handles) for effect in waits)
+        """This worker's reads that must not see the updates that its gradients bring about."""
+        return after_loops(self.item.wiring, self.versions.reads_before(joins))
 
     # -- writes ----------------------------------------------------------------------------------------------------
 
-    def _owned_writes(self, owner: int) -> list[str]:
-        return [
-            name for name, effect in self.effects.items()
-            if any(self.owner.get(h) == owner for h in effect.writes)
-        ]  # fmt: skip
+    def _hold_back_writes(self, acknowledgements: Sequence[Acknowledgement]) -> None:
+        """Each write at the owner waits until all workers have read the version that it ends (`versions`)."""
+        for name, gradients in self.versions.gradients_before.items():
+            if self._holds_what(name):
+                arrived = [node_of(self.results.now(t)) for join in gradients for t in join.result]
+                self.editor.add_control(name, arrived)
+        for message in acknowledgements:
+            if self.context.worker in (message.owner, message.reader):
+                self._acknowledge(message)
 
-    def _hold_back_writes(self) -> None:
-        """A write at the owner waits for all gradients of its variable: all workers have read the variable by then.
+    def _holds_what(self, write: str) -> bool:
+        """Returns True if this worker owns what a node writes."""
+        return any(self.owner.get(handle) == self.context.worker for handle in self.effects[write].writes)
 
-        That of a variable without any waits for all that come to its owner.
-        """
-        arrived: dict[str, list[tuple[int, str]]] = {}
-        for join in self.joins:
-            if self._owner_of(join) != self.context.worker:
-                continue
-            handle = self.item.by_name[join.variable or ""].handle
-            for name in join.result:
-                arrived.setdefault(handle, []).append((join.level, node_of(self.results.now(name))))
-        for name in self._owned_writes(self.context.worker):
-            for handle in self.effects[name].writes:
-                gradients = arrived.get(handle, ()) if handle not in self.followers else chain(*arrived.values())
-                ready = [node for level, node in gradients if level <= self.stages.level_of(name)]
-                self.editor.add_control(name, ready)
+    def _acknowledge(self, message: Acknowledgement) -> None:
+        """Sends that this worker has read variables, or lets the writes of these wait for it."""
+        with (
+            fragment(self.editor, f"{message.key}/{message.reader}") as f,
+            tf.device(self.context.cpu(self.context.worker)),
+        ):
+            exchange = Exchange(f, self.context, message.key)
+            done = tf.constant(True)
+            if message.reader == self.context.worker:
+                reads = after_loops(self.item.wiring, self.versions.own(message.reads))
+                exchange.send(message.owner, "read", [done], [f.after(reads)] if reads else [])
+            else:
+                exchange.receive(message.reader, "read", [done])
+        self.editor.run(exchange.effects)
+        if message.owner == self.context.worker:
+            for write in message.writes:
+                self.editor.add_control(write, exchange.effects)
 
-    def _hand_out_tokens(self) -> None:
+    def _hand_out_tokens(self, ranks: Mapping[str, int]) -> None:
         instead: dict[str, tuple[str, ...]] = {}
-        for group in group_writes(self.item, self.effects, self.owner, self.stages):
+        for group in group_writes(self.item, self.owner, ranks):
             token = self._token(group)
             if group.owner != self.context.worker:
                 instead.update(dict.fromkeys(group.writes, token))

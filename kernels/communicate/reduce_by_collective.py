@@ -11,6 +11,7 @@ from typing import ClassVar
 import tensorflow as tf
 
 from autodist.errors import StrategyError
+from autodist.graph.execution_order import find_execution_order, message_of
 from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import GraphItem
 from autodist.graph.parts import Join, JoinKind, Merge
@@ -70,8 +71,11 @@ class ReduceByCollective(Kernel):
         # What a later stage reduces needs what an earlier one has reduced, and what a seed waits for comes before what
         # is made of it, in the order of the seeds; NCCL's one order has to agree with that.
         position = {join.name: k for k, join in enumerate(joins)}
+        order = find_execution_order(item.wiring, joins, {})
+        assert order is not None, "the depths of joins are settled"
+        rounds = order.rounds()
         everything: list[Bucket | Join] = [*buckets, *rows]
-        for work in sorted(everything, key=lambda work: _order(work, position)):
+        for work in sorted(everything, key=lambda work: _order(work, rounds, position)):
             if isinstance(work, Bucket):
                 _reduce_bucket(results, work, group)
             else:
@@ -80,10 +84,12 @@ class ReduceByCollective(Kernel):
         return results.to_item(joins)
 
 
-def _order(work: Bucket | Join, position: Mapping[str, int]) -> tuple[int, bool, int, int]:
+def _order(
+    work: Bucket | Join, rounds: Mapping[str, int], position: Mapping[str, int]
+) -> tuple[int, int, bool, int, int]:
     join = work.joins[0] if isinstance(work, Bucket) else work
     is_late = join.kind not in (JoinKind.LOSS, JoinKind.WHOLE)
-    return join.level, is_late, join.depth, 0 if is_late else position[join.name]
+    return rounds[message_of(join)], join.level, is_late, join.depth, 0 if is_late else position[join.name]
 
 
 def _require_types_that_travel(joins: Sequence[Join], spec: str) -> None:

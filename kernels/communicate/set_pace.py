@@ -10,7 +10,8 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from autodist.errors import StrategyError
+from autodist.errors import RewriteError, StrategyError
+from autodist.graph.execution_order import ExecutionOrder, find_execution_order
 from autodist.graph.fragment import fragment
 from autodist.graph.item import GraphItem, Replication
 from autodist.graph.keeper import Keeper, Pace
@@ -49,8 +50,19 @@ class SetPace(Kernel):
         if any(keeper.is_free for keeper in keepers.values()):
             require_written_by_updates(item, replication, keepers)
             require_unmixed(item, replication, keepers)
-        kept = replace(replication, keepers=keepers)
+        kept = replace(replication, keepers=keepers, order=_order_of(item, replication, keepers))
         return _keep_state(item, kept, context) if runs_freely(kept, keepers) else replace(item, replication=kept)
+
+
+def _order_of(item: GraphItem, replication: Replication, keepers: Mapping[str, Keeper]) -> ExecutionOrder:
+    handles = {item.by_name[name].handle for name in keepers}
+    writes = [name for name, effect in item.wiring.effects.items() if effect.writes & handles]
+    captured = replication.stages.order
+    writes.sort(key=lambda name: (captured.get(name, len(captured)), name))
+    order = find_execution_order(item.wiring, replication.joins, {name: k for k, name in enumerate(writes)})
+    if order is None:
+        raise RewriteError("what the replicas make parts of cannot be added up in any order")
+    return order
 
 
 def _keep_state(item: GraphItem, replication: Replication, context: Context) -> GraphItem:

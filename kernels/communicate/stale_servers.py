@@ -22,7 +22,7 @@ from autodist.kernels.communicate.parameter_servers import PACK_BYTES
 from autodist.kernels.communicate.reduce_by_shuffle import own_rows, rows_of, weight_of
 from autodist.kernels.communicate.results import Results
 from autodist.kernels.communicate.serving import Serving
-from autodist.kernels.communicate.tokens import group_writes
+from autodist.kernels.communicate.tokens import group_writes, rank_writes
 from autodist.kernels.sums import mean_of
 
 Parts = list[list[tf.Tensor]]
@@ -53,7 +53,7 @@ class _Apart:
     """The work of one `StaleServers.apply`, in the order of `run`."""
 
     def __init__(self, item: GraphItem, replication: Replication, context: Context, kept: dict[str, Keeper]) -> None:
-        self.item, self.context, self.stages, self.kept = item, context, replication.stages, kept
+        self.item, self.context, self.order, self.kept = item, context, replication.order, kept
         self.owner = {handle: keeper.owner for handle, keeper in kept.items()}
         self.results = Results(item, replication)
         self.editor = self.results.editor
@@ -141,7 +141,8 @@ class _Apart:
     # -- tokens ----------------------------------------------------------------------------------------------------
 
     def _take_tokens(self) -> None:
-        for group in group_writes(self.item, self.effects, self.owner, self.stages):
+        assert self.order is not None, "SetPace finds it"
+        for group in group_writes(self.item, self.owner, rank_writes(self.order, self.owner)):
             staleness = min(self.kept[h].staleness for w in group.writes for h in self.effects[w].writes)
             with fragment(self.editor, group.key) as f, tf.device(self.context.cpu(self.context.worker)):
                 exchange = Exchange(f, self.context, group.key, staleness + 2)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from autodist.graph.effects import Effect
+from autodist.graph.effects import NO_EFFECT, Effect
+from autodist.graph.execution_order import ExecutionOrder
 from autodist.graph.item import GraphItem
-from autodist.graph.stages import Stages
+from autodist.graph.placement import EVERY_WORKER
 from autodist.kernels.communicate.buckets import digest
+from autodist.kernels.communicate.duties import NOBODY, Owners
 
 
 @dataclass(frozen=True)
@@ -27,20 +30,16 @@ class Group:
     key: str
 
 
-def group_writes(
-    item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[str, int], stages: Stages
-) -> list[Group]:
-    """The writes of owned variables (`owner`, by handle) by owner, stage and rank."""
-    ranks = rank_writes(item, effects, owner)
-    together: dict[tuple[int, int, int], list[str]] = {}
-    for name, effect in effects.items():
-        holders = {owner[h] for h in effect.writes if h in owner}
-        if holders:
-            level = stages.level_of(name)
-            together.setdefault((min(holders), level, ranks[name]), []).append(name)
+def group_writes(item: GraphItem, owner: Mapping[str, int], ranks: Mapping[str, int]) -> list[Group]:
+    """The writes of owned variables (`owner`, by handle) by owner and rank."""
+    effects = item.wiring.effects
+    together: dict[tuple[int, int], list[str]] = {}
+    for name in filter(ranks.__contains__, effects):
+        [holder] = {owner[h] for h in effects[name].writes if h in owner}
+        together.setdefault((holder, ranks[name]), []).append(name)
     groups: list[Group] = []
     times: Counter[str] = Counter()
-    for (holder, _, _), writes in sorted(together.items()):
+    for (holder, _), writes in sorted(together.items()):
         what = _key(item, effects, writes)
         key = f"{what}/{times[what]}" if what in times else what  # the same variables may be written once more, later
         times[what] += 1
@@ -48,27 +47,53 @@ def group_writes(
     return groups
 
 
-def rank_writes(item: GraphItem, effects: Mapping[str, Effect], owner: Mapping[str, int]) -> dict[str, int]:
-    """For each write of an owned variable, how often it waits, from owner to owner, for writes of others.
+def rank_writes(
+    order: ExecutionOrder,
+    owner: Mapping[str, int],
+    awaited: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    private: Mapping[str, Owners] = MappingProxyType({}),
+) -> dict[str, int]:
+    """For each write of an owned variable, how often it waits for what other workers do after earlier writes.
 
-    One token for all writes of an owner would make those that others wait for wait themselves for those that come after
-    the others' (averages of weights, after an optimizer's last write).
+    One token for two writes of an owner stands for both. Another worker that goes on after the first would wait for the
+    second, which may wait for that worker: for its gradients, its reads, or its own writes. Such writes differ in rank.
+
+    Args:
+        order: of all that the step does.
+        owner: of each owned variable, by handle.
+        awaited: by name in the order, what other workers do before it besides its sources.
+        private: by node, the workers that have all that it needs (`OwnPart`).
     """
-    reached: dict[str, dict[int, int]] = {}
+    reached: dict[str, dict[int, int]] = {}  # by holder of a write before, twice its rank, and 1 if others come between
     ranks: dict[str, int] = {}
-    for name in item.wiring.order:
+    messages = set(order.messages)
+    for name in order.names:
         before: dict[int, int] = {}
-        for source in item.wiring.sources[name]:
-            for holder, rank in reached.get(source, {}).items():
-                before[holder] = max(rank, before.get(holder, 0))
-        effect = effects.get(name)
-        mine = next((owner[h] for h in effect.writes if h in owner), None) if effect else None
+        for source in order.sources[name]:
+            _take_later(before, reached.get(source, {}), 0)
+        for source in awaited.get(name, ()):
+            _take_later(before, reached.get(source, {}), 1)
+        if not before and name not in order.wiring.effects:
+            continue
+        effect = order.wiring.effects.get(name, NO_EFFECT)
+        mine = next((owner[h] for h in sorted(effect.writes) if h in owner), None)
         if mine is not None:
-            ranks[name] = max([r + (h != mine) for h, r in before.items()], default=0)
-            before[mine] = ranks[name]
+            ranks[name] = max((r // 2 + 1 if h != mine else (r + 1) // 2 for h, r in before.items()), default=0)
+            before[mine] = 2 * ranks[name]
+        else:
+            holders = private.get(name, NOBODY)
+            only = next(iter(holders)) if len(holders) == 1 else EVERY_WORKER
+            for holder in before:
+                if name in messages or only not in (holder, EVERY_WORKER):
+                    before[holder] |= 1
         if before:
             reached[name] = before
     return ranks
+
+
+def _take_later(before: dict[int, int], found: Mapping[int, int], is_away: int) -> None:
+    for holder, rank in found.items():
+        before[holder] = max(rank | is_away, before.get(holder, 0))
 
 
 def _key(item: GraphItem, effects: Mapping[str, Effect], writes: list[str]) -> str:

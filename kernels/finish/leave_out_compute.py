@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.editor import GraphEditor
-from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
+from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
-from autodist.graph.ops import Trait
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import wait_past
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
+from autodist.kernels.varying import sources_of_replicas
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,11 @@ class LeaveOutCompute(Kernel):
         if context.computes or context.goes_through_stages(item):
             return item
         editor = StepEditor(item)
-        computed = _reached(editor, _sources(item))
+        computed = _reached(editor, sources_of_replicas(item, item.wiring))
         editor.run_no_more(computed & set(item.targets))
         roots = [*map(node_of, item.outputs), *editor.targets, *item.served, *item.landed, *item.initializers.values()]
         wait_past(editor, _needed(editor, roots, computed))
         return editor.to_item()
-
-
-def _sources(item: GraphItem) -> list[str]:
-    """Nodes whose outputs differ between replicas."""
-    counts = (EXAMPLES, ALL_EXAMPLES)
-    named = {node_of(name) for name, axis in item.inputs.items() if axis is not None or name in counts}
-    named |= {call.seed for call in item.gradient_calls}
-    named |= {term.seed for call in item.gradient_calls for term in call.terms}
-    drawn = {node.name for node in item.wiring.having(Trait.SEEDED)}
-    return [name for name in item.wiring.nodes if name in named or name in drawn]
 
 
 def _reached(editor: GraphEditor, sources: Iterable[str]) -> set[str]:

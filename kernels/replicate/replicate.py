@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from autodist.graph.execution_order import settle_depths
 from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem, Replication
@@ -103,7 +104,7 @@ class _Replication:
         self.editor.run([*(c.write for c in changes), *joiner.checks])
         known = self.item.pipeline_parts
         copies = {copy: (k, name) for k, renamed in enumerate(clones) for name, copy in renamed.items()}
-        return self.editor.to_item(
+        made = self.editor.to_item(
             origin_of=_origins_of_copies(self.item.origin_of, copies),
             inputs={**self.item.inputs, **parts.given},
             pipeline_parts={**known, **{name: known[draw] for name, draw in added.nodes.items() if draw in known}},
@@ -116,6 +117,7 @@ class _Replication:
                 even_parts=joiner.even_parts,
             ),
         )
+        return _with_settled_depths(made)
 
     def _free_constants(self) -> None:
         """Constants wait for nothing, or replicas that share one would wait for each other."""
@@ -169,6 +171,13 @@ class _Replication:
         for name in self.editor.targets:
             if name in clones[0]:
                 self.editor.run_instead(name, [renamed[name] for renamed in clones])
+
+
+def _with_settled_depths(item: GraphItem) -> GraphItem:
+    if item.replication is None or not item.replication.joins:
+        return item
+    joins = settle_depths(item.wiring, item.replication.joins)
+    return replace(item, replication=replace(item.replication, joins=joins))
 
 
 def _origins_of_copies(origin_of: Origins, copies: Mapping[str, tuple[int, str]]) -> Origins:

@@ -1,0 +1,151 @@
+"""Execution order: one total order of a replicated step that every worker can follow without waiting for ever."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from autodist.graph.names import node_of
+from autodist.graph.parts import Join, JoinKind, Merge
+from autodist.graph.wiring import Wiring
+
+
+@dataclass(frozen=True)
+class ExecutionOrder:
+    """A topological order of the nodes of a step and of the messages that its joins become.
+
+    Joins that may share a message are one entry: nothing that reads one of them comes before all of them are made.
+    Writes come as late as the step allows, so that a read that the step orders neither before nor behind a write
+    comes before it. The positions of reads, writes and joins compare alike on all workers, whatever number of
+    replicas each has.
+
+    Attributes:
+        names: nodes, and the messages of joins (`message_of`).
+        position: of each name.
+        sources: the names that a name waits for.
+        wiring: of the replicated step.
+    """
+
+    names: tuple[str, ...]
+    position: Mapping[str, int]
+    sources: Mapping[str, Sequence[str]]
+    wiring: Wiring
+
+    @property
+    def messages(self) -> list[str]:
+        """The names of the joins' messages."""
+        return [name for name in self.names if name not in self.wiring.nodes]
+
+    def rounds(self) -> dict[str, int]:
+        """By message, the number of messages that stand one behind the other before it."""
+        messages = set(self.messages)
+        found: dict[str, int] = {}
+        for name in self.names:
+            found[name] = max((found.get(s, 0) + (s in messages) for s in self.sources[name]), default=0)
+        return {message: found[message] for message in messages}
+
+    def of_join(self, join: Join) -> int:
+        """The position of the message that a join travels in."""
+        return self.position[message_of(join)]
+
+
+def message_of(join: Join) -> str:
+    """The name of the message that a join may share with others; no node has such a name."""
+    travels_alone = join.kind is JoinKind.LOSS or join.is_sparse or join.merge is Merge.ROWS
+    return f"join {join.kind.value} {join.level} {join.depth}{f' {join.name}' if travels_alone else ''}"
+
+
+def find_execution_order(wiring: Wiring, joins: Iterable[Join], late: Mapping[str, int]) -> ExecutionOrder | None:
+    """The order of a step, or None if two messages would wait for each other.
+
+    Args:
+        wiring: of the replicated step, in which each join leads from its local tensors to its results.
+        joins: all of the step.
+        late: the writes that come as late as possible, with their order among each other.
+    """
+    return _Walk(wiring, joins, late).run()
+
+
+def settle_depths(wiring: Wiring, joins: Sequence[Join]) -> tuple[Join, ...]:
+    """The joins, with depths by which none shares a message with another that it waits for.
+
+    The stages and depths of most steps are such already. Where control dependencies order one part of the step behind
+    another, the depth of a join becomes the number of joins that stand one behind the other before it.
+    """
+    if find_execution_order(wiring, joins, {}) is not None:
+        return tuple(joins)
+    local_of = {node_of(t): join for join in joins for t in join.result}
+    before: dict[str, int] = {}
+    depths: dict[str, int] = {}
+    for name in wiring.order:
+        before[name] = max((before.get(source, 0) for source in wiring.sources[name]), default=0)
+        if name in local_of:
+            join = local_of[name]
+            depths[join.name] = max(before.get(source, 0) for source in _made_from(join))
+            before[name] = max(before[name], depths[join.name] + 1)
+    return tuple(replace(join, depth=depths[join.name]) for join in joins)
+
+
+def _made_from(join: Join) -> list[str]:
+    return [node_of(t) for t in (*join.local, *([join.weight] if join.weight else []))]
+
+
+@dataclass
+class _Walk:
+    """Takes node after node whose sources are taken: whatever can run, else a message, else a late write."""
+
+    wiring: Wiring
+    joins: Iterable[Join]
+    late: Mapping[str, int]
+    names: list[str] = field(default_factory=list)
+
+    def run(self) -> ExecutionOrder | None:
+        messages = self._messages()
+        position = {name: k for k, name in enumerate(self.wiring.order)}
+        sources: dict[str, Sequence[str]] = {
+            name: [s for s in found if position[s] < position[name]] for name, found in self.wiring.sources.items()
+        }
+        consumers: dict[str, list[str]] = {}
+        for message, (made_from, results) in messages.items():
+            sources[message] = list(made_from)
+            for result in results:
+                sources[result] = [*sources[result], message]
+        for name, found in sources.items():
+            for source in set(found):
+                consumers.setdefault(source, []).append(name)
+        waiting = {name: len(set(found)) for name, found in sources.items()}
+        ready: list[str] = []
+        held: list[tuple[int, int, str]] = []
+        for name, count in waiting.items():
+            if not count:
+                self._enter(name, messages, ready, held)
+        while ready or held:
+            name = ready.pop() if ready else heapq.heappop(held)[-1]
+            self.names.append(name)
+            for consumer in consumers.get(name, ()):
+                waiting[consumer] -= 1
+                if not waiting[consumer]:
+                    self._enter(consumer, messages, ready, held)
+        if len(self.names) < len(sources):
+            return None
+        return ExecutionOrder(tuple(self.names), {name: k for k, name in enumerate(self.names)}, sources, self.wiring)
+
+    def _enter(
+        self, name: str, messages: Mapping[str, object], ready: list[str], held: list[tuple[int, int, str]]
+    ) -> None:
+        if name in messages:
+            heapq.heappush(held, (0, 0, name))
+        elif name in self.late:
+            heapq.heappush(held, (1, self.late[name], name))
+        else:
+            ready.append(name)
+
+    def _messages(self) -> dict[str, tuple[dict[str, None], dict[str, None]]]:
+        """By message, the nodes that it is made from and those that stand for what it brings."""
+        found: dict[str, tuple[dict[str, None], dict[str, None]]] = {}
+        for join in self.joins:
+            made_from, results = found.setdefault(message_of(join), ({}, {}))
+            made_from.update(dict.fromkeys(_made_from(join)))
+            results.update(dict.fromkeys(map(node_of, join.result)))
+        return found

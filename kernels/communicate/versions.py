@@ -1,0 +1,275 @@
+"""Versions: which value of an owned variable each worker reads, and what lets its owner write the next one.
+
+A write at the owner ends a version of the variable. It waits until every worker has read that version, and for nothing
+else. A worker whose gradient reaches the owner in between has read it by then: the gradient waits for the read, and the
+write for the gradient. Any other worker that reads the version sends an acknowledgement.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from autodist.graph.effects import NO_EFFECT
+from autodist.graph.execution_order import message_of
+from autodist.graph.item import GraphItem, Replication
+from autodist.graph.names import node_of
+from autodist.graph.parts import Join
+from autodist.kernels.base import Context
+from autodist.kernels.communicate.buckets import digest
+from autodist.kernels.communicate.duties import Workers
+from autodist.kernels.varying import sources_of_replicas
+
+
+@dataclass(frozen=True)
+class Acknowledgement:
+    """A message by which one worker acknowledges that it has read variables of another.
+
+    Attributes:
+        reader: the worker that has read them.
+        owner: the worker that holds them.
+        reads: the captured names of the reads; none if only the worker's last step has to be over.
+        writes: the nodes that wait for the message.
+        key: the same on both workers, and in all programs that write the same variables.
+    """
+
+    reader: int
+    owner: int
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    key: str
+
+
+@dataclass(frozen=True)
+class _Wait:
+    """A write at `owner` that waits for what `reader` reads."""
+
+    reader: int
+    owner: int
+    reads: tuple[str, ...]
+    write: str
+
+
+class Versions:
+    """The reads and writes of a step's owned variables, in the step's execution order.
+
+    Args:
+        item: the step.
+        replication: its, which has the execution order.
+        owner: of each owned variable, by handle.
+        joins: the gradients that are sent to the owners.
+        context: for whom the step is rewritten. Only `reads_before` depends on the worker.
+    """
+
+    def __init__(
+        self,
+        item: GraphItem,
+        replication: Replication,
+        owner: Mapping[str, int],
+        joins: Sequence[Join],
+        context: Context,
+    ) -> None:
+        assert replication.order is not None, "SetPace finds it"
+        self._item, self._owner, self._context = item, owner, context
+        self._order, self._copies, self._once = replication.order, replication.copies, replication.stages.once
+        self._joins: dict[str, list[Join]] = {}
+        for join in joins:
+            self._joins.setdefault(item.by_name[join.variable or ""].handle, []).append(join)
+
+    # -- what gradients acknowledge --------------------------------------------------------------------------------
+
+    def reads_before(self, joins: Iterable[Join]) -> list[str]:
+        """This worker's reads that have to be done before it sends gradients of one message to their owner.
+
+        These are its replicas' reads of the gradients' variables, and those of variables of the same owner that have no
+        gradient and may be written when the others are, as a target network is.
+        """
+        members = list(joins)
+        sent = self._order.of_join(members[0])
+        trained = {self._item.by_name[j.variable or ""].handle for j in members}
+        owner = self._owner[min(trained)]
+        followers = [h for h in self._own_reads if h not in self._joins and self._owner[h] == owner]
+        own = sorted({read for handle in trained for read in self._own_reads.get(handle, ())})
+        early = [read for handle in followers for read in self._own_reads[handle]]
+        return [name for _, name in dict.fromkeys([*own, *early]) if self._position(name) < sent]
+
+    @cached_property
+    def _own_reads(self) -> Mapping[str, list[tuple[int, str]]]:
+        """By handle, what this worker's replicas read of a variable, each with its position among all effects."""
+        found: dict[str, list[tuple[int, str]]] = {}
+        for position, (name, effect) in enumerate(self._item.wiring.effects.items()):
+            if not effect.writes and name not in self._once and self._captured(name) in self._order.position:
+                for handle in effect.reads & self._owner.keys():
+                    found.setdefault(handle, []).append((position, name))
+        return found
+
+    @cached_property
+    def gradients_before(self) -> Mapping[str, list[Join]]:
+        """The gradients that each write waits for: those of its variable, or, if there is none, of the same owner."""
+        return {write: list(self._gradients_before(write).values()) for write in self._writes}
+
+    def _gradients_before(self, write: str) -> dict[str, Join]:
+        position, before = self._order.position, self._order.position[write]
+        found: dict[str, Join] = {}
+        for handle in sorted(self._writes[write]):
+            is_trained = handle in self._joins
+            first = (
+                -1 if is_trained else min((position[r] for r in self._replica_reads.get(handle, ())), default=before)
+            )
+            for trained in [handle] if is_trained else self._joins:
+                if self._owner[trained] == self._owner[handle]:
+                    for join in self._joins[trained]:
+                        if first < self._order.of_join(join) < before:
+                            found[join.name] = join
+        return found
+
+    def own(self, reads: Collection[str]) -> list[str]:
+        """This worker's nodes for captured reads, each replica's."""
+        return [name for name in self._item.wiring.effects if self._captured(name) in reads]
+
+    def awaited(self, acknowledgements: Iterable[Acknowledgement]) -> Mapping[str, Sequence[str]]:
+        """By write and by message of gradients, what other workers do before it for its sake."""
+        found: dict[str, dict[str, None]] = {}
+        for write, joins in self.gradients_before.items():
+            found.setdefault(write, {}).update(dict.fromkeys(map(message_of, joins)))
+        for handle, joins in self._joins.items():
+            for join in joins:
+                reads = [
+                    r for r in self._replica_reads.get(handle, ()) if self._position(r) < self._order.of_join(join)
+                ]
+                found.setdefault(message_of(join), {}).update(dict.fromkeys(reads))
+        for message in acknowledgements:
+            for write in message.writes:
+                found.setdefault(write, {}).update(dict.fromkeys(message.reads))
+        return {name: list(names) for name, names in found.items()}
+
+    # -- what else workers acknowledge -----------------------------------------------------------------------------
+
+    def acknowledgements(self, runs: Mapping[str, Workers]) -> list[Acknowledgement]:
+        """The messages that gradients do not stand for, in the same order on all workers.
+
+        Args:
+            runs: by node that not all workers have everything for, the workers that run it.
+        """
+        open_: dict[tuple[int, int], list[_Wait]] = {}
+        closed: list[list[_Wait]] = []
+        position = self._order.position
+        for wait in self._waits(runs):
+            together = open_.setdefault((wait.reader, wait.owner), [])
+            # All reads have to be done before the first of the writes that wait for one message.
+            if together and any(position[read] > position[together[0].write] for read in wait.reads):
+                closed.append(open_[wait.reader, wait.owner])
+                together = open_[wait.reader, wait.owner] = []
+            together.append(wait)
+        return self._as_messages([*closed, *open_.values()])
+
+    def _as_messages(self, groups: Iterable[Sequence[_Wait]]) -> list[Acknowledgement]:
+        found = []
+        times: Counter[tuple[int, str]] = Counter()
+        for waits in sorted(groups, key=lambda group: self._order.position[group[0].write]):
+            names = sorted({self._item.by_handle[h].name for wait in waits for h in self._writes[wait.write]})
+            reader, what = waits[0].reader, digest(";".join(names))
+            key = f"read/{what}/{times[reader, what]}"
+            times[reader, what] += 1
+            reads = dict.fromkeys(read for wait in waits for read in wait.reads)
+            writes = dict.fromkeys(wait.write for wait in waits)
+            found.append(Acknowledgement(reader, waits[0].owner, tuple(reads), tuple(writes), key))
+        return found
+
+    def _waits(self, runs: Mapping[str, Workers]) -> Iterator[_Wait]:
+        """What writes wait for besides gradients, in the order of the writes."""
+        readers, position = self._find_readers(runs), self._order.position
+        final = {handle: position[write] for write in self._writes for handle in self._writes[write]}
+        last = dict.fromkeys(final, -1)
+        for write, handles in self._writes.items():
+            [owner] = {self._owner[handle] for handle in handles}
+            sent = max((self._order.of_join(join) for join in self.gradients_before[write]), default=-1)
+            for worker in range(self._context.workers):
+                if worker == owner:
+                    continue
+                acknowledged = sent if worker in self._context.computing else -1
+                reads = [
+                    read for handle in sorted(handles) for read in self._reads.get(handle, ())
+                    if readers[read] >> worker & 1 and last[handle] < position[read] < position[write]
+                    and not (position[read] < acknowledged and read not in self._once)
+                ]  # fmt: skip
+                is_late = acknowledged < 0 and any(
+                    last[handle] < 0 and self._reads_last_version(readers, worker, handle, final[handle])
+                    for handle in handles
+                )
+                if reads or is_late:
+                    yield _Wait(worker, owner, tuple(reads), write)
+            last.update(dict.fromkeys(handles, position[write]))
+
+    def _reads_last_version(self, readers: Mapping[str, Workers], worker: int, handle: str, final: int) -> bool:
+        """Returns True if a worker reads a variable behind its last write, so that the next step's first one waits."""
+        has_proxy = worker in self._context.computing and self._context.plan.has_proxy(
+            self._item.by_handle[handle].name
+        )
+        return has_proxy or any(
+            self._order.position[read] > final and readers[read] >> worker & 1 for read in self._reads.get(handle, ())
+        )
+
+    # -- who reads what --------------------------------------------------------------------------------------------
+
+    @cached_property
+    def _writes(self) -> Mapping[str, frozenset[str]]:
+        """The writes of owned variables in their order, each with the handles of these."""
+        effects = self._order.wiring.effects
+        found = {name: e.writes & self._owner.keys() for name, e in effects.items() if e.writes & self._owner.keys()}
+        return {name: found[name] for name in sorted(found, key=self._order.position.__getitem__)}
+
+    @cached_property
+    def _reads(self) -> Mapping[str, list[str]]:
+        """By handle, the nodes that read an owned variable and do not write it; of replicas, the first one's."""
+        found: dict[str, list[str]] = {}
+        for name, effect in self._order.wiring.effects.items():
+            if self._captured(name) == name:
+                for handle in (effect.reads - effect.writes) & self._owner.keys():
+                    found.setdefault(handle, []).append(name)
+        return found
+
+    @cached_property
+    def _replica_reads(self) -> Mapping[str, list[str]]:
+        """Those of `_reads` that the replicas make."""
+        return {handle: [r for r in reads if r not in self._once] for handle, reads in self._reads.items()}
+
+    def _captured(self, name: str) -> str:
+        return self._copies[name][1] if name in self._copies else name
+
+    def _position(self, name: str) -> int:
+        return self._order.position[self._captured(name)]
+
+    def _find_readers(self, runs: Mapping[str, Workers]) -> Mapping[str, Workers]:
+        """By read, the workers that need the value; by the other nodes, too."""
+        context, wiring = self._context, self._order.wiring
+        every, computing = (1 << context.workers) - 1, sum(1 << worker for worker in context.computing)
+        differs = self._find_varying()
+        needed: dict[str, Workers] = {}
+        for message in self._order.messages:
+            needed.update(dict.fromkeys(self._order.sources[message], computing))
+        if context.sends_fetched:  # or else workers may fetch different things
+            needed.update(dict.fromkeys([*map(node_of, self._item.outputs), *self._item.targets], every))
+        found: dict[str, Workers] = {}
+        for name in reversed(wiring.order):
+            effect = wiring.effects.get(name, NO_EFFECT)
+            if effect.writes:
+                owners = {self._owner[handle] for handle in effect.writes & self._owner.keys()}
+                workers = sum(1 << owner for owner in owners) or every
+            else:
+                workers = runs[name] if name in runs else needed.get(name, 0)
+            found[name] = workers = workers & computing if name in differs else workers
+            for source in wiring.data[name]:
+                needed[source] = needed.get(source, 0) | workers
+        return found
+
+    def _find_varying(self) -> set[str]:
+        """The nodes that differ between replicas: what a message brings is the same for all."""
+        wiring, messages = self._order.wiring, set(self._order.messages)
+        found = set(sources_of_replicas(self._item, wiring))
+        for name in wiring.order:
+            if not found.isdisjoint(wiring.data[name]) and messages.isdisjoint(self._order.sources[name]):
+                found.add(name)
+        return found

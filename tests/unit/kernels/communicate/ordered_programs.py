@@ -1,0 +1,201 @@
+"""Programs that read, write and differentiate two owned variables, and what their rewritten steps order.
+
+The check looks at the graphs of all workers as one, with an edge from each message's sender to its receiver. An order
+that holds there holds in every run, and a cycle there is a deadlock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.capture.function import CapturedFunction
+from autodist.graph.item import GraphItem
+from autodist.graph.names import node_of
+from autodist.graph.walks import reach
+from autodist.proto import strategy_pb2
+from tests.unit.kernels.in_one_process import capture, plan, rewritten
+
+NAMES = ("first", "second")
+KINDS = ("read", "write", "gradient")
+
+BATCH = np.linspace(-1.0, 1.0, 18).reshape(6, 3)
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a program: what it does to which variable."""
+
+    kind: str
+    variable: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {NAMES[self.variable]}"
+
+
+Program = tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The owners of both variables, how many workers compute, and how many have no replica."""
+
+    owners: tuple[int, int]
+    computing: int = 3
+    servers: int = 0
+
+
+def programs(length: int) -> list[Program]:
+    """All programs of so many lines in which the first variable comes first, and one is written."""
+    lines = [Line(kind, variable) for kind in KINDS for variable in range(len(NAMES))]
+    found = itertools.product(lines, repeat=length)
+    return [p for p in found if p[0].variable == 0 and any(line.kind == "write" for line in p)]
+
+
+def make(program: Program, is_chained: bool) -> tuple[CapturedFunction, Callable[..., object]]:
+    """A step that runs the lines, and trains a third variable by all that they have read.
+
+    Where `is_chained`, each line waits for the one before, as a script of TensorFlow 1 orders them; otherwise those of
+    one variable do, as `tf.function` orders them.
+    """
+    owned = [tf.Variable(np.linspace(0.5 + k, 1.0, 3), name=name) for k, name in enumerate(NAMES)]
+    other = tf.Variable(np.ones(3), name="other")
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        seen: list[tf.Tensor] = []
+        gradients: dict[int, tf.Tensor] = {}
+        last: list[tf.Tensor] = []
+        for line in program:
+            with tf.control_dependencies(last) if is_chained else contextlib.nullcontext():
+                last = [_run(line, x, owned, seen, gradients)]
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.reduce_sum(x * other, 1) - 1.0))
+        other.assign_sub(0.1 * tape.gradient(loss, other) * (1.0 + tf.add_n([tf.zeros([], tf.float64), *seen])))
+        return loss
+
+    return capture(step, BATCH), step
+
+
+@tf.autograph.experimental.do_not_convert
+def _run(
+    line: Line,
+    x: tf.Tensor,
+    owned: Sequence[tf.Variable],
+    seen: list[tf.Tensor],
+    gradients: dict[int, tf.Tensor],
+) -> tf.Tensor:
+    variable = owned[line.variable]
+    match line.kind:
+        case "read":
+            seen.append(tf.norm(variable))
+            return seen[-1]
+        case "gradient":
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(tf.reduce_sum(x * owned[0] * owned[1], 1) - 1.0))
+            gradients[line.variable] = tape.gradient(loss, variable)
+            return gradients[line.variable]
+    change = gradients.get(line.variable, tf.constant(0.3, tf.float64, [3]))
+    return variable.assign_sub(0.1 * change, read_value=False)
+
+
+def strategy_of(captured: CapturedFunction, layout: Layout) -> strategy_pb2.Strategy:
+    """Both variables at their owners, whether the program trains them or not."""
+    made = plan(captured.item, layout.computing, 1, servers=layout.servers)
+    others = [node for node in made.nodes if node.variable not in NAMES]
+    del made.nodes[:]
+    for name, owner in zip(NAMES, layout.owners, strict=True):
+        server = strategy_pb2.ParameterServer(owner=owner)
+        made.nodes.append(strategy_pb2.VariableNode(variable=name, parameter_server=server))
+    made.nodes.extend(others)
+    return made
+
+
+def unordered(captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> list[str]:
+    """What no order of the rewritten step ensures: reads that may see another version than the captured step's."""
+    items = rewritten(captured, strategy)
+    graph = _Union(items)
+    order = graph.order()
+    if order is None:
+        return ["the workers wait for each other"]
+    touched = [(n, e) for n, e in captured.item.wiring.effects.items()]
+    handles = {captured.item.by_name[name].handle for name in NAMES if name in captured.item.by_name}
+    found = []
+    for handle in handles:
+        events = [(name, handle in effect.writes) for name, effect in touched if handle in effect.reads | effect.writes]
+        for (name, is_write), (other, is_other_write) in itertools.combinations(events, 2):
+            if is_write == is_other_write:
+                continue
+            for before in graph.touching(name, handle):
+                for after in graph.touching(other, handle):
+                    if not graph.is_before(before, after):
+                        found.append(f"{before} before {after}")
+    return found
+
+
+class _Union:
+    """The graphs of all workers as one."""
+
+    def __init__(self, items: Sequence[GraphItem]) -> None:
+        self._sources: dict[str, list[str]] = {}
+        self._touching: dict[tuple[str, str], list[str]] = {}
+        senders: dict[str, str] = {}
+        receivers: dict[str, str] = {}
+        for worker, item in enumerate(items):
+            nodes = item.wiring.nodes
+            for name, sources in item.wiring.sources.items():
+                self._sources[f"{worker}/{name}"] = [f"{worker}/{source}" for source in sources]
+                if nodes[name].op in ("QueueEnqueueV2", "QueueDequeueV2"):
+                    queue = nodes[node_of(nodes[name].input[0])].attr["shared_name"].s.decode()
+                    ends = senders if nodes[name].op == "QueueEnqueueV2" else receivers
+                    assert queue not in ends, queue
+                    ends[queue] = f"{worker}/{name}"
+            used = _used(item)
+            for name, effect in item.wiring.effects.items():
+                for handle in effect.reads | effect.writes if name in used else ():
+                    self._touching.setdefault((name, handle), []).append(f"{worker}/{name}")
+        assert senders.keys() == receivers.keys()
+        for queue, receiver in receivers.items():
+            self._sources[receiver].append(senders[queue])
+
+    def touching(self, name: str, handle: str) -> list[str]:
+        """A captured node in the graphs of the workers that use its value, or write by it."""
+        return self._touching.get((name, handle), [])
+
+    def order(self) -> list[str] | None:
+        """A topological order; None if there is a cycle."""
+        self._before: dict[str, int] = {}
+        self._bit: dict[str, int] = {}
+        left = {name: len(set(sources)) for name, sources in self._sources.items()}
+        consumers: dict[str, list[str]] = {}
+        for name, sources in self._sources.items():
+            for source in set(sources):
+                consumers.setdefault(source, []).append(name)
+        ready = [name for name, count in left.items() if not count]
+        found = []
+        while ready:
+            name = ready.pop()
+            found.append(name)
+            self._bit[name] = 1 << len(found)
+            self._before[name] = self._bit[name]
+            for source in self._sources[name]:
+                self._before[name] |= self._before[source]
+            for consumer in consumers.get(name, ()):
+                left[consumer] -= 1
+                if not left[consumer]:
+                    ready.append(consumer)
+        return found if len(found) == len(self._sources) else None
+
+    def is_before(self, first: str, second: str) -> bool:
+        return bool(self._before[second] & self._bit[first])
+
+
+def _used(item: GraphItem) -> set[str]:
+    """The nodes that write, send or return something, and what these are made of."""
+    sent = {node.name for node in item.wiring.of_op("QueueEnqueueV2")}
+    written = {name for name, effect in item.wiring.effects.items() if effect.writes}
+    return reach([*sent, *written, *map(node_of, item.outputs)], item.wiring.data.__getitem__)

@@ -1,0 +1,92 @@
+"""Each read of an owned variable sees its version, and no write waits for ever, whatever the order of a program."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autodist.graph.editor import GraphEditor
+from autodist.graph.item import GraphItem
+from autodist.kernels.communicate.buckets import digest
+from tests.unit.kernels.communicate.ordered_programs import (
+    BATCH,
+    Layout,
+    Line,
+    Program,
+    make,
+    programs,
+    strategy_of,
+    unordered,
+)
+from tests.unit.kernels.in_one_process import assert_same, one_device, rewritten, train
+
+LAYOUTS = [
+    Layout((0, 0)),
+    Layout((0, 1)),
+    Layout((1, 0)),
+    Layout((2, 1), computing=2, servers=1),
+    Layout((1, 1), computing=2, servers=1),
+    Layout((0, 2), computing=2, servers=1),
+]
+
+READ, WRITE, GRADIENT = (Line(kind, 0) for kind in ("read", "write", "gradient"))
+MOVED_AND_BACK: Program = (GRADIENT, WRITE, GRADIENT, WRITE)
+"""Sharpness-aware minimization, an extragradient step, a look ahead."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_chained", [False, True], ids=["by variable", "chained"])
+@pytest.mark.parametrize(("length", "stride"), [(2, 1), (3, 1), (4, 4)])
+def test_every_read_of_enumerated_programs_sees_its_version(length: int, stride: int, is_chained: bool):
+    """All programs of two and three lines, and one in four of those of four lines, others for each way to order."""
+    wrong = {}
+    for k, program in enumerate(programs(length)[is_chained::stride]):
+        captured, _ = make(program, is_chained)
+        layout = LAYOUTS[k % len(LAYOUTS)]
+        if found := unordered(captured, strategy_of(captured, layout)):
+            wrong["; ".join(map(str, program)), layout] = found
+    assert not wrong
+
+
+@settings(max_examples=25, deadline=None)
+@given(program=st.sampled_from(programs(4)), is_chained=st.booleans(), layout=st.sampled_from(LAYOUTS))
+def test_every_read_sees_its_version(program: Program, is_chained: bool, layout: Layout):
+    captured, _ = make(program, is_chained)
+    assert not unordered(captured, strategy_of(captured, layout))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_every_read_sees_its_version_where_weights_move_between_two_gradients(layout: Layout):
+    captured, _ = make(MOVED_AND_BACK, False)
+    assert not unordered(captured, strategy_of(captured, layout))
+
+
+@settings(max_examples=12, deadline=None)
+@given(program=st.sampled_from(programs(4)), is_chained=st.booleans(), layout=st.sampled_from(LAYOUTS))
+def test_programs_equal_one_device(program: Program, is_chained: bool, layout: Layout):
+    captured, step = make(program, is_chained)
+    batches = [(BATCH + k,) for k in range(3)]
+    assert_same(train(captured, strategy_of(captured, layout), batches), one_device(captured, step, batches))
+
+
+def test_a_worker_without_replicas_acknowledges_what_it_reads_and_no_other_worker_does():
+    captured, _ = make((GRADIENT, READ, WRITE), False)
+    items = rewritten(captured, strategy_of(captured, Layout((1, 1), computing=2, servers=1)))
+    assert [[name for name in _sent(item) if name.startswith("read/")] for item in items] == [
+        [], [], [f"read/{digest('first')}/0/read/2/1"]
+    ]  # fmt: skip
+
+
+def test_an_ordinary_step_sends_no_acknowledgement():
+    captured, _ = make((GRADIENT, WRITE, Line("gradient", 1), Line("write", 1)), False)
+    for layout in LAYOUTS:
+        for item in rewritten(captured, strategy_of(captured, layout)):
+            assert not [name for name in _sent(item) if name.startswith("read/")]
+
+
+def _sent(item: GraphItem) -> list[str]:
+    """The names of the queues by which a worker sends."""
+    editor = GraphEditor(item.graph_def)
+    sends = [node for node in editor if node.op == "QueueEnqueueV2"]
+    return [editor[node.input[0]].attr["shared_name"].s.decode() for node in sends]
