@@ -18,6 +18,8 @@ from autodist.graph.applied import find_applied
 from autodist.graph.find_stages import find_stages
 from autodist.graph.item import GraphItem
 from autodist.graph.jit_scope import without_jit_scope
+from autodist.graph.names import node_of
+from autodist.graph.ops import Trait, having
 from autodist.graph.origins import note_origins
 from autodist.graph.parts import Aggregation, Gradient, GradientCall, Term, Variable
 from autodist.terminal_log import ALIKE_EVERYWHERE
@@ -167,7 +169,14 @@ def assemble(
     )
     item = _with_applied(item, notes.applied) if gradients else item
     writes = (name for name, effect in item.wiring.effects.items() if effect.writes)
-    return replace(item, origin_of=note_origins(notes.graph, [*item.named, *writes]))
+    return replace(item, origin_of=note_origins(notes.graph, [*item.named, *writes, *_takes_rows(item)]))
+
+
+def _takes_rows(item: GraphItem) -> list[str]:
+    """The nodes that may take rows by constants, shapes left out."""
+    of_shapes = having(Trait.OF_SHAPES)
+    nodes = (item.wiring.nodes[name] for name in item.wiring.order if item.wiring.nodes[name].op in having(Trait.PICKS))
+    return [node.name for node in nodes if not {item.wiring.nodes[node_of(i)].op for i in node.input[:1]} & of_shapes]
 
 
 def _with_applied(item: GraphItem, applied: Mapping[str, str] | None) -> GraphItem:

@@ -12,6 +12,7 @@ from autodist.graph.find_stages import find_stages
 from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
+from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.propagation import PerExample, Propagation, Unknown
 from autodist.graph.walks import reach
@@ -20,8 +21,6 @@ _MEND = (
     "Leave the batch axis open (-1 or tf.shape(x)[0] in tf.reshape and tf.zeros; None in set_shape, tf.ensure_shape, "
     "placeholders and keras.Input; no drop_remainder=True; no stateful RNN), or train with one replica."
 )
-
-_TABLES_OF_SCALARS = ("HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2")
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ def _show_shapes_of_lookups(definition: tf.compat.v1.GraphDef) -> None:
 
     That is where a table has a scalar for each key, so that the values have the shape of the keys.
     """
-    scalar = {node.name for node in definition.node if node.op in _TABLES_OF_SCALARS}
+    scalar = {node.name for node in definition.node if node.op in having(Trait.OF_SCALARS)}
     for node in definition.node:
         if node.op != "LookupTableFindV2" or node_of(node.input[0]) not in scalar:
             continue

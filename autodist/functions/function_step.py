@@ -17,6 +17,7 @@ from autodist.capture.batch_length import require_any_length
 from autodist.capture.demands import Demands
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
+from autodist.capture.rows_by_position import require_no_rows_by_position
 from autodist.converting import converting, ours
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.functions.bound_functions import BoundFunction, BoundFunctions
@@ -278,7 +279,10 @@ class DistributedFunction:
         self._sharing.require_fits_apart(captured, leaves)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
         examples = self._sharing.count(leaves, self.whole)
-        require_any_length(captured.item, self._sharing.dealt(examples, names))
+        dealt = self._sharing.dealt(examples, names)
+        by_name = {name: leaf.name or leaf.parameter for name, leaf in zip(captured.inputs, leaves, strict=True)}
+        require_no_rows_by_position(captured.item, replace(dealt, names=by_name))
+        require_any_length(captured.item, dealt)
         if captured.item.gradients:
             tell_of_empty_micro_batches(examples, self._run.spec.micro_batches)
         own = self._sharing.own_part(leaves, self.whole).of(leaf.value for leaf in leaves)

@@ -13,6 +13,7 @@ import tensorflow as tf
 from autodist.capture.batch_length import require_any_length
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, concerns_iterators_alone
+from autodist.capture.rows_by_position import require_no_rows_by_position
 from autodist.capture.tables import fills_tables_alone, require_unchanged
 from autodist.errors import FetchedElsewhereError
 from autodist.graph.applied import find_fed_updates
@@ -99,6 +100,7 @@ class SessionPrograms:
         require_no_queue(item, len(self._run.spec.replicas))
         item = replace(item, is_global=self._feeds.are_global(arrays, axes), rows=self._feeds.fixed_rows(arrays, axes))
         dealt = self._feeds.dealt(arrays, axes)
+        require_no_rows_by_position(item, dealt)
         require_any_length(item, dealt)
         if item.gradients:
             tell_of_empty_micro_batches(dealt.examples, self._run.spec.micro_batches)

@@ -50,6 +50,10 @@ class Trait(enum.Flag):
     REPEATS = enum.auto()
     """The elements of its first input, some of them several times."""
     SLICES = enum.auto()
+    OF_SCALARS = enum.auto()
+    """A table with a scalar for each key."""
+    PICKS = enum.auto()
+    """It takes some elements by where they stand, which an input says."""
     BY_SHAPES = enum.auto()
     """Its outputs are the same whatever the values of its operands."""
     LENGTHS = enum.auto()

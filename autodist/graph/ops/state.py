@@ -22,7 +22,8 @@ ROWS = (
     Row("VarIsInitializedOp", Trait.QUERY | Trait.NOT_IN_XLA),
     Row("VariableV2 Variable TemporaryVariable", Trait.REFERENCE),
     # Tables and data.
-    Row("HashTableV2 MutableHashTableV2 MutableHashTableOfTensorsV2 MutableDenseHashTableV2", Trait.TABLE),
+    Row("HashTableV2 MutableHashTableV2", Trait.TABLE | Trait.OF_SCALARS),
+    Row("MutableHashTableOfTensorsV2 MutableDenseHashTableV2", Trait.TABLE),
     Row("LookupTableFindV2 LookupTableSizeV2", Trait.TABLE_READ),
     Row("LookupTableInsertV2 LookupTableRemoveV2 LookupTableImportV2 InitializeTableV2", Trait.TABLE_WRITE),
     Row("InitializeTableFromTextFileV2 InitializeTableFromDataset", Trait.TABLE_WRITE),

@@ -6,6 +6,7 @@ that is not in the table is unknown, and unknown is never guessed at.
 
 from autodist.graph.propagation.analysis import GraphPropagation, Propagation, propagate
 from autodist.graph.propagation.kinds import (
+    ByPosition,
     Elements,
     Examples,
     Joined,
@@ -23,6 +24,7 @@ from autodist.graph.propagation.kinds import (
 )
 
 __all__ = [
+    "ByPosition",
     "Elements",
     "Examples",
     "GraphPropagation",

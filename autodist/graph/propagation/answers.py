@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from autodist.graph.propagation.factors import NONE, Count, Factor, Factors, Part, additive_over, describe, power
-from autodist.graph.propagation.facts import Base, Fact, Form, Opaque, Reduction, Rows, Statistic, form_of
+from autodist.graph.propagation.facts import Base, Chosen, Fact, Form, Opaque, Reduction, Rows, Statistic, form_of
 from autodist.graph.propagation.kinds import (
+    ByPosition,
     Kind,
     Mean,
     PerExample,
@@ -23,6 +24,8 @@ def kind_of(fact: Fact) -> Kind:
     if isinstance(fact, Reduction):
         return Reduced(fact.reason, fact.by, fact.mixed_at)
     form = form_of(fact)
+    if isinstance(form, Chosen):
+        return ByPosition(form.reason, form.whole_up_to)
     if isinstance(form, (Statistic, Opaque)):
         return Unknown(form.reason)
     if form.rows is not None:

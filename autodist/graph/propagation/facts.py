@@ -137,6 +137,17 @@ class Opaque:
 
 
 @dataclass(frozen=True)
+class Chosen(Opaque):
+    """Rows of the batch that constants name by their position in it.
+
+    Attributes:
+        whole_up_to: the largest number of examples of which these rows are all; None: of no number.
+    """
+
+    whole_up_to: int | None = None
+
+
+@dataclass(frozen=True)
 class GeneratorState:
     """A random generator's state, or what is made of it: stored alike, and another one where a replica draws by it."""
 

@@ -112,6 +112,17 @@ class Unknown:
     reason: str
 
 
+@dataclass(frozen=True)
+class ByPosition(Unknown):
+    """Rows of the batch that constants name by their position, which are others in each replica's part.
+
+    Attributes:
+        whole_up_to: the largest number of examples of which these rows are all; None: of no number.
+    """
+
+    whole_up_to: int | None = None
+
+
 class ReducedBy(enum.Enum):
     """Reductions over examples that are neither sums nor means."""
 

@@ -10,6 +10,7 @@ from autodist.graph.propagation.distinct import looked_up
 from autodist.graph.propagation.entries import kept, values_at
 from autodist.graph.propagation.facts import (
     SAME,
+    Chosen,
     Coordinates,
     Dims,
     Fact,
@@ -87,8 +88,13 @@ def _gather(site: Site, axis: int, batch_dims: int) -> Fact:
             return site.opaque("it looks up sums over the batch for each example")
         return with_axis(replace(indices, factors=params.factors), axis + (indices.rows.axis if indices.rows else 0))
     if indices.rows is not None or params.rows.axis == axis:
-        return site.opaque("it takes rows of the batch by their position in the part")
+        return _by_position(site, "it takes rows of the batch by their position in the part")
     return _beside_gathered_axis(site, params, axis)
+
+
+def _by_position(site: Site, why: str) -> Opaque:
+    found = site.opaque(why)
+    return found if site.constant(1) is None else Chosen(found.reason)
 
 
 def _gather_special(site: Site) -> Fact | None:
@@ -197,7 +203,7 @@ def gather_nd(site: Site) -> Fact:
         return indices
     if params.rows is None and indices.is_same:
         return params
-    return site.opaque("it takes elements of the batch by their position in the part")
+    return _by_position(site, "it takes elements of the batch by their position in the part")
 
 
 def one_hot(site: Site) -> Fact:

@@ -13,6 +13,7 @@ from autodist.graph.propagation.entries import with_columns
 from autodist.graph.propagation.facts import (
     SAME,
     ByColumn,
+    Chosen,
     Coordinates,
     Dims,
     Fact,
@@ -217,7 +218,11 @@ def _split(site: Site, data: int, axis_index: int, number: int) -> Fact | list[F
     if axis % rank != form.rows.axis:
         return [form] * number
     parts = _unstacked(form, number) if site.node.op == "Split" else None
-    return list(parts) if parts else [site.opaque("it takes the batch apart")] * number
+    apart = site.opaque("it takes the batch apart")
+    sizes = site.elements(1) if site.node.op == "SplitV" else None
+    if any(size not in (None, -1) for size in sizes or ()):
+        apart = Chosen(apart.reason)
+    return list(parts) if parts else [apart] * number
 
 
 def _parts_of_dims(site: Site, dims: Dims) -> list[Fact]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from autodist.graph.propagation.entries import column
+from autodist.graph.propagation.factors import EXAMPLES
 from autodist.graph.propagation.facts import (
+    Chosen,
     Coordinates,
     Dims,
     Fact,
@@ -35,7 +37,8 @@ def strided_slice(site: Site) -> Fact:
         return column(site, fact)
     found = moving(lambda site, form, batch: strided_rows(site, form, batch, site.rank(0)), drawn=(1, 2))(site)
     drops_axes = bool(site.number("shrink_axis_mask"))
-    return Opaque(found.reason) if isinstance(found, Opaque) and drops_axes else found
+    is_plain = isinstance(found, Opaque) and not isinstance(found, Chosen)
+    return Opaque(found.reason) if isinstance(found, Opaque) and is_plain and drops_axes else found
 
 
 def _only_adds_an_axis(site: Site) -> bool:
@@ -101,7 +104,31 @@ def _whole_axis(site: Site, form: Form, entry: int, masks: dict[str, int], targe
         return with_axis(form, target)
     if masks["begin"] & masks["end"] & bit and step == -1:
         return reordered(with_axis(form, target), "reversed", site.node.name)
-    return site.opaque("it takes some rows of the batch by their position")
+    first = 0 if masks["begin"] & bit else begin.values[entry] if begin is not None else None
+    last = None if masks["end"] & bit or end is None else end.values[entry]
+    if masks["shrink_axis"] & bit:
+        return _taken(site, form.rows, first is not None, 1 if first in (0, -1) else None)
+    if step is not None and step > 1 and masks["end"] & bit and first is not None and 0 <= first < step:
+        return _taken(site, form.rows, False)  # every other row, say, is the same in parts of fitting lengths
+    is_at_start, is_at_end = first == 0, bool(masks["end"] & bit)
+    number = last if is_at_start and step == 1 else -first if is_at_end and step == 1 and first else None
+    return _taken(site, form.rows, bool(first) or last is not None, number)
+
+
+def _taken(site: Site, batch: Rows, by_constants: bool, number: int | None = None) -> Opaque:
+    """Rows that are taken by their position.
+
+    Args:
+        site: the op.
+        batch: the rows.
+        by_constants: whether constants name the position.
+        number: of rows that are taken, where these are all of a batch that has no more; else None, or below 1.
+    """
+    found = site.opaque("it takes some rows of the batch by their position")
+    if not by_constants:
+        return found
+    is_plain = batch.count == EXAMPLES and batch.per and not batch.order and number is not None and number > 0
+    return Chosen(found.reason, whole_up_to=int(number / batch.per) if is_plain and number and batch.per else None)
 
 
 def slice_(site: Site) -> Fact:
@@ -124,7 +151,9 @@ def _slice_rows(site: Site, form: Form, batch: Rows) -> Fact:
     to_end = size is not None and size[batch.axis] == -1
     if from_start and (to_end or is_length_of(site, 2, batch, batch.axis)):
         return form
-    return site.opaque("it takes some rows of the batch by their position")
+    first, number = (known[batch.axis] if known is not None else None for known in (begin, size))
+    is_named = bool(first) or (number is not None and number != -1)
+    return _taken(site, batch, is_named, number if from_start else None)
 
 
 RULES: dict[str, Rule] = {
