@@ -17,10 +17,10 @@ from autodist.batch_axis import require_mapping
 from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
-from autodist.capture.local_training import put_back
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.shared_files import share_files
 from autodist.capture.stage_marks import StageMark
+from autodist.capture.training_hooks import hook_in, put_back
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.checkpoint import Checkpoints
 from autodist.checkpoint.around_fit import AroundFit
@@ -116,8 +116,14 @@ class AutoDist:
         self._notes: GradientNotes | None = None
         self._sums: SumNotes | None = None
         self._graph_sessions = GraphSessions(self._run, self._noted)
-        self._alone = TrainsAlone(self._run.spec, self._run.index == 0, self._is_in_scope)
-        self._run.on_training = self._alone.stop
+        self._alone = TrainsAlone(
+            self._run.spec,
+            self._run.index == 0,
+            self._is_in_scope,
+            is_trained=lambda variable: self._run.tracker.of(variable) is not None,
+            pull=self._run.pull,
+        )
+        self._run.on_training, self._run.before_training = self._alone.begin_distributed, self._alone.before_training
         self._process = os.getpid()
         atexit.register(self._end)
         _made.append(self._run)
@@ -178,8 +184,10 @@ class AutoDist:
         if not tf.executing_eagerly():
             tf.compat.v1.enable_resource_variables()
         seed_what_has_no_seed(self._run.seed)
+        hook_in()  # the script may have imported tf_keras since
         try:
             with (
+                self._alone.noting_variables(),
                 newer_control_flow(),
                 refusing_strategies(),
                 self._keras.adopting(require_mapping(batch_axis, "inputs of fit")),

@@ -24,12 +24,12 @@ from autodist.capture.demands import TRAINS, Demands
 from autodist.capture.entries_in_order import pairing_entries
 from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_gradients, noting_gradients
 from autodist.capture.inline import inlining_functions
-from autodist.capture.local_training import distributing
 from autodist.capture.named_captures import naming_captures
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.overwrites import noting_overwrites
 from autodist.capture.ragged_rows import reducing_by_rows
 from autodist.capture.tables import Table, bind_table, find_table, require_made_before, require_unchanged
+from autodist.capture.training_hooks import distributing
 from autodist.capture.whole_statistics import WholeStatistics, with_whole_statistics
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.errors import CaptureError

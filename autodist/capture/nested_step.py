@@ -6,7 +6,7 @@ from typing import Any
 
 from tensorflow.python.framework import auto_control_deps_utils as control  # what an op, or a call, reads and writes
 
-from autodist.capture.local_training import is_distributing
+from autodist.capture.training_hooks import is_distributing
 from autodist.errors import CaptureError
 
 

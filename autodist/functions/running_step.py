@@ -111,6 +111,7 @@ class RunningStep:
         if not self.item.gradients:
             self.run.land()  # what only evaluates sees all that the steps before it have asked for
             return self._outputs_of(call, self._program)
+        self.run.before_training()
         self.run.is_in_step = True
         try:
             outputs = self._outputs_of(call, self._program)

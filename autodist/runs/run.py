@@ -67,6 +67,7 @@ class Run:
     Attributes:
         observer: hears of the training steps; what the YAML asks to save puts itself there.
         on_training: called each time that a step which trains is made ready to run on all replicas.
+        before_training: called before each step of a function that trains.
         on_first_program: called when the first such step is ready, once; None: nobody waits for that.
         draws: names of operations that draw random numbers from a state which TensorFlow does not show.
         chief: what the chief does for all workers between two steps.
@@ -116,6 +117,7 @@ class Run:
         )
         self._landings: list[Callable[[], Any]] = []
         self.on_training: Callable[[], None] = lambda: None
+        self.before_training: Callable[[], None] = lambda: None
         self.on_first_program: Callable[[], None] | None = None
         self.draws: set[str] = set()
         self.chief = ChiefActs(self)

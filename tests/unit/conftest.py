@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from keras.src.backend.common import global_state  # holds the policy, and tells that there is none yet
 
-from autodist.capture import local_training
+from autodist.capture import training_hooks
 from autodist.cluster.script_end import watch_script_end
 from autodist.runs.peers import Peers
 from autodist.runtime import program
@@ -39,9 +39,9 @@ def first_control_flow() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def nobody_looks_for_training() -> Iterator[None]:
     """An AutoDist that a test has made, and trained nothing with, says nothing of what other tests train."""
-    before = list(local_training._watching)
+    before = list(training_hooks.listeners)
     yield
-    for one in [one for one in local_training._watching if one not in before]:
+    for one in [one for one in training_hooks.listeners if one not in before]:
         one.stop()
 
 

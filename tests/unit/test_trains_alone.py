@@ -136,12 +136,13 @@ def test_every_kind_of_model_remembers_where_it_was_built(
     assert warnings(said) == []
 
 
-def test_tensorflow_is_as_it_was_once_a_distributed_step_has_trained() -> None:
+def test_tensorflow_is_as_it_was_at_the_end() -> None:
     before = [tf.GradientTape.gradient, tf.compat.v1.Session.run]
     made = AutoDist(resource_spec=ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1]}]}))
     assert tf.GradientTape.gradient is not before[0]
     with made.scope():
         compiled().fit(X, Y, verbose=0)
+    end(made)
     assert [tf.GradientTape.gradient, tf.compat.v1.Session.run] == before
 
 

@@ -1,0 +1,82 @@
+"""Suspects: a few variables of which gradients were made, by whose values it is known that these were applied."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+SUSPECTS = 4
+"""Variables, the smallest of each gradient, whose values are looked at."""
+
+_LARGE = 1 << 14
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """A variable of which a gradient was made, and its value by then; None: it had none yet.
+
+    Small ones are kept alive: what trains a model in a function leaves no other trace of it.
+    """
+
+    variable: Callable[[], Any]
+    value: np.ndarray | None
+
+    @property
+    def has_changed(self) -> bool:
+        """Returns True also if one of the two values is not known."""
+        now = self._now()
+        return self.value is None or now is None or not np.array_equal(self.value, now)
+
+    @property
+    def is_known_to_have_changed(self) -> bool:
+        """Returns True if both values are known, and differ."""
+        now = self._now()
+        return self.value is not None and now is not None and not np.array_equal(self.value, now)
+
+    def _now(self) -> np.ndarray | None:
+        variable = self.variable()
+        return None if variable is None else _value_of(variable)
+
+
+def suspects_of(sources: Sequence[Any]) -> list[Suspect]:
+    """The smallest variables among what gradients are made by."""
+    variables = sorted({id(s): s for s in sources if _size(s) is not None}.values(), key=lambda v: _size(v) or 0)
+    return [Suspect(_kept(v), _value_of(v)) for v in variables[:SUSPECTS]]
+
+
+def plain_variable(source: Any) -> Any:
+    """TensorFlow's variable behind one of Keras, or the source itself."""
+    return source.value if isinstance(source, keras.Variable) else source
+
+
+def _size(source: Any) -> int | None:
+    """Elements of a variable whose shape is known; None of all else."""
+    if not isinstance(source, tf.Variable | keras.Variable) or source.shape is None:
+        return None
+    return int(np.prod([n or 0 for n in tf.TensorShape(source.shape).as_list()], dtype=np.int64))
+
+
+def _kept(variable: Any) -> Callable[[], Any]:
+    return (lambda: variable) if (_size(variable) or 0) < _LARGE else weakref.ref(variable)
+
+
+def _value_of(variable: Any) -> np.ndarray | None:
+    """A variable's value, or two sums of a large one's; None if it has none yet."""
+    plain = plain_variable(variable)
+    with tf.init_scope():
+        handle = getattr(plain, "handle", None)
+        if not isinstance(handle, tf.Tensor) or not tf.executing_eagerly() or not hasattr(handle, "numpy"):
+            return None
+        if not tf.raw_ops.VarIsInitializedOp(resource=handle):
+            return None
+        value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=plain.dtype.base_dtype)
+        if (_size(variable) or 0) >= _LARGE:
+            value = tf.cast(value, tf.float64)
+            value = tf.stack([tf.reduce_sum(value), tf.reduce_sum(value * value)])
+        return np.asarray(value)

@@ -1,0 +1,200 @@
+"""Hooks by which training outside of what is distributed is seen: gradients of variables, and their application."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+from tensorflow.python.client.session import BaseSession  # of which every session of the script is one
+from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
+
+from autodist.capture.keras_libraries import legacy_keras
+from autodist.capture.replaced import definer_of
+
+
+class Listener(Protocol):
+    """Sees what is not distributed."""
+
+    def on_applied(self, variables: Sequence[Any]) -> None:
+        """An optimizer applies gradients."""
+
+    def on_gradients(self, sources: Sequence[Any], gradients: Sequence[Any]) -> None:
+        """Gradients of variables were made."""
+
+    def on_run(self, session: BaseSession, fetches: Any) -> None:
+        """A session runs something."""
+
+    def around_call(self, function: Any, call: Callable[[], Any]) -> Any:
+        """A `tf.function` is called eagerly; returns what `call` does."""
+
+
+listeners: list[Listener] = []
+
+_hooks: list[tuple[Any, str, Any, Any]] = []
+"""What was put in place of what, while somebody listens: owner, name, the plain function, ours."""
+
+_is_distributing: ContextVar[bool] = ContextVar("is_distributing", default=False)
+
+_called: ContextVar[Any] = ContextVar("called", default=None)
+
+
+@contextlib.contextmanager
+def distributing() -> Iterator[None]:
+    """Around the capture of a step that is distributed: what is differentiated and applied in it is not local."""
+    token = _is_distributing.set(True)
+    try:
+        yield
+    finally:
+        _is_distributing.reset(token)
+
+
+def is_distributing() -> bool:
+    """Returns True while a step that is distributed is being captured."""
+    return _is_distributing.get()
+
+
+def function_called() -> Any:
+    """The outermost `tf.function` that is being called or traced; None: there is none."""
+    return _called.get()
+
+
+def listen(listener: Listener) -> None:
+    """Lets a listener see what is made from now on."""
+    listeners.append(listener)
+    hook_in()
+
+
+def stop_listening(listener: Listener) -> None:
+    """Ends it. May be called twice."""
+    if listener in listeners:
+        listeners.remove(listener)
+    put_back()
+
+
+def hook_in() -> None:
+    """Puts hooks in, where somebody listens; called again, it takes in what the script has imported since."""
+    if not listeners:
+        return
+    legacy = legacy_keras()
+    _hook(definer_of(keras.optimizers.Optimizer, "apply"), "apply", _with_application)
+    _hook(tf.compat.v1.train.Optimizer, "apply_gradients", _with_pairs)
+    if legacy is not None:
+        for kind in (legacy.optimizers.Optimizer, legacy.optimizers.legacy.Optimizer):
+            _hook(definer_of(kind, "apply_gradients"), "apply_gradients", _with_pairs)
+    _hook(tf.GradientTape, "gradient", _with_tape)
+    _hook(gradients_util, "_GradientsHelper", _with_graph_gradients)
+    _hook(BaseSession, "run", _with_run)
+    _hook(BaseSession, "make_callable", _with_run)
+    _hook(type(tf.function(lambda: None)), "__call__", _with_call)
+
+
+def _hook(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    if any(known is owner and called == name for known, called, _, _ in _hooks):
+        return
+    plain = vars(owner)[name]
+    ours = make(plain)
+    setattr(owner, name, ours)
+    _hooks.append((owner, name, plain, ours))
+
+
+def put_back() -> None:
+    """Leaves TensorFlow as it was where nobody listens any more.
+
+    Within a scope, which has put something in place of ours, ours rests; the scope's end calls this again.
+    """
+    if not listeners and all(vars(owner)[name] is ours for owner, name, _, ours in _hooks):
+        for owner, name, plain, _ in _hooks:
+            setattr(owner, name, plain)
+        _hooks.clear()
+
+
+def _tell(tell: Callable[[Listener], None]) -> None:
+    if not _is_distributing.get():
+        for one in list(listeners):
+            tell(one)
+
+
+def _with_application(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def apply(self: Any, gradients: Any, variables: Any = None, **kwargs: Any) -> Any:
+        if listeners:
+            applied = getattr(self, "_trainable_variables", ()) if variables is None else variables
+            _tell(lambda one: one.on_applied([*applied]))
+        return plain(self, gradients, variables, **kwargs)
+
+    return apply
+
+
+def _with_pairs(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def apply_gradients(self: Any, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
+        if listeners:
+            grads_and_vars = [*grads_and_vars]
+            _tell(lambda one: one.on_applied([variable for _, variable in grads_and_vars]))
+        return plain(self, grads_and_vars, *args, **kwargs)
+
+    return apply_gradients
+
+
+def _with_tape(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def gradient(self: tf.GradientTape, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        found = plain(self, target, sources, *args, **kwargs)
+        _note(sources, found)
+        return found
+
+    return gradient
+
+
+def _with_graph_gradients(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def helper(ys: Any, xs: Any, *args: Any, **kwargs: Any) -> Any:
+        found = plain(ys, xs, *args, **kwargs)
+        _note(xs, found)
+        return found
+
+    return helper
+
+
+def _note(sources: Any, gradients: Any) -> None:
+    if listeners:
+        flat = tf.nest.flatten(sources)
+        if any(_is_variable(source) for source in flat):
+            made = tf.nest.flatten(gradients)
+            _tell(lambda one: one.on_gradients(flat, made))
+
+
+def _is_variable(source: Any) -> bool:
+    return isinstance(source, tf.Variable | keras.Variable) or getattr(source, "dtype", None) == tf.resource
+
+
+def _with_run(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def run(self: BaseSession, fetches: Any, *args: Any, **kwargs: Any) -> Any:
+        if listeners:
+            _tell(lambda one: one.on_run(self, fetches))
+        return plain(self, fetches, *args, **kwargs)
+
+    return run
+
+
+def _with_call(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not listeners or _called.get() is not None or _is_distributing.get() or not tf.executing_eagerly():
+            return plain(self, *args, **kwargs)
+        token = _called.set(self)
+        try:
+            made: Callable[[], Any] = functools.partial(plain, self, *args, **kwargs)
+            for one in list(listeners):
+                made = functools.partial(one.around_call, self, made)
+            return made()
+        finally:
+            _called.reset(token)
+
+    return call
