@@ -300,10 +300,10 @@ class AutoDist:
         self._alone.divides_data = True
         made = DistributedDataset(
             dataset,
-            self._run.spec.replica_workers,
+            self._run.spec.feeding_workers,
             self._run.index,
             on_first=self._run.first_batches.tell_of_data_set,
-            reading=self._share.reading(),
+            reading=self._share.reading(is_gathered=True),
             on_own_failure=self._run.missed_step.note,
         )
         if self._automatic is not None:
@@ -333,7 +333,7 @@ class AutoDist:
         self._run.check_others()
         self._share.require_no_files("ad.sampler deals out numbers of records, of which no file is one worker's")
         self._alone.divides_data = True
-        made = Sampler(records, batch, seed, drop_remainder, self._run.spec.replica_workers, self._run.index)
+        made = Sampler(records, batch, seed, drop_remainder, self._run.spec.feeding_workers, self._run.index)
         if self._automatic is not None:
             self._automatic.loop.add(made)
         return made

@@ -23,16 +23,21 @@ class OwnShare:
         self.slices = Slices(self._of)
 
     def _of(self, examples: int) -> tuple[int, int]:
-        share = share_of(examples, self._run.spec.replica_workers, self._run.index)
+        share = share_of(examples, self._run.spec.feeding_workers, self._run.index)
         return share.start, share.start + share.size
 
-    def reading(self) -> Reading | None:
-        """How this worker reads global batches; None: whole, since it trains on all of them."""
+    def reading(self, is_gathered: bool = False) -> Reading | None:
+        """How this worker reads global batches; None: whole, since it trains on all of them.
+
+        Args:
+            is_gathered: the parts that all workers read are brought together before a pipeline trains on them.
+        """
         if self._run.workers == 1:
             return None
         rows = None  # where it is recorded, which is given whole batches
         if self._run.recorder is None:
-            rows = rows_to_read(self._run.spec.replica_workers, self._run.index)
+            workers = self._run.spec.feeding_workers if is_gathered else self._run.spec.replica_workers
+            rows = rows_to_read(workers, self._run.index)
         return Reading(rows, self._run.workers, self.slices, self._files())
 
     def _files(self) -> Files | None:

@@ -30,8 +30,8 @@ class Pipeline(StrategyBuilder):
 
     For models that one device cannot hold, or whose gradients would be dear to send: a worker keeps the variables and
     slots of its stage, and sends activations and their gradients to its neighbours. The first stage is the chief's,
-    which alone is fed. What is trained is, bit for bit, what as many replicas as there are micro-batches train on
-    one worker.
+    which is sent what the other workers feed. What is trained is, bit for bit, what as many replicas as there are
+    micro-batches train on one worker.
 
     Cost: no gradient and no variable travels, but where several stages use one variable. With S stages and M
     micro-batches, a worker waits (S - 1) / (M + S - 1) of a step, if all stages take equally long. Of D pipelines side

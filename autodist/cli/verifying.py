@@ -106,13 +106,10 @@ class Verified:
                 f"The step has batch normalisation, which sees its {part}'s part of the batch: "
                 f"{'use BatchNormalization(synchronized=True), or ' if self.stages is None else ''}verify without."
             )
-        if self.stages is None:
-            yield (
-                "If the script feeds a step itself, see that the parts of all workers make up the batch of one device: "
-                "divide it by ad.num_workers, or use @ad.function(batch='global')."
-            )
-        else:
-            yield "If the script feeds a step itself, see that the chief passes whole batches: it alone is fed."
+        yield (
+            "If the script feeds a step itself, see that the parts of all workers make up the batch of one device: "
+            "divide it by ad.num_workers, or use @ad.function(batch='global')."
+        )
 
     def _told_of_rounding(self) -> Iterator[str]:
         for difference in self.compared.differences:

@@ -28,6 +28,7 @@ from autodist.functions.sharing import OwnArrays, Sharing
 from autodist.functions.step_arguments import Constants, Leaf, StepArguments, inputs_apart, split_rows
 from autodist.functions.traces import TracedFor, Traces, constant_key
 from autodist.functions.tracing import BY_ITSELF, Tracing, explaining_open_axes
+from autodist.graph.flows import row_axes
 from autodist.quiet import quiet_tensorflow
 from autodist.reading.own_batches import Given, WholeBatch
 from autodist.runs.run import Run
@@ -45,6 +46,11 @@ class _Traced:
     captured: CapturedFunction
     running: RunningStep
 
+    @functools.cached_property
+    def row_axes(self) -> Sequence[int | None]:
+        """For each output, along which its rows belong to examples; None: they do not."""
+        return row_axes(self.captured.item)
+
 
 @dataclass(frozen=True)
 class _Known:
@@ -53,10 +59,12 @@ class _Known:
     Attributes:
         traced: the trace that serves them.
         own: takes this worker's part of their arrays.
+        leaves: arrays of their shapes.
     """
 
     traced: _Traced
     own: OwnArrays
+    leaves: Sequence[Leaf]
 
 
 @ours
@@ -169,7 +177,7 @@ class DistributedFunction:
         if self._trains:
             self._run.observer.before_step(self)
         with self._run.missed_step.noted(but=self.survivable):
-            results = self._run_step(known.traced, known.own, arrays)
+            results = self._run_step(known.traced, known.own, known.leaves, arrays)
         self._run.first_batches.look()
         return results
 
@@ -224,14 +232,14 @@ class DistributedFunction:
             traced = self._traced.get(asked)
             if traced is not None and not self._is_outdated(traced):
                 own = self._sharing.own_part(leaves, self.whole)
-                results = self._run_step(traced, own, self._in_order(traced, leaves))
+                results = self._run_step(traced, own, leaves, self._in_order(traced, leaves))
             else:
                 traced, own, results = self._first_call(asked, arguments, leaves, constants)
         self._run.first_batches.look()
         traced.running.after(lambda: results)
         is_all = len(arrays) == len(leaves) and all(a is x.value for a, x in zip(arrays, leaves, strict=True))
         if form is not None and is_all and not any(asked.groups) and self._run.recorder is None:
-            self._known[form] = _Known(traced, own)
+            self._known[form] = _Known(traced, own, [replace(leaf, value=None) for leaf in leaves])
         return results
 
     def _first_call(
@@ -248,7 +256,7 @@ class DistributedFunction:
             self._tell_first_batch(traced, leaves, constants)
             own = self._sharing.own_part(leaves, self.whole)
             with self._run.start_up.doing("making the first step"):
-                results = self._run_step(traced, own, self._in_order(traced, leaves))
+                results = self._run_step(traced, own, leaves, self._in_order(traced, leaves))
         self._run.start_up.ends()
         return traced, own, results
 
@@ -275,7 +283,8 @@ class DistributedFunction:
             captured = self._capture(step, made_for.specs, axes)
         self._run.start_up.has_done("traced %s, a step on %d variables", name, len(captured.item.variables))
         apart = inputs_apart(captured.inputs, leaves, made_for.groups)
-        captured = replace(captured, item=replace(captured.item, is_global=self._sharing.is_global, apart=apart))
+        is_global = self._sharing.is_global or self._sharing.is_gathered
+        captured = replace(captured, item=replace(captured.item, is_global=is_global, apart=apart))
         self._sharing.require_fits_apart(captured, leaves)
         names = dict(zip(captured.inputs, (leaf.parameter for leaf in leaves), strict=True))
         examples = self._sharing.count(leaves, self.whole)
@@ -284,9 +293,10 @@ class DistributedFunction:
         require_no_rows_by_position(captured.item, replace(dealt, names=by_name))
         require_any_length(captured.item, dealt)
         if captured.item.gradients:
-            tell_of_empty_micro_batches(examples, self._run.spec.micro_batches)
+            tell_of_empty_micro_batches(self._sharing.dealt(examples, names).examples, self._run.spec.micro_batches)
         own = self._sharing.own_part(leaves, self.whole).of(leaf.value for leaf in leaves)
-        shapes = {name: np.shape(value) for name, value in zip(captured.inputs, own, strict=True)}
+        given = [replace(leaf, value=value) for leaf, value in zip(leaves, own, strict=True)]
+        shapes = {name: self._sharing.shape(leaf) for name, leaf in zip(captured.inputs, given, strict=True)}
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
         return _Traced(captured, prepare(self._run, captured.item, sources, shapes, captured.tables))
 
@@ -301,7 +311,8 @@ class DistributedFunction:
 
     def _tell_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:
         """Tells the chief what this worker feeds to a training step first, to be compared with the other workers'."""
-        if not traced.captured.item.gradients:
+        only_chief_counts = self._run.spec.gathers_batches and self._sharing.is_global
+        if not traced.captured.item.gradients or only_chief_counts:
             return
         split = Meant.GLOBAL if self._sharing.is_global else Meant.OWN
         if self.whole is None:
@@ -319,10 +330,12 @@ class DistributedFunction:
             return values
         return list(self._run.recorder.in_order(values, [leaf.axis for leaf in leaves]))
 
-    def _run_step(self, traced: _Traced, own: OwnArrays, values: Sequence[Any]) -> Any:
+    def _run_step(self, traced: _Traced, own: OwnArrays, leaves: Sequence[Leaf], values: Sequence[Any]) -> Any:
         for count in self.coming:
             traced.running.require_even(count)
-        return _results(traced, traced.running(own.of(values), own.examples, own.all_examples))
+        part = self._sharing.part(leaves, own, values, self._run.talk.bring_together)
+        found = traced.running(part.values, part.examples, part.all_examples)
+        return _results(traced, found if part.fed is None else part.fed.own_rows(found, traced.row_axes))
 
 
 def _results(traced: _Traced, found: Sequence[np.ndarray]) -> Any:

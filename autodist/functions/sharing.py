@@ -16,6 +16,7 @@ from autodist.errors import UnevenBatchError
 from autodist.functions.step_arguments import Leaf, count_examples, split_rows
 from autodist.reading.own_batches import WholeBatch
 from autodist.resources import ResourceSpec
+from autodist.runs.whole_batches import Fed, WholeFed
 from autodist.runtime.batches import require_examples, share_of, take, told_rows, with_a_row
 from autodist.terminal_log import ALIKE_EVERYWHERE
 
@@ -44,6 +45,23 @@ class OwnArrays:
 
 
 @dataclass(frozen=True)
+class Part:
+    """What a worker gives to one run of a step.
+
+    Attributes:
+        values: of its arrays.
+        examples: that this worker has; 0 where its part is a row that does not count.
+        all_examples: that were passed.
+        fed: of a pipeline, what all workers have fed together; None: it is each worker's own.
+    """
+
+    values: Sequence[np.ndarray]
+    examples: int
+    all_examples: int
+    fed: WholeFed | None = None
+
+
+@dataclass(frozen=True)
 class Sharing:
     """How the arguments of one step are shared out.
 
@@ -52,7 +70,7 @@ class Sharing:
         spec: the machines.
         worker: the index of this one.
         is_global: whether every worker passes the same global batch, of which each keeps its share; otherwise what is
-            passed is this worker's own part.
+            passed is this worker's own part; in a pipeline, the parts of all workers are the batch.
     """
 
     step: str
@@ -63,6 +81,8 @@ class Sharing:
     @property
     def replicas(self) -> int:
         """Among how many replicas what is passed is divided."""
+        if self.is_gathered:  # each worker passes about as many examples
+            return -(-len(self.spec.replicas) // len(self.spec.workers))
         return len(self.spec.replicas) if self.is_global else self.spec.replicas_of(self.worker)
 
     def count(self, leaves: Sequence[Leaf], whole: WholeBatch | None) -> int:
@@ -76,7 +96,10 @@ class Sharing:
 
     def dealt(self, examples: int, names: Mapping[str, str]) -> Dealt:
         """How so many examples are dealt out; `names` has the parameter of each input."""
-        return Dealt(examples, self.replicas, len(self.spec.replicas), names)
+        replicas = len(self.spec.replicas)
+        if self.is_gathered:
+            return Dealt(examples * len(self.spec.workers), replicas, replicas, names)
+        return Dealt(examples, self.replicas, replicas, names)
 
     def own_part(self, leaves: Sequence[Leaf], whole: WholeBatch | None) -> OwnArrays:
         """What takes this worker's part of arrays of these shapes.
@@ -102,6 +125,39 @@ class Sharing:
             np.asarray if x.axis is None else functools.partial(take, axis=x.axis, share=shares[x.rows]) for x in leaves
         ]
         return OwnArrays(cuts, shares[examples].size, examples)
+
+    @property
+    def is_gathered(self) -> bool:
+        """True if what the workers pass is brought together, and the step is given the whole of it: in a pipeline."""
+        return self.spec.gathers_batches and not self.is_global
+
+    def part(
+        self,
+        leaves: Sequence[Leaf],
+        own: OwnArrays,
+        values: Sequence[Any],
+        bring_together: Callable[[Sequence[Fed]], WholeFed],
+    ) -> Part:
+        """What this worker gives to one run.
+
+        Args:
+            leaves: arrays of the shapes that are passed.
+            own: takes this worker's part of them.
+            values: of the arrays that are passed.
+            bring_together: brings what all workers feed to the chief; all of them come to it alike.
+        """
+        if not self.is_gathered or all(leaf.axis is None for leaf in leaves):
+            return Part(own.of(values), own.examples, own.all_examples)
+        fed = bring_together(
+            [Fed(x.name, np.asarray(v), x.axis, x.is_padded) for x, v in zip(leaves, values, strict=True)]
+        )
+        whole = [v if x.axis is None else with_a_row(v, x.axis) for x, v in zip(leaves, fed.values, strict=True)]
+        return Part(whole, fed.examples, fed.all_examples, fed)
+
+    def shape(self, leaf: Leaf) -> Sequence[int]:
+        """The shape of a step's input, as far as this worker knows it before a run."""
+        times = len(self.spec.workers) if self.is_gathered else 1
+        return [n * times if a == leaf.axis else n for a, n in enumerate(np.shape(leaf.value))]
 
     def require_fits_apart(self, captured: CapturedFunction, leaves: Sequence[Leaf]) -> None:
         """Passes a step whose inputs may have different numbers of rows, in the whole batch and in each replica's part.

@@ -38,6 +38,7 @@ class Leaf:
         axis: along which it is split; None: every replica gets the whole.
         declared: its shape and dtype by the script's `input_signature`; None: those of the value.
         name: what `batch_axis` calls it.
+        is_padded: its rows are parts of sparse or ragged ones, padded to the longest.
     """
 
     parameter: str
@@ -45,6 +46,7 @@ class Leaf:
     axis: int | None
     declared: tf.TensorSpec | None = None
     name: str = ""
+    is_padded: bool = False
 
     @property
     def rows(self) -> int:
@@ -136,8 +138,18 @@ class StepArguments:
         flat = [passed for p, value in arguments.items() for passed in self._flatten(p, value)]
         if self._names_leaves:
             self._require_named(name for *_, name in flat)
-        leaves = [Leaf(p, v, self.axis(p, v, name), spec, name) for p, v, spec, name in flat if is_array(v)]
+        padded = self._padded(flat)
+        leaves = [
+            Leaf(p, v, self.axis(p, v, name), spec, name, at in padded)
+            for at, (p, v, spec, name) in enumerate(flat)
+            if is_array(v)
+        ]
         return leaves, [(p, None if is_array(v) else v) for p, v, *_ in flat]
+
+    def _padded(self, flat: Sequence[_Passed]) -> set[int]:
+        """The places of the arrays of sparse and ragged tensors."""
+        starts = [(at, value) for at, (_, value, *_) in enumerate(flat) if isinstance(value, CompositeRows)]
+        return {at + 1 + k for at, rows in starts for k in range(rows.arrays_per_tensor)}
 
     def put_together(self, arguments: Mapping[str, Any], tensors: Iterable[tf.Tensor]) -> dict[str, Any]:
         """The arguments with tensors in the places of arrays, in the order of `take_apart`."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from autodist.graph.item import GraphItem
-from autodist.graph.propagation import Propagation, Replicated, propagate
+from autodist.graph.propagation import PerExample, Propagation, Replicated, propagate
 from autodist.graph.seeds import declare_seeds
 
 
@@ -21,3 +23,10 @@ def flows_of(item: GraphItem) -> Propagation:
     )
     declare_seeds(item, flows)
     return flows
+
+
+def row_axes(item: GraphItem) -> Sequence[int | None]:
+    """For each output of a captured step, along which axis its rows belong to examples; None: they do not."""
+    flows = flows_of(item)
+    kinds = [flows.kind(name) for name in item.outputs]
+    return [kind.axis if isinstance(kind, PerExample) else None for kind in kinds]

@@ -213,6 +213,16 @@ class ResourceSpec(Timeouts):
         return tuple(replica.worker.index for replica in self.replicas)
 
     @property
+    def feeding_workers(self) -> tuple[int, ...]:
+        """The workers whose parts make up a batch, in order: each once for each replica; in a pipeline, each once."""
+        return tuple(range(len(self.workers))) if self.micro_batches else self.replica_workers
+
+    @property
+    def gathers_batches(self) -> bool:
+        """True if the parts that workers feed are brought to one worker, which trains on all of them: in a pipeline."""
+        return self.micro_batches > 0 and len(self.workers) > 1
+
+    @property
     def shares_batches(self) -> bool:
         """Whether a batch is the work of several replicas, or goes through a pipeline."""
         return len(self.replicas) > 1 or self.micro_batches > 0

@@ -102,7 +102,7 @@ class Run:
         self.first_batches = FirstBatches(
             self.index,
             [w.name for w in self.spec.workers],
-            frozenset(self.spec.replica_workers),
+            frozenset(self.spec.feeding_workers),
             lambda: self.talk.messages,
             self.guard,
         )

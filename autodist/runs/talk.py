@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from autodist.errors import CheckpointError, ClusterError
 from autodist.runs.missed_step import MissedStep
 from autodist.runs.peers import Peers
+from autodist.runs.whole_batches import Fed, WholeFed, bring_together
 from autodist.runtime.arrays import combine_parts, pack_part, require_reduction, unpack
 from autodist.runtime.common_calls import Call, CommonCalls, Note
 from autodist.runtime.mailbox import Mailbox
@@ -154,6 +155,16 @@ class Talk:
             self.passes()
             self.gather(b"")
             self.exchange()
+
+    def bring_together(self, fed: Sequence[Fed]) -> WholeFed:
+        """What all workers feed to a step, brought to the chief; all of them call it alike, before the step.
+
+        Raises:
+            CaptureError: the parts cannot be joined; on all workers.
+            EmptyBatchError: no worker has examples; on all workers.
+        """
+        self.passes()
+        return bring_together(fed, self._index, self.gather, self.exchange)
 
     def agree(self, said: str, decide: Callable[[list[str]], str]) -> str:
         """What the chief decides of what each worker says, on every worker; all of them call it alike, between steps.

@@ -20,6 +20,7 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.walks import reach
 from autodist.kernels import only_sets
 from autodist.resources import ResourceSpec
+from autodist.runs.whole_batches import Fed, WholeFed
 from autodist.runtime.batches import count_examples, require_examples, rows_of, share_of
 from autodist.runtime.first_batches import Meant
 
@@ -110,6 +111,26 @@ class SessionFeeds:
         split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
         return bool(split) and all(map(self.is_shared_out, split))
 
+    def are_gathered(self, arrays: Arrays, axes: Sequence[int | None]) -> bool:
+        """True if workers feed parts that are brought together before a pipeline is given the whole of them."""
+        split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
+        return self.spec.gathers_batches and bool(split) and not all(map(self.is_shared_out, split))
+
+    def gathered(
+        self, arrays: Arrays, axes: Sequence[int | None], bring_together: Callable[[Sequence[Fed]], WholeFed]
+    ) -> tuple[Arrays, WholeFed]:
+        """What this worker feeds once the parts of all workers were brought together.
+
+        Args:
+            arrays: what it was given.
+            axes: along which each is split.
+            bring_together: brings the parts to the chief; all workers come to it alike.
+        """
+        named = sorted(zip(arrays, axes, strict=True), key=lambda one: one[0].name)
+        own = [(t, axis) for t, axis in named if axis is not None and not self.is_shared_out(t)]
+        fed = bring_together([Fed(t.name, arrays[t], axis) for t, axis in own])
+        return {**arrays, **dict(zip((t for t, _ in own), fed.values, strict=True))}, fed
+
     def fixed_rows(self, arrays: Arrays, axes: Sequence[int | None]) -> int | None:
         """How many examples a worker feeds where the graph was made for that number."""
         split = [(t, axis) for t, axis in zip(arrays, axes, strict=True) if axis is not None and t.shape.rank]
@@ -119,7 +140,10 @@ class SessionFeeds:
     def dealt(self, arrays: Arrays, axes: Sequence[int | None]) -> Dealt:
         """How the examples of a run are dealt out."""
         split = [t for t, axis in zip(arrays, axes, strict=True) if axis is not None]
-        return Dealt(examples_of(arrays, axes), self._shares(split, self._replicas), len(self.spec.replicas))
+        replicas = len(self.spec.replicas)
+        if self.are_gathered(arrays, axes):  # each worker feeds about as many
+            return Dealt(examples_of(arrays, axes) * len(self.spec.workers), replicas, replicas)
+        return Dealt(examples_of(arrays, axes), self._shares(split, self._replicas), replicas)
 
     def own_part(self, arrays: Arrays, axes: Sequence[int | None], is_alone: bool = False) -> list[np.ndarray]:
         """This worker's rows of what every worker gets whole, and all of what is its own.

@@ -18,7 +18,7 @@ from autodist.capture.tables import fills_tables_alone, require_unchanged
 from autodist.errors import FetchedElsewhereError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
-from autodist.graph.flows import flows_of
+from autodist.graph.flows import flows_of, row_axes
 from autodist.graph.item import GraphItem
 from autodist.graph.propagation import PerExample, Replicated
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Fetching, Kernel, only_sets
@@ -49,6 +49,8 @@ class Prepared:
         gives_rows: whether all that is fetched has a row for each example, or does not ask for examples.
         updates: what is fed in place of gradients, with the variable that each is for.
         elsewhere: what is wrong with it where not all workers make it; "": nothing.
+        is_gathered: whether the parts that workers feed are brought together, and the run is given the whole of them.
+        row_axes: for each output, along which its rows belong to examples; None: they do not.
     """
 
     program: Program | None
@@ -61,6 +63,8 @@ class Prepared:
     gives_rows: Callable[[], bool]
     updates: Mapping[tf.Tensor, str]
     elsewhere: str
+    is_gathered: bool
+    row_axes: Callable[[], Sequence[int | None]]
 
 
 class SessionPrograms:
@@ -98,7 +102,9 @@ class SessionPrograms:
         axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
         item = self._plan.placed(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}))
         require_no_queue(item, len(self._run.spec.replicas))
-        item = replace(item, is_global=self._feeds.are_global(arrays, axes), rows=self._feeds.fixed_rows(arrays, axes))
+        are_gathered = self._feeds.are_gathered(arrays, axes)
+        is_global = are_gathered or self._feeds.are_global(arrays, axes)
+        item = replace(item, is_global=is_global, rows=self._feeds.fixed_rows(arrays, axes))
         dealt = self._feeds.dealt(arrays, axes)
         require_no_rows_by_position(item, dealt)
         require_any_length(item, dealt)
@@ -124,7 +130,7 @@ class SessionPrograms:
         return Prepared(
             program, axes, sets, bool(item.gradients), looks, item.is_global, is_alone,
             functools.partial(_gives_rows, item), {t: updates[t.name].name for t in arrays if t.name in updates},
-            elsewhere,
+            elsewhere, are_gathered and (not is_alone or bool(elsewhere)), functools.partial(row_axes, item),
         )  # fmt: skip
 
     def _program_of(self, item: GraphItem, kernels: Sequence[Kernel]) -> tuple[Program | None, str]:

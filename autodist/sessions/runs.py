@@ -62,14 +62,20 @@ class SessionRuns:
         if self._run.recorder is not None and prepared.trains:
             given = self._run.recorder.in_order(list(arrays.values()), prepared.axes)
             arrays = dict(zip(arrays, given, strict=True))
-        own = dict(zip(arrays, self._feeds.own_part(arrays, prepared.axes, prepared.is_alone), strict=True))
-        whole = examples_of(arrays, prepared.axes) if prepared.is_global else 0
-        values = iter(self._values_of(prepared, own, whole, options, metadata))
-        return [_value_of(e, own, values) for e in request.elements]
+        batch, fed = arrays, None
+        if prepared.is_gathered:
+            batch, fed = self._feeds.gathered(arrays, prepared.axes, self._run.talk.bring_together)
+        own = dict(zip(batch, self._feeds.own_part(batch, prepared.axes, prepared.is_alone), strict=True))
+        whole = examples_of(batch, prepared.axes) if prepared.is_global else 0
+        found = self._values_of(prepared, own, whole if fed is None else fed.all_examples, options, metadata)
+        if fed is None:
+            return _in_place(request, own, found)
+        return _in_place(request, arrays, fed.own_rows(found, prepared.row_axes()))
 
     def _tell_first_batch(self, arrays: Mapping[tf.Tensor, np.ndarray], axes: Sequence[int | None]) -> None:
         """Lets the chief see, with the first run that trains, whether the workers feed what is meant."""
-        if not self._has_told:
+        only_chief_counts = self._run.spec.gathers_batches and not self._feeds.are_gathered(arrays, axes)
+        if not self._has_told and not only_chief_counts:
             self._has_told = True
             meanings = self._feeds.meanings(arrays, axes)
             fed = [(t.name, a, meant) for (t, a), meant in zip(arrays.items(), meanings, strict=True)]
@@ -99,7 +105,8 @@ class SessionRuns:
         if prepared.program is None:
             return []
         examples = examples_of(own, prepared.axes)
-        if any(axis is not None for axis in prepared.axes) and (prepared.is_alone or self._run.workers == 1):
+        is_one_workers = (prepared.is_alone and not prepared.is_gathered) or self._run.workers == 1
+        if is_one_workers and any(axis is not None for axis in prepared.axes):
             require_examples(examples > 0 or (prepared.is_alone and prepared.gives_rows()))
         values = [
             a if axis is None else with_a_row(a, axis) for a, axis in zip(own.values(), prepared.axes, strict=True)
@@ -146,7 +153,7 @@ class SessionRuns:
             return
         unsaid = [t for t in self._feeds.unsaid(arrays, axes) if t.name not in self._found_alike]
         self._found_alike |= {t.name for t in unsaid}
-        counts = self._run.spec.replicas_of(self._run.index) > 0
+        counts = self._run.index in self._run.spec.feeding_workers
         differing = self._differing({t: arrays[t] for t in unsaid}, counts)
         if differing:
             names = ", ".join(f"{t.name} {t.shape}" for t in differing)
@@ -168,6 +175,14 @@ class SessionRuns:
             told = np.full_like(told, np.iinfo(told.dtype).min)
         largest, smallest = np.split(self._run.talk.reduce(told, "max"), 2)
         return list(itertools.compress(arrays, largest != -smallest))
+
+
+def _in_place(
+    request: Request, given: Mapping[tf.Tensor, np.ndarray], found: Sequence[np.ndarray]
+) -> list[np.ndarray | None]:
+    """The value of each element of a request: what was fed for it, or what the run has found."""
+    values = iter(found)
+    return [_value_of(e, given, values) for e in request.elements]
 
 
 def _value_of(

@@ -59,7 +59,7 @@ def main() -> None:
         tell("predicted", model.predict(x, batch_size=8, verbose=0))
         tell("weights", model.get_weights())
 
-        @ad.function
+        @ad.function(batch="global")
         def step(batch):
             with tf.GradientTape() as tape:
                 rows = model(batch)
@@ -88,7 +88,8 @@ def trained_in_a_session(ad: AutoDist, x: np.ndarray) -> list[object]:
         train = v1.train.AdamOptimizer(0.01).minimize(loss)
         session = ad.create_distributed_session()
         session.run(v1.global_variables_initializer())
-        losses = [session.run([loss, train], {given: x[:rows]})[0] for rows in (9, 8, 2)]
+        parts = [np.array_split(x[:rows], ad.num_workers)[ad.worker_index] for rows in (9, 8, 2)]
+        losses = [session.run([loss, train], {given: part})[0] for part in parts]
         return [losses, session.run(v1.trainable_variables())]
 
 

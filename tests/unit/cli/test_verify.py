@@ -295,7 +295,7 @@ def test_what_explains_a_difference_under_a_pipeline_speaks_of_micro_batches(tmp
     assert "DIFFERENT: 1 steps on 2 pipeline stages with 4 micro-batches and on one device" in told
     assert "each micro-batch draws its own" in told
     assert "its micro-batch's part of the batch: verify without." in told
-    assert "the chief passes whole batches" in told
+    assert "the parts of all workers make up the batch of one device" in told
 
 
 def test_a_script_that_comes_to_no_step_is_refused(tmp_path: Path) -> None:
