@@ -40,6 +40,7 @@ from autodist.newer_control_flow import newer_control_flow
 from autodist.own_share import OwnShare
 from autodist.plain_shapes import plain_shapes
 from autodist.quiet import quiet_tensorflow
+from autodist.reading.elementwise import elementwise
 from autodist.reading.own_files import NOTHING_DEALT
 from autodist.recording import recorder
 from autodist.resources import ResourceSpec
@@ -309,6 +310,30 @@ class AutoDist:
         if self._automatic is not None:
             self._automatic.loop.add(made)
         return made
+
+    @staticmethod
+    def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
+        """Marks a Python function of a data set's map, so that each worker calls it for its own examples alone.
+
+        ```python
+        @ad.elementwise
+        def decode(path):
+            return np.load(path)
+
+        data = paths.map(lambda path: tf.numpy_function(decode, [path], tf.float32)).batch(64)
+        ```
+
+        The mark promises that what the function gives for an element depends on nothing else: it keeps no state from
+        call to call, and draws no random numbers but from what it is given. It is found where `tf.py_function` or
+        `tf.numpy_function` calls the marked function, in a map behind the last shuffle and before the batches.
+
+        Args:
+            function: as `tf.py_function` or `tf.numpy_function` takes it.
+
+        Raises:
+            TypeError: it cannot be called.
+        """
+        return elementwise(function)
 
     def sampler(self, records: int, batch: int, seed: int | None = 0, *, drop_remainder: bool = False) -> Sampler:
         """The numbers of the records that this worker reads, batch by batch, in an order that all workers share.

@@ -24,6 +24,7 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import propagate
 from autodist.graph.propagation.kinds import PerExample
 from autodist.reading.data_sets import kind_of
+from autodist.reading.elementwise import is_elementwise, name_called
 from autodist.reading.own_batches import Counted, OwnBatches, OwnRows, Reading
 from autodist.terminal_log import ALIKE_EVERYWHERE
 
@@ -41,6 +42,9 @@ _CUTS: dict[str, Callable[[Any, Any], Any]] = {
 
 _SAME_AGAIN = having(Trait.CALL | Trait.BRANCH | Trait.LOOP | Trait.READ | Trait.TABLE_READ | Trait.TELLS)
 """Operations that TensorFlow takes for stateful, and that give the same for an element whatever came before it."""
+
+_CALLERS = {"PyFunc": "tf.numpy_function"}
+"""Of operations that call Python code, what makes them, where it is not tf.py_function."""
 
 _LEAVES = (tf.TensorSpec, tf.SparseTensorSpec, tf.RaggedTensorSpec)
 
@@ -204,8 +208,23 @@ def _why_not_alone(data: Any) -> str | None:
         known = op_def_registry.get(node.op)
         if node.op in functions or node.op in _SAME_AGAIN or (known is not None and not known.is_stateful):
             continue
-        return f"its {node.op} may give something else each time ({node.name})"
+        if is_elementwise(node):
+            continue
+        return _told_of_python(node) or f"its {node.op} may give something else each time ({node.name})"
     return None
+
+
+def _told_of_python(node: tf.compat.v1.NodeDef) -> str | None:
+    """What is said of Python code that the script has not marked; None: it is something else."""
+    called = name_called(node)
+    if called is None:
+        return None
+    marked = called if called.isidentifier() else "function"
+    return (
+        f"its {node.op} calls Python code, {called}, which may give something else each time. If {called} works on one "
+        f"element at a time and keeps no state of its own, mark it: ad.elementwise({marked}) in the call of "
+        f"{_CALLERS.get(node.op, 'tf.py_function')}"
+    )
 
 
 def _why_not_by_rows(data: Any) -> str | None:

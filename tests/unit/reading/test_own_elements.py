@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.reading.elementwise import elementwise
 from autodist.reading.own_batches import Reading, Slices, whole_of
 from autodist.reading.own_elements import own_elements, reading_own
 from autodist.runtime.batches import rows_to_read, share_of
@@ -31,6 +33,10 @@ def source(shuffled: bool = True) -> Data:
 
 def decode(row: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.cast(row * 2, tf.float32), number
+
+
+def doubled(row: Any) -> Any:
+    return np.asarray(row) * 2
 
 
 def augment(row: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -128,6 +134,42 @@ def test_a_worker_maps_its_own_elements_alone() -> None:
     assert len(numbers) == len(set(numbers)) == 5 + 5 + 4
 
 
+class Decoder:
+    def decode(self, row: Any) -> Any:
+        return doubled(row)
+
+
+@pytest.mark.parametrize("caller", [tf.py_function, tf.numpy_function])
+@pytest.mark.parametrize("function", [doubled, Decoder().decode, functools.partial(np.multiply, 2)])
+def test_a_marked_python_function_is_called_for_own_elements_alone(
+    function: Callable[..., Any], caller: Callable[..., tf.Tensor]
+) -> None:
+    calls: list[bytes] = []
+
+    @elementwise
+    def counting(row: Any) -> Any:
+        calls.append(np.asarray(row).tobytes())
+        return function(row)
+
+    keras.utils.set_random_seed(1)
+    expected = [leaves(batch) for batch in source().map(lambda row, n: (row * 2, n)).batch(10)]
+    for worker, own_calls in ((0, 3 + 3 + 2), (1, 5 + 5 + 4), (2, 2 + 2 + 1)):
+        calls.clear()
+        keras.utils.set_random_seed(1)
+        found = own_elements(source().map(python_map(counting, caller)).batch(10), rows_to_read(REPLICAS, worker))
+        assert found.own is not None
+        for (mine, examples), whole in zip(batches_of(found.own), expected, strict=True):
+            share = share_of(examples, REPLICAS, worker)
+            np.testing.assert_array_equal(mine[0], whole[0][share.start : share.start + share.size])
+        assert len(set(calls)) == len(calls) == own_calls
+
+
+def test_what_is_no_function_is_refused_a_mark() -> None:
+    for given in (3, Decoder):
+        with pytest.raises(TypeError, match="ad.elementwise is given"):
+            elementwise(given)  # type: ignore[arg-type]
+
+
 def test_data_without_end_go_on() -> None:
     found = own_elements(source().repeat().map(decode).batch(10), rows_to_read(REPLICAS, 0))
     assert found.own is not None
@@ -148,7 +190,16 @@ def draws(row: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def in_python(row: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    return tf.numpy_function(lambda x: x, [row], row.dtype)
+    return tf.numpy_function(doubled, [row], row.dtype)
+
+
+def python_map(function: Callable[..., Any], caller: Callable[..., tf.Tensor]) -> Callable[..., Any]:
+    """A map that calls a function of one row by Python."""
+
+    def by_python(row: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return tf.ensure_shape(caller(function, [row], row.dtype), row.shape), number
+
+    return by_python
 
 
 def whole_mean(rows: tf.Tensor, numbers: tf.Tensor) -> tf.Tensor:
@@ -167,7 +218,17 @@ def open_order() -> Data:
 
 READ_WHOLE = {
     "draws": (lambda: source().map(decode).map(draws).batch(10), r"draws \(.*py:\d+\).*RandomStandardNormal"),
-    "python": (lambda: source().map(in_python).batch(10), r"in_python.*PyFunc"),
+    "python": (
+        lambda: source().map(in_python).batch(10),
+        r"in_python.*PyFunc calls Python code, doubled.*ad.elementwise\(doubled\) in the call of tf.numpy_function",
+    ),
+    "python, eagerly": (
+        lambda: source().map(python_map(doubled, tf.py_function)).batch(10),
+        r"EagerPyFunc calls Python code, doubled.*ad.elementwise\(doubled\) in the call of tf.py_function",
+    ),
+    "python behind the batch": (
+        lambda: source().batch(10).map(python_map(elementwise(doubled), tf.py_function)), r"is given whole batches"
+    ),
     "shuffled behind": (lambda: source().map(decode).shuffle(3).batch(10), r"decode.*Shuffle.*stands behind it"),
     "padded": (lambda: source().map(decode).padded_batch(10), r"decode.*PaddedBatch stands behind it"),
     "open order": (open_order, r"decode.*deterministic=False"),

@@ -1,0 +1,58 @@
+"""`ad.elementwise`: Python functions of a data set's maps that work on one element at a time."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import script_ops  # where py_function and numpy_function keep what they call
+
+_MARK = "_autodist_elementwise"
+
+
+def elementwise(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function, marked as one that gives the same for an element whatever it was called with before.
+
+    Args:
+        function: as `tf.py_function` or `tf.numpy_function` takes it.
+
+    Raises:
+        TypeError: it cannot be called.
+    """
+    if not _is_function(function):
+        raise TypeError(
+            f"ad.elementwise is given {function!r}; give the Python function that tf.py_function or tf.numpy_function "
+            "calls for each element."
+        )
+
+    def call(*args: Any) -> Any:
+        return function(*args)
+
+    marked = tf.autograph.experimental.do_not_convert(functools.update_wrapper(call, function))
+    setattr(marked, _MARK, True)
+    return marked
+
+
+def _is_function(given: object) -> bool:
+    return callable(given) and not isinstance(given, type)
+
+
+def is_elementwise(node: tf.compat.v1.NodeDef) -> bool:
+    """True if a node calls a Python function that the script has marked."""
+    function = _called_by(node)
+    return function is not None and getattr(function, _MARK, False)
+
+
+def name_called(node: tf.compat.v1.NodeDef) -> str | None:
+    """The name of the Python function that a node calls; None: it calls none."""
+    function = _called_by(node)
+    return None if function is None else getattr(function, "__name__", type(function).__name__)
+
+
+def _called_by(node: tf.compat.v1.NodeDef) -> Any:
+    if "token" not in node.attr:
+        return None
+    registered = script_ops._py_funcs._funcs.get(node.attr["token"].s.decode())
+    return getattr(registered, "_func", registered)
