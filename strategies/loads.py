@@ -16,7 +16,7 @@ PieceKey = tuple[str, int]
 
 
 class GreedyLoads:
-    """Bytes that each worker owns so far, and the next best owner.
+    """Bytes that each worker owns so far, those of earlier steps included, and the next best owner.
 
     A variable goes to the worker whose load, divided by its bandwidth, is least once it has it; the lower index
     wins a tie. Workers of one node share its link evenly. Exact numbers keep the choice the same on every machine.
@@ -37,11 +37,11 @@ class GreedyLoads:
         bandwidths = worker_bandwidths(resource_spec)
         scale = lcm(*(bandwidth.numerator for bandwidth in bandwidths))
         self._times = [scale * bandwidth.denominator // bandwidth.numerator for bandwidth in bandwidths]
-        self._loads = [0] * len(bandwidths)
+        self._loads = list(resource_spec.owned_bytes or [0] * len(bandwidths))
         # Of workers with equal links, those with the least load first; an entry whose load is outdated counts no more.
         self._ranked: dict[int, list[tuple[int, int]]] = {}
-        for owner in sorted(self.owners):
-            self._ranked.setdefault(self._times[owner], []).append((0, owner))
+        for owner in sorted(self.owners, key=lambda owner: (self._loads[owner], owner)):
+            self._ranked.setdefault(self._times[owner], []).append((self._loads[owner], owner))
 
     def add(self, worker: int, byte_size: int) -> None:
         """Counts bytes that a worker owns already."""

@@ -29,7 +29,7 @@ _EXAMPLE = (
     "a list of at least one node, such as [{address: localhost, cpus: [0, 1]}], or given, where a scheduler starts the "
     "processes"
 )
-_HIDDEN = ("source", "is_given", "allotments", "micro_batches")
+_HIDDEN = ("source", "is_given", "allotments", "micro_batches", "owned_bytes")
 
 MOST_RESTARTS = 1000
 
@@ -66,6 +66,7 @@ class ResourceSpec(Timeouts):
             `nodes` is this machine alone.
         micro_batches: of a pipeline, whose replicas they are, all of the chief's device; 0: it is none, and each device
             of each worker is a replica.
+        owned_bytes: for each worker, the bytes of variables of earlier steps that it owns; (): there was no such step.
     """
 
     nodes: Annotated[tuple[Node, ...], Field(strict=False)] = Field(description=_EXAMPLE)
@@ -84,6 +85,7 @@ class ResourceSpec(Timeouts):
     is_given: bool = Field(default=False, repr=False)
     allotments: tuple[Allotment, ...] = Field(default=(), repr=False)
     micro_batches: int = Field(default=0, repr=False)
+    owned_bytes: tuple[int, ...] = Field(default=(), repr=False)
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> ResourceSpec:
@@ -156,6 +158,10 @@ class ResourceSpec(Timeouts):
         for name in ("replicas", "replica_workers"):  # what was found for the machines as they were
             made.__dict__.pop(name, None)
         return made
+
+    def with_owned_bytes(self, owned: Sequence[int]) -> ResourceSpec:
+        """The same where workers own variables of earlier steps, so many bytes each."""
+        return self.model_copy(update={"owned_bytes": tuple(owned) if any(owned) else ()})
 
     def for_workers(self) -> ResourceSpec:
         """The spec as other workers are told it: how machines are reached, secrets included, is the chief's affair."""

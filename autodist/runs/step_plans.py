@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from itertools import chain
 
 import tensorflow as tf
 
@@ -23,8 +24,10 @@ from autodist.strategies import (
     check_strategy,
     graph_config,
     resolve_specs,
+    synced_variables,
     telling_places,
 )
+from autodist.strategies.nodes import pieces
 
 log = logging.getLogger("autodist")
 
@@ -44,6 +47,7 @@ class StepPlans:
     ) -> None:
         self._spec, self._builder, self._index, self._recorder = spec, builder, index, recorder
         self._decided: dict[str, strategy_pb2.VariableNode] = {}
+        self._owned: dict[str, Sequence[tuple[int, int]]] = {}
         self._rehearsed: tuple[tf.compat.v1.GraphDef, GraphItem] | None = None
         self._seen: Rewriting | None = None
         self._pipeline: strategy_pb2.Pipeline | None = None
@@ -58,6 +62,8 @@ class StepPlans:
     def build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
         """On the chief, the strategy for a step, in which each variable stays where another step has put it.
 
+        The bytes of what earlier steps have put at owners count as those owners' loads.
+
         Args:
             item: the step.
             names: under which the session knows each variable.
@@ -70,7 +76,8 @@ class StepPlans:
                 strategy_pb2.Strategy(builder="none", graph_config=graph_config(self._spec)), item, self._spec
             )
         assert self._builder is not None, "the chief asks it"
-        strategy = ask_builder(self._builder, item, self._spec)
+        spec = self._spec.with_owned_bytes(self._owned_beside(set(names.values())))
+        strategy = ask_builder(self._builder, item, spec)
         for node in strategy.nodes:
             earlier = self._decided.get(names.get(node.variable, ""))
             if earlier is not None:
@@ -79,6 +86,7 @@ class StepPlans:
                 node.variable = variable
         check_strategy(strategy, item, self._spec)
         self._require_arranged(strategy)
+        self._note_owned(strategy, item, names)
         if not strategy.pipeline.stages and not self._has_told_of_marks and has_stage_marks(item):
             self._has_told_of_marks = True
             log.warning(
@@ -88,6 +96,25 @@ class StepPlans:
         if self._recorder is not None:
             self._recorder.require_exact(strategy)
         return resolve_specs(strategy, item, self._spec)
+
+    def _owned_beside(self, names: Set[str]) -> list[int]:
+        """For each worker, the bytes that it owns of the variables of earlier steps, but for some of them.
+
+        Args:
+            names: under which the session knows the others, which a builder places itself.
+        """
+        owned = [0] * len(self._spec.workers)
+        for owner, byte_size in chain.from_iterable(o for name, o in self._owned.items() if name not in names):
+            owned[owner] += byte_size
+        return owned
+
+    def _note_owned(self, strategy: strategy_pb2.Strategy, item: GraphItem, names: Mapping[str, str]) -> None:
+        variables = {variable.name: variable for variable in synced_variables(item)}
+        for node in strategy.nodes:
+            parts = pieces(variables[node.variable], node)
+            self._owned[names.get(node.variable, node.variable)] = [
+                (one.owner, piece.byte_size) for piece, one in parts if one.owner is not None
+            ]
 
     def _require_arranged(self, strategy: strategy_pb2.Strategy) -> None:
         """Passes unless the strategy has pipeline stages that were not known when the processes started.

@@ -7,9 +7,10 @@ import pytest
 import tensorflow as tf
 
 from autodist.errors import StrategyError
+from autodist.graph.renaming import Renaming
 from autodist.resources import ResourceSpec
 from autodist.runs.step_plans import StepPlans
-from autodist.strategies import arranged, builder_from_section
+from autodist.strategies import Parallax, PSLoadBalancing, arranged, builder_from_section
 from tests.unit.kernels.in_one_process import capture
 from tests.unit.kernels.whole_sum_steps import gathered
 
@@ -69,3 +70,43 @@ def test_what_a_pipeline_cannot_do_is_told_with_the_line_of_the_option(tmp_path,
         plans.rehearse(item, strategy, names)
     assert (caught.value.place.file, caught.value.place.line) == (str(path), line)
     assert any("in the kernel" in note for note in caught.value.__notes__)
+
+
+def looking_up(tables):
+    def train(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_mean(tf.gather(table, ids)) for table in tables])
+        for table, gradient in zip(tables, tape.gradient(loss, tables), strict=True):
+            table.scatter_sub(gradient)
+        return loss
+
+    return train
+
+
+def tables_of(builder, sizes):
+    """The owner of each table of two steps, which are planned one after the other."""
+    spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2], "workers": 3}]})
+    plans = StepPlans(spec, builder, 0, None)
+    owners = []
+    for step in sizes:
+        tables = {name: tf.Variable(np.ones((rows, 2)), name=name) for name, rows in step.items()}
+
+        item = capture(looking_up(list(tables.values())), np.zeros(3, np.int64)).item
+        names = {v.name: v.name for v in item.variables}
+        strategy = plans.build(item, names)
+        plans.decide(strategy, names, Renaming())
+        owners.append({node.variable: node.parameter_server.owner for node in strategy.nodes})
+    return owners
+
+
+@pytest.mark.parametrize("builder", [PSLoadBalancing(), Parallax()])
+def test_a_later_step_is_planned_with_what_earlier_steps_have_placed(builder):
+    first, second, third = tables_of(builder, [{"a": 90, "b": 40}, {"c": 50}, {"d": 20}])
+    assert (first, second, third) == ({"a": 0, "b": 1}, {"c": 2}, {"d": 1})
+
+
+def test_what_an_earlier_step_has_placed_stays_and_counts_once():
+    first, second, third = tables_of(PSLoadBalancing(), [{"a": 90, "b": 40}, {"b": 40, "c": 20}, {"d": 30}])
+    assert first == {"a": 0, "b": 1}
+    assert second == {"b": 1, "c": 2}
+    assert third == {"d": 2}
