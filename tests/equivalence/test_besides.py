@@ -44,6 +44,7 @@ PARAMETER_SERVERS = (
     "graph_alternating_optimizers",
     "graph_averages_behind_a_mean",
     "graph_without_initialiser",
+    "step_gradients_added_up",
     "step_large_matrix",
     "step_scalar_variable",
 )

@@ -57,6 +57,42 @@ def step_two_optimizers(ad: Trainer) -> Results:
 
 
 @program
+def step_gradients_added_up(ad: Trainer) -> Results:
+    """One step adds up gradients in variables, and another applies them, every second batch."""
+    x, y = _data()
+    with ad.scope():
+        net, optimizer = make_model("mlp"), keras.optimizers.Adam(0.01)
+        net.build((None, 8))
+        held = [tf.Variable(tf.zeros_like(v.value), trainable=False) for v in net.trainable_variables]
+        count = tf.Variable(0.0, dtype=tf.float64, trainable=False)
+
+        @ad.function
+        def add(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor]:
+            with tf.GradientTape() as tape:
+                losses = keras.losses.sparse_categorical_crossentropy(y, net(x, training=True), from_logits=True)
+                loss = tf.reduce_sum(losses)
+            for total, gradient in zip(held, tape.gradient(loss, net.trainable_variables), strict=True):
+                total.assign_add(gradient)
+            count.assign_add(tf.cast(tf.shape(y)[0], count.dtype))
+            return (loss,)
+
+        @ad.function
+        def apply() -> None:
+            means = [total / tf.cast(count, total.dtype) for total in held]
+            optimizer.apply_gradients(zip(means, net.trainable_variables, strict=True))
+            for total in held:
+                total.assign(tf.zeros_like(total))
+            count.assign(0.0)
+
+        losses = []
+        for k in range(STEPS):
+            losses += [float(v) for v in add(own(ad, x[k]), own(ad, y[k]))]
+            if k % 2:
+                apply()
+    return values_of([*net.variables, *optimizer.variables]) | {"loss": np.array(losses)}
+
+
+@program
 def step_nested_functions(ad: Trainer) -> Results:
     with ad.scope():
         net, optimizer, loss_of = make_model("mlp"), keras.optimizers.Adam(0.01), make_loss()

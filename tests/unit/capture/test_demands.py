@@ -46,6 +46,23 @@ def test_a_step_that_writes_a_trainable_variable_does_not_only_evaluate():
         may_evaluate(step)
 
 
+def test_a_step_may_write_a_trainable_variable_of_what_an_earlier_step_has_added_up():
+    held = tf.Variable(tf.ones([4, 2]), trainable=False)
+
+    def step(x):
+        OUTSIDE.assign_sub(0.1 * held)
+
+    assert may_evaluate(step).item.gradients == ()
+
+
+def test_a_step_that_writes_a_trainable_variable_of_what_it_draws_is_refused():
+    def step(x):
+        OUTSIDE.assign_add(tf.random.normal([4, 2]))
+
+    with pytest.raises(CaptureError, match="makes no gradient.*an earlier step has added up"):
+        may_evaluate(step)
+
+
 def test_a_jacobian_of_each_example_is_refused_with_what_gives_the_same():
     v = tf.Variable([[1.0], [2.0]], name="v")
 
