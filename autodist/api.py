@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.batch_axis import require_mapping
+from autodist.capture.early_initializers import seed_early_initializers
 from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
@@ -48,7 +49,7 @@ from autodist.runs.restarts import before, restart
 from autodist.runs.run import Run
 from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.sampler import Sampler
-from autodist.runtime.seeds import seed_what_has_no_seed
+from autodist.runtime.seeds import is_seeded_by_script, seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.sessions.session import DistributedSession
 from autodist.strategies import BuildsStrategy
@@ -110,6 +111,8 @@ class AutoDist:
         self._run.start_others()
         share_cores(self._run.spec.workers, self._run.index)
         self._share_files()
+        if self._run.workers > 1 and not is_seeded_by_script():  # else they are alike
+            seed_early_initializers(self._run.seed)
         self._share = OwnShare(self._run)
         self._automatic = save_automatically(self._run)
         around_fit = AroundFit(self._automatic, saving_callback(self._run), self._run.end.noting_interrupts)

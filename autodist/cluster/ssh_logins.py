@@ -22,6 +22,9 @@ _CHUNK = 1 << 16
 
 _LONGEST_PAUSE = 2.0
 
+_chance = random.Random()
+"""Draws beside the script, whose workers draw alike from `random`."""
+
 
 class Logins:
     """Starts commands on one machine, as many over one login as its server allows.
@@ -128,7 +131,7 @@ def patiently(log_in: Callable[[], _Made], patience: float, stays_for: Callable[
             if not _may_pass(error):
                 raise
             # Of several machines that log in through one, each waits for a time of its own.
-            pause = min(_LONGEST_PAUSE, 0.1 * 2**attempt) * random.uniform(0.5, 1)
+            pause = min(_LONGEST_PAUSE, 0.1 * 2**attempt) * _chance.uniform(0.5, 1)
             passed = time.monotonic() - began
             if passed + pause > patience or not stays_for(pause):
                 raise type(error)(f"{error}{_tried(error, attempt, passed)}") from error

@@ -8,10 +8,14 @@ import re
 from dataclasses import dataclass
 from functools import cached_property
 
+import tensorflow as tf
+
 from autodist.errors import CaptureMismatchError
+from autodist.graph.baked_values import Baked, baked_values
 from autodist.graph.item import GraphItem
 from autodist.graph.names import is_control, node_of
 from autodist.graph.renaming import Renaming
+from autodist.runs.same_values import require_same_values
 
 _SEPARATOR = b"\n"
 
@@ -23,9 +27,7 @@ Named = tuple[str, str, tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """The nodes, variables and gradients of a step, and what they hash to.
-
-    Constants are left out: a seed or a worker's own number may stand in one.
+    """The nodes, variables and gradients of a step, and the values in it.
 
     Attributes:
         variables: the name of each, its shape and dtype.
@@ -33,6 +35,8 @@ class Fingerprint:
         nodes: the name of each, its op and its inputs.
         apart: the inputs that have rows of their own, and which one has as many.
         kernels: of the script's own, that rewrite the step, as they are told.
+        values: constants and attributes on which the training depends, seeds left out.
+        lengths: the shapes of the placeholders.
     """
 
     variables: tuple[tuple[str, str], ...] = ()
@@ -40,6 +44,8 @@ class Fingerprint:
     nodes: tuple[Named, ...] = ()
     apart: tuple[tuple[str, str], ...] = ()
     kernels: tuple[str, ...] = ()
+    values: tuple[Baked, ...] = ()
+    lengths: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, item: GraphItem, kernels: tuple[str, ...] = ()) -> Fingerprint:
@@ -49,6 +55,8 @@ class Fingerprint:
             tuple((n.name, n.op, tuple(n.input)) for n in item.graph_def.node),
             tuple(item.apart.items()),
             kernels,
+            baked_values(item),
+            tuple(str(tf.TensorShape(n.attr["shape"].shape)) for n in item.wiring.of_op("Placeholder")),
         )
 
     @cached_property
@@ -82,34 +90,45 @@ class Fingerprint:
 
     def packed_with(self, content: bytes) -> bytes:
         """A message with the fingerprint and `content`."""
-        return (
-            json.dumps([self.variables, self.gradients, self.nodes, self.apart, self.kernels]).encode()
-            + _SEPARATOR
-            + content
-        )
+        packed = [
+            self.variables, self.gradients, self.nodes, self.apart, self.kernels, self.values, self.lengths
+        ]  # fmt: skip
+        return json.dumps(packed).encode() + _SEPARATOR + content
 
     @classmethod
     def unpack(cls, message: bytes) -> tuple[Fingerprint, bytes]:
         """What `packed_with` put together."""
         packed, _, content = message.partition(_SEPARATOR)
-        variables, gradients, nodes, apart, kernels = json.loads(packed)
+        variables, gradients, nodes, apart, kernels, values, lengths = json.loads(packed)
         return cls(
             tuple((name, kind) for name, kind in variables),
             tuple((variable, tuple(tensors)) for variable, tensors in gradients),
             tuple((name, op, tuple(inputs)) for name, op, inputs in nodes),
             tuple((name, by) for name, by in apart),
             tuple(kernels),
+            tuple(
+                Baked(at, what, text, dtype, None if shape is None else tuple(shape))
+                for at, what, text, dtype, shape in values
+            ),
+            tuple(lengths),
         ), content
 
 
-def require_equal(chief: Fingerprint, mine: Fingerprint, name: str) -> Renaming:
+def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, item: GraphItem | None = None) -> Renaming:
     """Passes if both captured the same step, but for numbers in names; returns the chief's names by mine.
 
     A process that has made one more layer of a kind counts on from there ("dense_4" for "dense_3"), which says nothing
-    of the step.
+    of the step. An array that differs gets a warning, since it may be this worker's own part of the data.
+
+    Args:
+        chief: the step of the chief.
+        mine: the step of this worker.
+        name: of this worker.
+        item: the step of this worker; the error shows the line of the script that uses a value.
 
     Raises:
-        CaptureMismatchError: with the first line in which they differ, or the kernels of the script's own that do.
+        CaptureMismatchError: with the first line or value in which they differ, or the kernels of the script's own that
+            do.
     """
     if chief.kernels != mine.kernels:
         theirs, ours = ("; ".join(one.kernels) or "none" for one in (chief, mine))
@@ -120,8 +139,10 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str) -> Renaming:
             "before the step is made (register_kernel)."
         )
     if chief.lines == mine.lines:
+        _require_same_values(chief, mine, name, item)
         return Renaming()
     if chief.structure == mine.structure:
+        _require_same_values(chief, mine, name, item)
         nodes = {ours: theirs for (theirs, *_), (ours, *_) in zip(chief.nodes, mine.nodes, strict=True)}
         variables = {ours: theirs for (theirs, _), (ours, _) in zip(chief.variables, mine.variables, strict=True)}
         return Renaming(_changes(nodes), _changes(variables))
@@ -132,6 +153,11 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str) -> Renaming:
         "The script must build the same step on every worker: let nothing that shapes it depend on the worker, the "
         "machine or chance."
     )
+
+
+def _require_same_values(chief: Fingerprint, mine: Fingerprint, name: str, item: GraphItem | None) -> None:
+    nodes = [(node, op) for node, op, _ in mine.nodes]
+    require_same_values(chief.values, mine.values, name, nodes, chief.lengths != mine.lengths, item)
 
 
 def _uncounted(name: str) -> str:

@@ -37,6 +37,7 @@ from autodist.runs.step_plans import StepPlans
 from autodist.runs.talk import Talk
 from autodist.runs.told_strategy import tell_strategy
 from autodist.runs.written_values import WrittenValues
+from autodist.runtime.draws import Draws, draw_from
 from autodist.runtime.engines import Engines
 from autodist.runtime.first_batches import FirstBatches
 from autodist.runtime.gpus import GPUSupport
@@ -157,11 +158,17 @@ class Run:
             )
             return cls(spec, builder, None, drawn, resumed)
         told = json.loads(member.payload)
+        draw_from(told["draws"])
         return cls(ResourceSpec.from_payload(told["spec"]), None, member, told["seed"], told.get("resumed", {}))
 
     def _payload(self) -> bytes:
         """What the chief tells the others that it starts."""
-        told = {"spec": self.spec.for_workers().to_payload(), "seed": self.seed, "resumed": self.resumed}
+        told = {
+            "spec": self.spec.for_workers().to_payload(),
+            "seed": self.seed,
+            "resumed": self.resumed,
+            "draws": json.dumps(Draws.now().told()),
+        }
         return json.dumps(told).encode()
 
     def start_others(self) -> None:
@@ -264,12 +271,14 @@ class Run:
     def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
         """The chief's strategy, on every worker, for a step that all have captured alike, and the chief's names."""
         self.talk.passes()
+        if strategy is not None and self.workers == 1:
+            return strategy, Renaming()
         mine = Fingerprint.of(item, own_kernels())
         if strategy is not None:
             self.talk.exchange(mine.packed_with(strategy.SerializeToString(deterministic=True)))
             return strategy, Renaming()
         theirs, content = Fingerprint.unpack(self.talk.exchange())
-        renaming = require_equal(theirs, mine, f"worker {self.index}")
+        renaming = require_equal(theirs, mine, f"worker {self.index}", item)
         return strategy_pb2.Strategy.FromString(content), renaming
 
     @property

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
+import logging
 import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
+
+log = logging.getLogger("autodist")
 
 _GENERATORS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "NumPy": (lambda: np.random.get_state(legacy=False), np.random.set_state),
@@ -59,6 +63,21 @@ class Draws:
         """The names of the generators that have drawn nothing since."""
         now, then = Draws.now().told(), self.told()
         return [whose for whose in then if json.dumps(now[whose]) == json.dumps(then[whose])]
+
+
+@functools.cache
+def draw_from(told: str) -> None:
+    """Lets this process draw what the chief draws from its AutoDist(...) on.
+
+    Where the script has seeded the generators before that, they have this state already. A second call does nothing:
+    the script has drawn since.
+
+    Args:
+        told: the chief's `Draws.told`, as JSON.
+    """
+    fault = Draws.of(json.loads(told)).resume()
+    if fault:
+        log.warning("the chief's random numbers cannot be drawn here: %s. Seed it on every worker.", fault)
 
 
 def _as_json(state: Any) -> Any:

@@ -47,6 +47,13 @@ def seed_for_all() -> int | None:
     return context.global_seed() if tf.executing_eagerly() else tf.compat.v1.get_default_graph().seed
 
 
+def is_seeded_by_script() -> bool:
+    """Returns True if the script has set TensorFlow's seed or NumPy's, as `keras.utils.set_random_seed` does."""
+    bits = np.random.get_bit_generator()  # type: ignore[attr-defined, unused-ignore]
+    seed = seed_for_all()
+    return (seed is not None and seed not in _given) or getattr(bits, "seed_seq", None) is None
+
+
 def seeds_now() -> dict[str, Any]:
     """The state from which TensorFlow gives out seeds, as JSON has it; empty where it gives them out by chance."""
     if not tf.executing_eagerly() or context.global_seed() is None:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autodist.errors import CaptureMismatchError
+from autodist.graph.baked_values import Baked
 from autodist.graph.item import GraphItem
 from autodist.graph.parts import Gradient, Variable
 from autodist.kernels import Context, rewrite
@@ -40,11 +41,27 @@ def test_the_same_step_passes():
     require_equal(Fingerprint.of(ITEM), Fingerprint.of(ITEM), "worker 1")
 
 
-def test_constants_may_differ():
-    other = tf.compat.v1.GraphDef()
-    other.CopyFrom(from_text("c = Const()"))
-    other.node[0].attr["value"].tensor.CopyFrom(tf.make_tensor_proto(7, tf.int32))
-    require_equal(Fingerprint.of(with_text("c = Const()")), Fingerprint.of(ITEM.with_graph(other)), "worker 1")
+def constant(value):
+    """A step whose gradient is multiplied by a constant."""
+    graph_def = from_text(f"{READ}\nc = Const()\nm = Mul(r, c)\ng = Neg(m)")
+    node = next(n for n in graph_def.node if n.name == "c")
+    node.attr["dtype"].type = tf.as_dtype(np.asarray(value).dtype).as_datatype_enum
+    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value))
+    return ITEM.with_graph(graph_def)
+
+
+def test_a_constant_that_differs_is_refused_with_both_values_and_its_reader():
+    with pytest.raises(CaptureMismatchError) as told:
+        require_equal(*map(Fingerprint.of, (constant(0.1), constant(0.3))), "worker 1", constant(0.3))
+    assert "chief:  0.1 (float32)\n    here:   0.3 (float32)\nIt is the constant c, which m reads." in str(told.value)
+
+
+def test_an_array_that_differs_gets_a_warning(caplog):
+    own = [Fingerprint.of(constant(np.full(shape, value))) for shape, value in (([5, 2], 1.0), ([4, 2], 2.0))]
+    require_equal(*own, "worker 1")
+    (record,) = caplog.records
+    assert "worker 1 has another array in its step than the chief" in record.getMessage()
+    assert "here:" in record.getMessage() and "(float64 array of shape (4, 2))" in record.getMessage()
 
 
 @pytest.mark.parametrize(
@@ -126,8 +143,10 @@ listed = st.lists(texts).map(tuple)
     st.lists(st.tuples(texts, listed)).map(tuple),
     st.lists(st.tuples(texts, texts, listed)).map(tuple),
     st.lists(st.tuples(texts, texts)).map(tuple),
+    st.lists(st.builds(Baked, st.integers(), texts, texts, texts, st.none() | st.tuples(st.integers()))).map(tuple),
+    listed,
     st.binary(),
 )
-def test_a_message_is_unpacked_to_what_was_packed(variables, gradients, nodes, apart, content):
-    packed = Fingerprint(variables, gradients, nodes, apart)
+def test_a_message_is_unpacked_to_what_was_packed(variables, gradients, nodes, apart, values, lengths, content):
+    packed = Fingerprint(variables, gradients, nodes, apart, (), values, lengths)
     assert Fingerprint.unpack(packed.packed_with(content)) == (packed, content)

@@ -1,0 +1,172 @@
+"""Values that a script's Python has put into a step: constants, and numbers that ops have as attributes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.core.framework import tensor_pb2
+from tensorflow.python.framework import op_def_registry  # the only way from an op's name to its definition
+
+from autodist.graph.item import GraphItem
+from autodist.graph.names import is_control, node_of
+from autodist.graph.walks import reach
+
+NodeDef: TypeAlias = tf.compat.v1.NodeDef
+
+SHOWN_AT_MOST = 8
+"""Numbers of an array that a message shows; a larger array is shown by a digest."""
+
+HASHED_AT_MOST = 16 << 20
+"""Bytes of a constant that are hashed; of a larger one, as many from all over it."""
+
+_PIECE = 64 << 10
+
+_SEED_OPERANDS = ("seed", "seeds", "key", "counter")
+"""What the inputs of stateless random ops are called that say what they draw, and not how it is distributed."""
+
+_SEED_ATTRIBUTES = ("seed", "seed2")
+
+_COMPARED_TYPES = ("int", "float", "bool", "list(int)", "list(float)", "list(bool)")
+
+_NO_NUMBERS = {t.as_datatype_enum for t in (tf.string, tf.resource, tf.variant)}
+
+_PLAIN_WRITE = "AssignVariableOp"
+
+
+class Baked(NamedTuple):
+    """One value of a step.
+
+    Attributes:
+        at: the position of its node in the graph.
+        what: the attribute of the node, with the place in a function that it calls; "": the value of a constant.
+        text: the value; of a large array a digest.
+        dtype: of a constant; "" of an attribute.
+        shape: of a constant, None of an attribute.
+    """
+
+    at: int
+    what: str
+    text: str
+    dtype: str = ""
+    shape: tuple[int, ...] | None = None
+
+
+def baked_values(item: GraphItem) -> tuple[Baked, ...]:
+    """The values on which the writes and the outputs of a step depend, but for seeds and texts.
+
+    Of a session's whole graph, which has no outputs, those on which the training depends, and not the initial values.
+    """
+    wiring, nodes = item.wiring, item.wiring.nodes
+    gradients = [name for g in item.gradients for t in g.tensors if (name := node_of(t)) in nodes]
+    updates = reach(gradients, wiring.consumers.__getitem__)
+    writes = [n for n, e in wiring.effects.items() if e.writes and nodes[n].op != _PLAIN_WRITE]
+    computed = [node_of(t) for t in item.outputs if nodes[node_of(t)].op != "Const"]
+    needed = reach(
+        [*updates, *writes, *computed, *item.targets],
+        lambda name: _that_count(nodes[name].op, nodes[name].input),
+    )
+    functions = {f.signature.name: f for f in wiring.graph_def.library.function}
+    bodies = functools.cache(lambda name: _values_in_body(functions, name, bodies))
+    found: list[Baked] = []
+    for at, (name, node) in enumerate(nodes.items()):
+        if name in needed:
+            found += (one._replace(at=at) for one in _values_of(node, bodies, functions))
+    return tuple(found)
+
+
+def _that_count(op: str, inputs: Iterable[str]) -> Iterator[str]:
+    """The nodes that a node's data inputs come from, but for those that are seeds."""
+    seeds = _seed_operands(op)
+    return (node_of(i) for k, i in enumerate(inputs) if k not in seeds and not is_control(i))
+
+
+@functools.cache
+def _seed_operands(op: str) -> frozenset[int]:
+    """The positions of the inputs of an op that are seeds."""
+    made = op_def_registry.get(op) if op.startswith("Stateless") else None
+    inputs = [] if made is None else made.input_arg
+    return frozenset(k for k, argument in enumerate(inputs) if argument.name in _SEED_OPERANDS)
+
+
+_Bodies: TypeAlias = Callable[[str], Sequence[Baked]]
+
+
+def _values_of(node: NodeDef, bodies: _Bodies, functions: Mapping[str, object]) -> Iterator[Baked]:
+    if node.op == "Const":
+        if node.attr["dtype"].type not in _NO_NUMBERS:
+            yield _constant(node.attr["value"].tensor)
+        return
+    for name in _compared_attributes(node.op):
+        if name in node.attr:
+            value = node.attr[name]
+            kind = value.WhichOneof("value")
+            yield Baked(0, name, str(list(_numbers(value.list)) if kind == "list" else getattr(value, kind)))
+    called = [(node.op, node.op)] if node.op in functions else []
+    for name in _function_attributes(node.op):
+        value = node.attr[name]
+        called += [(f"{name} {k}" if k else name, f.name) for k, f in enumerate(value.list.func or [value.func])]
+    for name, function in called:
+        yield from (one._replace(what=f"{name}: {one.what}") for one in bodies(function))
+
+
+def _values_in_body(functions: Mapping[str, tf.compat.v1.GraphDef], name: str, bodies: _Bodies) -> list[Baked]:
+    """The values in a function of the graph, told by the positions of its nodes, since names are counted up."""
+    if name not in functions:
+        return []
+    function = functions[name]
+    nodes = {node.name: node for node in function.node_def}
+    roots = [node_of(t) for t in (*function.ret.values(), *function.control_ret.values())]
+    needed = reach(
+        (r for r in roots if r in nodes),
+        lambda n: (s for s in _that_count(nodes[n].op, nodes[n].input) if s in nodes),
+    )
+    ops = hashlib.blake2b(" ".join(sorted(nodes[n].op for n in needed if nodes[n].op not in functions)).encode())
+    found = [Baked(0, "its operations", ops.hexdigest()[:12])]
+    for k, (inner, node) in enumerate(nodes.items()):
+        if inner in needed:
+            for one in _values_of(node, bodies, functions):
+                found.append(one._replace(what=f"node {k} ({node.op}) {one.what}".strip()))
+    return found
+
+
+@functools.cache
+def _compared_attributes(op: str) -> tuple[str, ...]:
+    made = op_def_registry.get(op)
+    if made is None:
+        return ()
+    counts = {a.number_attr for a in (*made.input_arg, *made.output_arg)}
+    left_out = counts.union(_SEED_ATTRIBUTES)
+    return tuple(a.name for a in made.attr if a.type in _COMPARED_TYPES and a.name not in left_out)
+
+
+@functools.cache
+def _function_attributes(op: str) -> tuple[str, ...]:
+    made = op_def_registry.get(op)
+    return () if made is None else tuple(a.name for a in made.attr if a.type in ("func", "list(func)"))
+
+
+def _numbers(listed: tf.compat.v1.AttrValue.ListValue) -> Iterator[object]:
+    return iter([*listed.i, *listed.f, *listed.b])
+
+
+def _constant(proto: tensor_pb2.TensorProto) -> Baked:
+    shape = tuple(d.size for d in proto.tensor_shape.dim)
+    dtype = tf.as_dtype(proto.dtype).name
+    if math.prod(shape) <= SHOWN_AT_MOST:
+        return Baked(0, "", str(tf.make_ndarray(proto)), dtype, shape)
+    # Both ways to write an array down, whole and without the repeated end, are the same on all workers.
+    content = proto.tensor_content or proto.SerializeToString(deterministic=True)
+    found = hashlib.blake2b(digest_size=8)
+    if len(content) <= HASHED_AT_MOST:
+        found.update(content)
+    else:
+        view = memoryview(content)
+        for start in np.linspace(0, len(content) - _PIECE, HASHED_AT_MOST // _PIECE, dtype=np.int64):
+            found.update(view[start : start + _PIECE])
+    return Baked(0, "", found.hexdigest(), dtype, shape)
