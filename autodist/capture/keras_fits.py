@@ -15,6 +15,7 @@ import keras
 import numpy as np
 from keras import tree
 
+from autodist.capture.fit_arguments import require_same_arguments, told_arguments
 from autodist.capture.keras_files import names_of_writers, telling_of_saves, writing_nothing
 from autodist.capture.keras_libraries import callbacks_of, is_legacy, legacy_keras
 from autodist.capture.shared_files import saving_models_alone
@@ -39,10 +40,12 @@ class Fits:
         is_chief: whether this worker is the chief.
         share: gives every worker what the chief says.
         land_together: returns once all is written that the steps of all workers have asked for; all call it alike.
+        is_global: whether every worker passes the same data to `fit`, and none reads files of its own.
     """
 
-    def __init__(self, is_chief: bool, share: Share, land_together: Callable[[], None]) -> None:
+    def __init__(self, is_chief: bool, share: Share, land_together: Callable[[], None], is_global: bool = True) -> None:
         self._is_chief, self._share, self._land_together = is_chief, share, land_together
+        self._is_global = is_global
         self._under_way: set[tuple[int, str]] = set()
         self._validated: list[keras.Model] = []
         self._has_told = False
@@ -64,6 +67,7 @@ class Fits:
             bound = signature.bind(*args, **kwargs)
             given = callbacks_in(argument(bound, "callbacks"))
             if name == "fit":
+                self._agree(bound)
                 set_argument(bound, "callbacks", self._with_ours(model, argument(bound, "callbacks"), given))
             if not self._is_chief:
                 set_argument(bound, "verbose", 0)
@@ -71,6 +75,20 @@ class Fits:
                 return method(*bound.args, **bound.kwargs)
 
         return call
+
+    def _agree(self, bound: inspect.BoundArguments) -> None:
+        """Compares a call of `fit` with the chief's, and takes the chief's first epoch.
+
+        Raises:
+            ClusterError: an argument differs.
+        """
+        rest = bound.arguments.get(_rest(bound.signature) or "", {})
+        mine = told_arguments({**bound.arguments, **rest}, self._is_global)
+        first = argument(bound, "initial_epoch")
+        chiefs, first = json.loads(self._share(json.dumps([mine, None if first is None else int(first)])))
+        require_same_arguments(chiefs, mine)
+        if first is not None or argument(bound, "initial_epoch") is not None:
+            set_argument(bound, "initial_epoch", first or 0)
 
     @contextmanager
     def _noted(self, key: tuple[int, str]) -> Iterator[None]:

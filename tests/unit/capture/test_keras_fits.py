@@ -14,9 +14,11 @@ import pytest
 from keras.saving import save_model as save_under_a_name_of_its_own
 from keras.src.saving import saving_lib
 
+from autodist.capture.fit_arguments import told_arguments
 from autodist.capture.keras_files import writing_nothing
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_models import KerasModels
+from autodist.errors import ClusterError
 
 X, Y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
 
@@ -27,11 +29,11 @@ def as_ever(train_step: Callable[..., Any], *_: Any) -> Any:
 
 
 class Chief:
-    """Plays back to another worker what the chief said; `changes` by the number of the word."""
+    """Plays back to another worker what the chief said; `changes` by the number of the word, -1 for the arguments."""
 
     def __init__(self, changes: dict[int, Any] | None = None) -> None:
         self._changes = changes or {}
-        self.count = -1
+        self.count = -2
 
     def __call__(self, said: str) -> str:
         self.count += 1
@@ -235,4 +237,21 @@ def test_one_list_of_callbacks_serves_two_fits() -> None:
     given = keras.callbacks.CallbackList([], add_history=True, model=net, verbose=0, epochs=1, steps=1)
     for _ in range(2):
         net.fit(X, Y, callbacks=given)
-    assert chief.count == 7
+    assert chief.count == 8  # five words a fit
+
+
+def test_a_fit_that_is_called_otherwise_than_on_the_chief_is_refused_before_it_reads_anything() -> None:
+    said = []
+    adopted(models(True, lambda word: said.append(word) or word)).fit(X, Y, epochs=2, batch_size=4, verbose=0)
+    net = adopted(models(False, lambda word: said[0]))
+    with pytest.raises(ClusterError, match=r"another value of batch_size here.*\n    chief:  4\n    here:   2"):
+        net.fit(X, Y, epochs=2, batch_size=2)
+
+
+def test_the_first_epoch_is_the_chiefs() -> None:
+    begun = adopted(models(True)).fit(X, Y, epochs=4, initial_epoch=2, verbose=0)
+    arguments = told_arguments({"x": X, "epochs": 4}, True)
+    followed = adopted(models(False, Chief({-1: [arguments, 2]}))).fit(X, Y, epochs=4)
+    assert followed.epoch == begun.epoch == [2, 3]
+    from_zero = adopted(models(False, Chief({-1: [arguments, 0], 0: {"initial_epoch": 0, "is_restored": False}})))
+    assert from_zero.fit(X, Y, epochs=4, initial_epoch=3).epoch == [0, 1, 2, 3]

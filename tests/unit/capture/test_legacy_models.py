@@ -86,7 +86,7 @@ def test_another_worker_begins_and_ends_with_the_chief() -> None:
 
     history = adopted(is_chief=False, share=share).fit(X, Y, epochs=6, verbose=0)
     assert history.epoch == [2]
-    assert json.loads(said[0]) == {"initial_epoch": [0, 0], "is_restored": False}
+    assert json.loads(said[1]) == {"initial_epoch": [0, 0], "is_restored": False}
 
 
 def test_models_are_adopted_that_are_imported_and_built_within_the_scope() -> None:

@@ -52,13 +52,13 @@ def constant(value):
 
 def test_a_constant_that_differs_is_refused_with_both_values_and_its_reader():
     with pytest.raises(CaptureMismatchError) as told:
-        require_equal(*map(Fingerprint.of, (constant(0.1), constant(0.3))), "worker 1", constant(0.3))
+        require_equal(*map(Fingerprint.of, (constant(0.1), constant(0.3))), name="worker 1", item=constant(0.3))
     assert "chief:  0.1 (float32)\n    here:   0.3 (float32)\nIt is the constant c, which m reads." in str(told.value)
 
 
 def test_an_array_that_differs_gets_a_warning(caplog):
     own = [Fingerprint.of(constant(np.full(shape, value))) for shape, value in (([5, 2], 1.0), ([4, 2], 2.0))]
-    require_equal(*own, "worker 1")
+    require_equal(*own, name="worker 1")
     (record,) = caplog.records
     assert "worker 1 has another array in its step than the chief" in record.getMessage()
     assert "here:" in record.getMessage() and "(float64 array of shape (4, 2))" in record.getMessage()

@@ -61,7 +61,7 @@ def branched(rate):
 
 
 def require(make, chief, mine):
-    require_equal(*(Fingerprint.of(make(value)) for value in (chief, mine)), "worker 1")
+    require_equal(*(Fingerprint.of(make(value)) for value in (chief, mine)), name="worker 1")
 
 
 @pytest.mark.parametrize(
