@@ -130,7 +130,7 @@ def put_call(editor: StepEditor, name: str, region: Sequence[str], function: Cal
     if function.name not in {known.signature.name for known in editor.library.function}:
         editor.library.function.append(function.definition)
     before = [i for member in region for i in editor[member].input if is_control(i) and node_of(i) not in inside]
-    call = editor.add(_call(name, editor[region[-1]].device, function, before))
+    call = editor.add(call_node(name, editor[region[-1]].device, function, before))
     given = {as_input(result): f"{call}:{k}" for k, result in enumerate(function.results)}
     for result in function.results:
         editor.return_instead(result, given[as_input(result)])
@@ -146,7 +146,8 @@ def _given_instead(spelling: str, inside: Collection[str], given: Mapping[str, s
     return given.get(as_input(spelling), spelling)
 
 
-def _call(name: str, device: str, function: CalledFunction, before: Iterable[str]) -> NodeDef:
+def call_node(name: str, device: str, function: CalledFunction, before: Iterable[str]) -> NodeDef:
+    """The node that calls a function, once the nodes `before`, spelled as control inputs, have run."""
     signature = function.definition.signature
     node = NodeDef(
         name=name, op="StatefulPartitionedCall" if signature.is_stateful else "PartitionedCall", device=device

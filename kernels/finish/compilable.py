@@ -17,6 +17,9 @@ _DRAWS = Trait.SEEDED | Trait.GENERATOR
 _CALLS = having(Trait.CALL | Trait.BRANCH | Trait.LOOP)
 _NEVER_WAITS = having(_DRAWS | Trait.TELLS | Trait.LOOKS | Trait.QUERY) | {"VarHandleOp"}
 
+NOT_IN_XLA = "_autodist_not_in_xla"
+"""An attribute of functions in which a shape comes of what is fed, where XLA wants to know it when it compiles."""
+
 _STRING = tf.string.as_datatype_enum
 """XLA has none."""
 
@@ -60,8 +63,10 @@ class Compilable:
         if name not in self._answers:
             body = self._functions[name]
             takes = {argument.type for argument in body.signature.input_arg}
-            self._answers[name] = self._refused_of_loops.isdisjoint(takes) and all(
-                _passes_on(n) or self.can_compile(n) for n in body.node_def
+            self._answers[name] = (
+                NOT_IN_XLA not in body.attr
+                and self._refused_of_loops.isdisjoint(takes)
+                and all(_passes_on(n) or self.can_compile(n) for n in body.node_def)
             )
         return self._answers[name]
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from autodist.graph.editor import GraphEditor
-from autodist.graph.fragment import fragment
+from autodist.graph.editor import GraphEditor, NodeDef
+from autodist.graph.fragment import Fragment, fragment
 from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, GraphItem
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.op_types import input_names
 from autodist.graph.ops import Trait
-from autodist.graph.propagation import PerExample, Propagation
+from autodist.graph.propagation import PerExample, Propagation, RowsOfDraw
 from autodist.kernels.base import Context
 from autodist.kernels.replicate.advance_alike import AddedToDraws
 from autodist.kernels.replicate.split_batch import first_example
@@ -59,6 +59,49 @@ def all_examples(item: GraphItem, context: Context) -> str | None:
     return EXAMPLES if context.workers == 1 else None
 
 
+def first_and_all(f: Fragment, index: tf.Tensor, examples: str, replicas: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The first example of a replica, and the number of all.
+
+    Args:
+        f: where they are computed.
+        index: of the replica, shape [1].
+        examples: the tensor with the number of examples of all replicas.
+        replicas: how many there are.
+    """
+    count = f.input(examples, tf.int64, [])
+    first = first_example(index, count // replicas, count % replicas)
+    return tf.minimum(first, tf.maximum(count - 1, 0)), count  # where it has no examples, a row that does not count
+
+
+def rows_of_whole(
+    f: Fragment,
+    node: NodeDef,
+    inputs: Sequence[str],
+    dtype: tf.DType,
+    rows: RowsOfDraw,
+    first: tf.Tensor,
+    count: tf.Tensor,
+) -> tf.Tensor:
+    """Draws for the whole batch and takes the rows of one replica.
+
+    Args:
+        f: where it is done.
+        node: that draws for one replica.
+        inputs: of the node, its shape first.
+        dtype: of the numbers.
+        rows: the axis of the examples, and the number of rows of each.
+        first: the replica's first example, shape [1].
+        count: the number of all examples.
+    """
+    (axis, per), (shape, *others) = rows, inputs
+    part = f.input(shape)
+    own = tf.cast(part, tf.int64)
+    is_split = tf.equal(tf.range(tf.size(part)), axis)
+    whole = tf.where(is_split, tf.maximum(count, 1) * per, own)
+    drawing = f.add(node, "whole", [f.name(tf.cast(whole, part.dtype)), *others])
+    return tf.slice(f.input(drawing.name, dtype), tf.where(is_split, first * per, 0), own)
+
+
 def draw_for_all(
     editor: GraphEditor, item: GraphItem, draws: Sequence[AlikeDraw], examples: str, replicas: int
 ) -> AddedToDraws:
@@ -77,18 +120,12 @@ def draw_for_all(
     nodes: dict[str, str] = {}
     for draw in draws:
         node = editor[draw.node]
-        shape, *others = [name for name in node.input if not is_control(name)]
+        inputs = [name for name in node.input if not is_control(name)]
         with fragment(editor, f"draw_for_all/{draw.node}", item.spec_of) as f:
-            index, count = tf.constant([1], tf.int64), f.input(examples, tf.int64, [])
-            first = first_example(index, count // replicas, count % replicas)
-            first = tf.minimum(first, tf.maximum(count - 1, 0))  # where it has no examples, a row that does not count
-            part = f.input(shape)
-            own = tf.cast(part, tf.int64)
-            is_split = tf.equal(tf.range(tf.size(part)), draw.axis)
-            whole = tf.where(is_split, tf.maximum(count, 1) * draw.per, own)
-            drawing = f.add(node, "whole", [f.name(tf.cast(whole, part.dtype)), *others])
-            drawn = f.input(drawing.name, item.spec_of(tensor(draw.node)).dtype)
-            rows = tf.slice(drawn, tf.where(is_split, first * draw.per, 0), own)
+            index = tf.constant([1], tf.int64)
+            first, count = first_and_all(f, index, examples, replicas)
+            dtype = item.spec_of(tensor(draw.node)).dtype
+            rows = rows_of_whole(f, node, inputs, dtype, (draw.axis or 0, draw.per), first, count)
         editor.pass_on(draw.node, f.name(rows), rows.dtype, filter(is_control, node.input))
         indices.append(node_of(f.name(index)))
         nodes |= dict.fromkeys(f.made, draw.node)

@@ -22,6 +22,7 @@ from autodist.graph.waiting import free_constants
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.replicate.advance_alike import STRIDE, AddedToDraws, draw_apart, reads_to_offset
 from autodist.kernels.replicate.draw_by_key import all_examples, draw_for_all, find_alike_draws
+from autodist.kernels.replicate.draw_in_functions import draw_in_functions
 from autodist.kernels.replicate.joins import (
     GradientJoins,
     Joiner,
@@ -130,9 +131,11 @@ class _Replication:
         whole = [draw for draw in alike if draw.axis is not None and examples is not None]
         apart = [(draw.node, draw.seed) for draw in alike if draw not in whole]
         added = draw_apart(self.editor, self.item, [*states, *apart])
+        replicas = len(self.context.replicas)
+        added |= draw_in_functions(self.editor, self.item, self.flows, varying, examples, replicas)
         if examples is None:
             return added
-        return added | draw_for_all(self.editor, self.item, whole, examples, len(self.context.replicas))
+        return added | draw_for_all(self.editor, self.item, whole, examples, replicas)
 
     def _clone(self, varying: frozenset[str]) -> list[dict[str, str]]:
         """For each local replica what its copies are called; the first one's keep their names."""

@@ -5,6 +5,7 @@ that is not in the table is unknown, and unknown is never guessed at.
 """
 
 from autodist.graph.propagation.analysis import GraphPropagation, Propagation, propagate
+from autodist.graph.propagation.bodies import DrawAt, RowsOfDraw
 from autodist.graph.propagation.kinds import (
     ByPosition,
     Elements,
@@ -25,6 +26,7 @@ from autodist.graph.propagation.kinds import (
 
 __all__ = [
     "ByPosition",
+    "DrawAt",
     "Elements",
     "Examples",
     "GraphPropagation",
@@ -36,6 +38,7 @@ __all__ = [
     "Reduced",
     "ReducedBy",
     "Replicated",
+    "RowsOfDraw",
     "Scalar",
     "Sum",
     "Total",

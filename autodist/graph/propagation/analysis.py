@@ -12,7 +12,7 @@ from autodist.graph.effects import PASSES
 from autodist.graph.op_types import is_stateless
 from autodist.graph.ops import Trait, draws_numbers, having
 from autodist.graph.propagation.answers import factor_of, kind_of
-from autodist.graph.propagation.bodies import Library, leave
+from autodist.graph.propagation.bodies import DrawAt, Library, RowsOfDraw, leave
 from autodist.graph.propagation.by_example import in_turn
 from autodist.graph.propagation.factors import EXAMPLES, NONE, Count, Part, power, times
 from autodist.graph.propagation.facts import (
@@ -74,6 +74,14 @@ class Propagation(ABC):
         of the examples, or their number is not known or not a whole one.
         """
 
+    @abstractmethod
+    def draws_within(self, node: str) -> Mapping[DrawAt, RowsOfDraw | None]:
+        """The stateless draws in functions that a node calls, by a seed that all replicas share.
+
+        They draw the same numbers on each replica, for examples that are not the same. None where it is not known how
+        many rows they draw for each example.
+        """
+
 
 class GraphPropagation(Propagation):
     """Propagation over one graph; made by `propagate`."""
@@ -93,9 +101,11 @@ class GraphPropagation(Propagation):
     def rows_for_each(self, tensor: str) -> int | None:
         form = form_of(self._frame.fact(tensor_name(tensor)))
         found = form.rows if isinstance(form, Form) and not form.factors else None
-        if found is None or found.order or found.count != EXAMPLES or found.per is None:
-            return None
-        return int(found.per) if found.per.denominator == 1 else None
+        return None if found is None else found.whole_per
+
+    def draws_within(self, node: str) -> Mapping[DrawAt, RowsOfDraw | None]:
+        self._frame.follow(node)
+        return self._frame.draws_within(node)
 
     def declare_share(self, tensor: str, weight: Weight | None) -> None:
         """Says of a tensor that each replica has its share of the batch there: its weight over that of all replicas.
@@ -223,10 +233,19 @@ class Frame:
     def fact(self, tensor: str) -> Fact:
         """What is known of one tensor; computes what it needs and keeps it."""
         name, _, index = tensor.partition(":")
+        self.follow(name)
+        return self._output(name, int(index or 0))
+
+    def follow(self, name: str) -> None:
+        """Finds what is known of all outputs of a node."""
         while name not in self._facts:
             self._evaluate(name)
             self._follow_loops()
-        return self._output(name, int(index or 0))
+
+    def draws_within(self, node: str) -> dict[DrawAt, RowsOfDraw | None]:
+        """The draws in functions that a node has called so far."""
+        within = f"{self.tag}{node}:0>"
+        return {at: found for at, found in self._library.draws.items() if at[0].startswith(within)}
 
     def _follow_loops(self) -> None:
         """Holds what old loops were taken to bring back against what they do; where it differs, all is forgotten."""
@@ -295,6 +314,8 @@ class Frame:
                 "this op is not in the table of what shows how a batch goes through", Recovery.BATCH_SHAPED
             )
         found = rule(site)
+        if self.tag and node.op in having(Trait.BY_KEY) and not isinstance(found, list):
+            self._library.note_draw((self.tag, node.name), site, found)
         return [_named(site, fact) for fact in found] if isinstance(found, list) else _named(site, found)
 
     def _summed(self, whole: WholeSum, own: Fact) -> Fact:

@@ -9,8 +9,10 @@ from functools import cached_property
 import tensorflow as tf
 from tensorflow.python.framework import function_def_to_graph
 
+from autodist.graph.op_types import input_names
 from autodist.graph.propagation.factors import Count, Factor, Factors, Part
 from autodist.graph.propagation.facts import (
+    SAME,
     Base,
     ByColumn,
     Coordinates,
@@ -18,6 +20,7 @@ from autodist.graph.propagation.facts import (
     Fact,
     Followed,
     Form,
+    GeneratorState,
     InTurn,
     ListOf,
     Numbered,
@@ -25,11 +28,18 @@ from autodist.graph.propagation.facts import (
     Positions,
     Rows,
     Shuffled,
+    form_of,
 )
 from autodist.graph.propagation.kinds import Elements
 from autodist.graph.propagation.site import Site
 
 Rename = Callable[[str], str]
+
+DrawAt = tuple[str, str]
+"""Where a function draws: the calls that lead into it, as the names of its tensors begin, and the node."""
+
+RowsOfDraw = tuple[int, int]
+"""The axis along which a draw has rows for one example after the other, and how many for each."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +77,7 @@ class Library:
     def __init__(self, library: tf.compat.v1.FunctionDefLibrary) -> None:
         self._library = library
         self._bodies: dict[object, Body] = {}
+        self.draws: dict[DrawAt, RowsOfDraw | None] = {}
 
     @cached_property
     def _definitions(self) -> dict[str, tf.compat.v1.FunctionDef]:
@@ -78,6 +89,18 @@ class Library:
         with tf.Graph().as_default() as graph:
             tf.graph_util.import_graph_def(tf.compat.v1.GraphDef(library=self._library), name="")
         return graph
+
+    def note_draw(self, at: DrawAt, site: Site, drawn: Fact) -> None:
+        """Notes what is known last of a draw by a seed that all replicas share, unless they share the numbers, too."""
+        self.draws.pop(at, None)
+        first, *_ = called = input_names(site.node.op)
+        seed = next(fact for fact, name in zip(site.facts, called, strict=True) if name in ("seed", "key"))
+        if form_of(seed) != SAME or isinstance(seed, GeneratorState) or form_of(drawn) == SAME:
+            return
+        is_by_shape = first == "shape" and all(form_of(fact) == SAME for fact in site.facts[1:])
+        rows = drawn.rows if isinstance(drawn, Form) and is_by_shape else None
+        per = None if rows is None else rows.whole_per
+        self.draws[at] = None if rows is None or per is None else (rows.axis, per)
 
     def has(self, function: str) -> bool:
         return function in self._definitions

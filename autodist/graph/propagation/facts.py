@@ -41,6 +41,13 @@ class Rows:
     per: Fraction | None = Fraction(1)
     order: tuple[object, ...] = ()
 
+    @property
+    def whole_per(self) -> int | None:
+        """How many rows each example has, in the order of the examples; None if that is not known or not whole."""
+        if self.order or self.count != EXAMPLES or self.per is None or self.per.denominator != 1:
+            return None
+        return int(self.per)
+
 
 @dataclass(frozen=True)
 class Reordered:

@@ -18,7 +18,7 @@ from autodist.graph.keeper import Pace
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Variable
 from autodist.graph.placement import shard_name
-from autodist.graph.propagation import Kind, Propagation, Unknown
+from autodist.graph.propagation import DrawAt, Kind, Propagation, RowsOfDraw, Unknown
 from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context, Kernel
 from autodist.kernels.place.partition import rows
@@ -133,6 +133,9 @@ class CutFlows(Propagation):
     def rows_for_each(self, tensor: str) -> int | None:
         source = self._source(tensor)
         return None if source is None else self._captured.rows_for_each(source)
+
+    def draws_within(self, node: str) -> Mapping[DrawAt, RowsOfDraw | None]:
+        return self._captured.draws_within(node) if self._work.is_captured(node) else {}
 
     def _source(self, tensor: str) -> str | None:
         """The captured tensor that a tensor is or is a slice of; None: it was made where variables were cut."""

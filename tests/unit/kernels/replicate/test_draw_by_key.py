@@ -66,9 +66,49 @@ def dropped(x, _):
     return tf.nn.experimental.stateless_dropout(keras.random.dropout(x, 0.3, seed=1), 0.3, seed=[1, 2])
 
 
+def in_a_loop(x, _):
+    def turn(k, y):
+        return k + 1, y + 0.1 * tf.random.stateless_normal(tf.shape(y), tf.random.fold_in([1, 2], k), dtype=F64)
+
+    return tf.while_loop(lambda k, _: k < 3, turn, (0, x))[1]
+
+
+def in_a_branch(x, count):
+    return tf.cond(
+        count % 2 == 0,
+        lambda: x * tf.random.stateless_uniform(tf.shape(x), [count, 2], dtype=F64),
+        lambda: x + tf.random.stateless_normal(tf.shape(x), [1, 2], dtype=F64),
+    )
+
+
+def in_branches_of_a_loop(x, _):
+    def noisy(k, y):
+        return y + tf.random.stateless_normal(tf.shape(y), [k, 2], dtype=F64)
+
+    def turn(k, y):
+        turns = [lambda: noisy(k, y), lambda: 2 * y, lambda: noisy(k, noisy(k + 1, y))]
+        return k + 1, tf.switch_case(tf.convert_to_tensor(k % 3), turns)
+
+    return tf.while_loop(lambda k, _: k < 4, turn, (0, x))[1]
+
+
+def in_a_called_function(x, _):
+    noisy = tf.function(lambda y: y + tf.random.stateless_normal(tf.shape(y), [1, 2], dtype=F64))
+    return noisy.get_concrete_function(tf.TensorSpec([None, 3], F64))(x)
+
+
+def several_for_each_in_a_loop(x, _):
+    def turn(k, y):
+        return k + 1, y + tf.random.stateless_normal(tf.shape(y), [k, 2], dtype=F64)
+
+    pairs = tf.while_loop(lambda k, _: k < 2, turn, (0, tf.reshape(tf.stack([x, 2 * x], 1), [-1, 3])))[1]
+    return tf.reduce_sum(tf.reshape(pairs, [-1, 2, 3]), 1)
+
+
+IN_FUNCTIONS = [in_a_loop, in_a_branch, in_branches_of_a_loop, in_a_called_function, several_for_each_in_a_loop]
 STEPS = [
     of_a_shape, by_a_count_of_steps, by_a_key_that_was_split, of_a_distribution, several_for_each, along_another_axis,
-    by_seeds_of_examples, computed_anew, dropped,
+    by_seeds_of_examples, computed_anew, dropped, *IN_FUNCTIONS,
 ]  # fmt: skip
 
 
@@ -107,12 +147,19 @@ def test_they_have_them_on_one_worker_by_what_it_is_fed():
     assert_same(train(captured, plan(captured.item, 1, 3), fed), one_device(captured, step, fed))
 
 
+@pytest.mark.parametrize("noisy", [in_a_loop, in_a_branch])
+def test_they_have_them_where_xla_compiles_the_rest(noisy):
+    captured, step = model(noisy, is_global=True, jit_compile=True)
+    fed = batches(6, 5)
+    assert_same(train(captured, plan(captured.item, 1, 2), fed), one_device(captured, step, fed))
+
+
 SHARDS = [{"all_reduce": strategy_pb2.AllReduce()}, {"parameter_server": strategy_pb2.ParameterServer(owner=1)}]
 
 
 @pytest.mark.parametrize("kept", SHARDS, ids=["all-reduce", "server"])
 def test_they_have_them_where_variables_are_cut(kept):
-    captured, step = model(several_for_each, is_global=True)
+    captured, step = model(several_for_each_in_a_loop, is_global=True)
     strategy = plan(captured.item, 2, 2)
     cut = strategy_pb2.VariableNode(variable="weight")
     cut.partition.sizes.extend([1, 2])
@@ -131,14 +178,19 @@ def of_classes(x, _):
     return tf.cast(tf.random.stateless_categorical(0 * x, 8, [1, 2]), F64)[:, :3]
 
 
+def of_classes_in_a_branch(x, _):
+    return tf.cond(tf.reduce_sum(x) > 0.0, lambda: of_classes(x, None), lambda: x)
+
+
 @pytest.mark.parametrize("noisy, options", [(of_a_shape, {}), (by_a_distribution_of_examples, {"is_global": True}),
-                                            (of_classes, {"is_global": True})])  # fmt: skip
+                                            (of_classes, {"is_global": True}), (in_a_loop, {}), (in_a_branch, {}),
+                                            (of_classes_in_a_branch, {"is_global": True})])  # fmt: skip
 def test_each_replica_draws_its_own_where_those_of_one_device_are_not_known(noisy, options):
     weight = tf.Variable(np.ones((3, 1)), name="weight")
 
     def step(x):
         with tf.GradientTape() as tape:
-            made = noisy(x, None)
+            made = noisy(x, tf.constant(0))
             loss = tf.reduce_mean(tf.matmul(made, weight))
         weight.assign_sub(tape.gradient(loss, weight))
         return made
