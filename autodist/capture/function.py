@@ -24,6 +24,7 @@ from autodist.capture.demands import TRAINS, Demands
 from autodist.capture.entries_in_order import pairing_entries
 from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_gradients, noting_gradients
 from autodist.capture.inline import inlining_functions
+from autodist.capture.jacobians import keeping_records
 from autodist.capture.named_captures import naming_captures
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.overwrites import noting_overwrites
@@ -164,9 +165,11 @@ def _trace(
     jit_compile: bool,
     autograph: bool,
     statistics: WholeStatistics | None,
+    keeps_records: bool = False,
 ) -> tuple[Any, GradientNotes, SumNotes]:
     """The concrete function, the gradients that were made in it, and what is added up over replicas."""
     with (
+        keeping_records() if keeps_records else nullcontext(),
         noting_gradients() as noted,
         noting_sums(in_functions=True) as sums,
         nullcontext() if statistics is None else statistics.replacing(sums),
@@ -178,7 +181,10 @@ def _trace(
         refusing_strategies(),
         OptionalXlaContext(jit_compile),
     ):
-        return tf.function(function, autograph=autograph).get_concrete_function(*arguments), noted, sums
+        concrete = tf.function(function, autograph=autograph).get_concrete_function(*arguments)
+    if noted.wants_records:
+        return _trace(function, arguments, jit_compile, autograph, statistics, keeps_records=True)
+    return concrete, noted, sums
 
 
 def _noted_tensors(call: NotedCall) -> list[str]:

@@ -14,7 +14,7 @@ from tensorflow.python.framework import ops  # the registry of gradients
 from tensorflow.python.ops import gradients_util  # the one function that all graph-mode entry points call
 from tensorflow.python.ops.parallel_for import control_flow_ops  # what vectorized_map and jacobians are made by
 
-from autodist.capture.jacobians import BatchJacobian, Jacobian, keeping_records
+from autodist.capture.jacobians import BatchJacobian, Jacobian, keeps_records
 from autodist.capture.replaced import replaced
 from autodist.capture.seams import SEED_NAME, Seam, take_apart
 
@@ -51,10 +51,12 @@ class GradientNotes:
     Attributes:
         calls: the calls.
         in_functions: whether graphs of functions are looked at, or else plain graphs.
+        wants_records: whether a jacobian could be written out if its tape kept what it has recorded.
     """
 
     calls: list[NotedCall] = field(default_factory=list)
     in_functions: bool = True
+    wants_records: bool = False
     _depth: threading.local = field(default_factory=threading.local)
 
     @contextmanager
@@ -140,7 +142,10 @@ class GradientNotes:
             with tape._ensure_recording():
                 weighted = whole * seed
             self.calls.append(NotedCall(tf.compat.v1.get_default_graph(), (whole,), seed, (), ()))
-            return way.of(tape, weighted) if way.is_written_out(weighted) else plain(weighted)
+            if not way.is_written_out(weighted):
+                return plain(weighted)
+            self.wants_records |= not keeps_records(tape)
+            return way.of(tape, weighted) if keeps_records(tape) else plain(weighted)
 
 
 def _seed_of(targets: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -255,7 +260,6 @@ def noting_gradients(in_functions: bool = True) -> Iterator[GradientNotes]:
 
     with (
         replaced(tf.GradientTape, "gradient", gradient),
-        keeping_records(),
         replaced(tf.GradientTape, "jacobian", jacobian),
         replaced(tf.GradientTape, "batch_jacobian", batch_jacobian),
         replaced(gradients_util, "_GradientsHelper", helper),

@@ -79,13 +79,20 @@ class BatchJacobian(Jacobian):
 def keeping_records() -> Iterator[None]:
     """Within it, tapes keep what they have recorded when they differentiate, so that they can do so again.
 
-    What scripts may do with a tape that is not persistent stays as it is.
+    What scripts may do with a tape that is not persistent stays as it is. Loops and branches are recorded in another
+    way by such tapes.
     """
     push_tape = tf.GradientTape._push_tape
 
     def pushed(self: tf.GradientTape) -> None:
         with replaced(self, "_persistent", True):
             push_tape(self)
+        self._autodist_keeps_records = True
 
     with replaced(tf.GradientTape, "_push_tape", pushed):
         yield
+
+
+def keeps_records(tape: tf.GradientTape) -> bool:
+    """Returns True if a tape can differentiate several times."""
+    return tape._persistent or getattr(tape, "_autodist_keeps_records", False)
