@@ -5,12 +5,16 @@ TensorFlow vectorises them by ops of more axes, from which it cannot be seen whe
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import tensorflow as tf
+from tensorflow.python.ops import (
+    control_flow_util_v2,  # by which conditions and loops are made
+    gradients_util,  # what asks whether tapes record
+)
 
 from autodist.capture.replaced import replaced
 
@@ -79,17 +83,39 @@ class BatchJacobian(Jacobian):
 def keeping_records() -> Iterator[None]:
     """Within it, tapes keep what they have recorded when they differentiate, so that they can do so again.
 
-    What scripts may do with a tape that is not persistent stays as it is. Loops and branches are recorded in another
-    way by such tapes.
+    What scripts may do with a tape that is not persistent stays as it is. TensorFlow puts conditions and loops that
+    such tapes record into functions of their own, as for second derivatives; they stay in the graph here.
     """
-    push_tape = tf.GradientTape._push_tape
+    push_tape, pop_tape = tf.GradientTape._push_tape, tf.GradientTape._pop_tape
+    as_function = control_flow_util_v2.run_as_function_for_tape_gradients
+    recording: list[tf.GradientTape] = []
 
     def pushed(self: tf.GradientTape) -> None:
         with replaced(self, "_persistent", True):
             push_tape(self)
         self._autodist_keeps_records = True
+        recording.append(self)
 
-    with replaced(tf.GradientTape, "_push_tape", pushed):
+    def popped(self: tf.GradientTape) -> None:
+        pop_tape(self)
+        if self in recording:
+            recording.remove(self)
+
+    def is_first_order(inputs: Sequence[tf.Tensor]) -> bool:
+        tape = recording[-1] if recording else None
+        if tape is None or tape._persistent:
+            return False
+        with tape.stop_recording():
+            return bool(gradients_util.PossibleTapeGradientTypes(inputs) == gradients_util.POSSIBLE_GRADIENT_TYPES_NONE)
+
+    def in_graph(make_op: Callable[[Any], Any], inputs: Sequence[tf.Tensor]) -> Any:
+        return make_op(inputs) if is_first_order(inputs) else as_function(make_op, inputs)
+
+    with (
+        replaced(tf.GradientTape, "_push_tape", pushed),
+        replaced(tf.GradientTape, "_pop_tape", popped),
+        replaced(control_flow_util_v2, "run_as_function_for_tape_gradients", in_graph),
+    ):
         yield
 
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
 import tensorflow as tf
 
+from autodist.capture.both_at_once import BranchesInGraph
 from autodist.capture.replaced import replaced
 from autodist.capture.whole_sums import SumNotes
 from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
@@ -20,7 +21,7 @@ from autodist.graph.flows import flows_of
 from autodist.graph.item import GraphItem
 from autodist.graph.origins import line_of
 from autodist.graph.propagation import Mean, Scalar, Total, Weight
-from autodist.graph.read_again import find_behind, writes_read_again
+from autodist.graph.read_again import branches_read_again, find_behind, writes_read_again
 from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
@@ -53,10 +54,12 @@ class WholeStatistics:
     Args:
         wanted: by the input that reads them.
         batch: an input of the step that has a row for each example, and the axis of the rows.
+        branches: conditions both of whose branches are traced.
     """
 
-    def __init__(self, wanted: Statistics, batch: tuple[str, int]) -> None:
+    def __init__(self, wanted: Statistics, batch: tuple[str, int], branches: Collection[str] = ()) -> None:
         self._wanted, self._batch = wanted, batch
+        self._branches = BranchesInGraph(branches)
         self._nodes = {place.node for place in wanted}
         self.made: dict[NodeInput, str | None] = {}
 
@@ -81,14 +84,23 @@ class WholeStatistics:
             **others: Any,
         ) -> tf.Operation:
             node = (name or "").rstrip("/")
-            is_meant = node in self._nodes and not isinstance(graph.outer_graph, tf.__internal__.FuncGraph)
+            is_own = not isinstance(graph.outer_graph, tf.__internal__.FuncGraph)
+            is_meant = node in self._nodes and is_own
+            if is_own:
+                with tf.name_scope(_SCOPE):
+                    inputs = self._branches.written(op_type, inputs)
             read = [self._read(notes, NodeInput(node, k), x) for k, x in enumerate(inputs)] if is_meant else inputs
             made: tf.Operation = plain(graph, op_type, read, dtypes, input_types, name, *args, **others)
             self.made |= {place: line_of(made) for place in self._wanted if is_meant and place.node == node}
             return made
 
-        with replaced(tf.__internal__.FuncGraph, "_create_op_internal", create):
+        with replaced(tf.__internal__.FuncGraph, "_create_op_internal", create), self._branches.replacing():
             yield
+
+    @property
+    def is_made(self) -> bool:
+        """Returns True if the trace has all that was asked for."""
+        return self.made.keys() == self._wanted.keys() and self._branches.made >= {*self._branches.names}
 
     def _read(self, notes: SumNotes, place: NodeInput, value: tf.Tensor) -> tf.Tensor:
         if place not in self._wanted:
@@ -123,17 +135,20 @@ def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
     kept = captured = capture(None)
     needed = _Needed(captured)
     wanted: dict[NodeInput, Statistic] = {}
+    branches: set[str] = set()
     made: Mapping[NodeInput, str | None] = {}
     told = made
     for _ in range(_MOST_TRACES):
         if needed.statistics is None:
             kept, told = captured, made
-        if needed.batch is None or not needed.statistics or not wanted.keys().isdisjoint(needed.statistics):
+        more = needed.statistics or {}
+        if needed.batch is None or not (more or needed.branches) or not wanted.keys().isdisjoint(more):
             break
-        wanted |= needed.statistics
-        statistics = WholeStatistics(wanted, needed.batch)
+        wanted |= more
+        branches |= needed.branches
+        statistics = WholeStatistics(wanted, needed.batch, branches)
         captured, before = capture(statistics), needed
-        if statistics.made.keys() != wanted.keys():
+        if not statistics.is_made:
             break
         needed, made = _Needed(captured), statistics.made
         if needed.read_again < before.read_again:
@@ -148,6 +163,7 @@ class _Needed:
     Attributes:
         batch: an input that has a row for each example, and the axis of the rows; None if there is none.
         read_again: the writes of replicas' own values that the step reads again for what it differentiates.
+        branches: the conditions under which such values are written.
         statistics: of which sums and means it needs the whole; None of none; empty where something else is in the way.
     """
 
@@ -155,6 +171,7 @@ class _Needed:
         item, made = captured.item, {op.name: op for op in captured.graph.get_operations()}
         self.batch = next(((name, axis) for name, axis in item.inputs.items() if axis is not None), None)
         self.read_again: frozenset[str] = frozenset()
+        self.branches: frozenset[str] = frozenset()
         self.statistics: Statistics | None = None
         if self.batch is None:
             return
@@ -164,6 +181,7 @@ class _Needed:
 
         flows = flows_of(item)
         self.read_again = frozenset(writes_read_again(item, flows))
+        self.branches = frozenset(branches_read_again(item, flows))
         behind = find_behind(self.read_again, item, flows, is_left)
         self.statistics = behind or find_statistics(item, flows, is_left)
 

@@ -6,7 +6,9 @@ so that replicas need the others' parts before they can go on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+import tensorflow as tf
 
 from autodist.graph.batch_statistics import (
     NodeInput,
@@ -17,10 +19,12 @@ from autodist.graph.batch_statistics import (
     met_behind,
     met_mixing,
 )
+from autodist.graph.editor import NodeDef
 from autodist.graph.effects import NO_EFFECT, READS
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
-from autodist.graph.ops import Trait
+from autodist.graph.op_types import is_stateless
+from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import Mean, Propagation, Replicated, Sum, Unknown
 from autodist.graph.seeds import joined_calls, live_calls
 from autodist.graph.walks import reach
@@ -61,6 +65,36 @@ def writes_read_again(item: GraphItem, flows: Propagation) -> Iterator[str]:
         of_it = [reader for handle in effects.get(write, NO_EFFECT).writes for reader in readers.get(handle, ())]
         if of_it and _is_own(item, flows, write) and write in reach(of_it, item.wiring.sources.__getitem__):
             yield write
+
+
+def branches_read_again(item: GraphItem, flows: Propagation) -> Iterator[str]:
+    """The conditions that write what differs between replicas, whose variable is read so, and that replicas agree on.
+
+    Of these both branches may be computed: they do nothing but compute and write, and give values of known shapes.
+    """
+    updates, functions = _after_gradients(item), {f.signature.name: f for f in item.graph_def.library.function}
+    for node in item.wiring.of_op("If"):
+        handles = item.wiring.effects.get(node.name, NO_EFFECT).writes
+        if node.name in updates or not handles or not _may_have_both(node, functions):
+            continue
+        condition, *given = inputs_of(item, node.name)
+        shapes = (item.spec_of(f"{node.name}:{k}").shape for k in range(len(node.attr["Tout"].list.type)))
+        is_agreed = isinstance(flows.kind(condition), Replicated) and all(s.is_fully_defined() for s in shapes)
+        if not is_agreed or all(isinstance(flows.kind(name), Replicated) for name in given):
+            continue
+        of_it = [reader for handle in handles for reader in _readers(item).get(handle, ())]
+        if of_it and node.name in reach(of_it, item.wiring.sources.__getitem__):
+            yield node.name
+
+
+def _may_have_both(node: NodeDef, functions: Mapping[str, tf.compat.v1.FunctionDef]) -> bool:
+    """Returns True if the branches of a condition do nothing but compute, and read and write variables."""
+    for branch in ("then_branch", "else_branch"):
+        for inner in functions[node.attr[branch].func.name].node_def:
+            is_plain = is_stateless(inner.op) or inner.op in READS or inner.op in having(Trait.ASSIGNMENT)
+            if not (is_plain or (inner.op == "If" and _may_have_both(inner, functions))):
+                return False
+    return True
 
 
 def _readers(item: GraphItem) -> dict[str, list[str]]:

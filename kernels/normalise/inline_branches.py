@@ -16,6 +16,7 @@ from autodist.graph.keeper import Pace
 from autodist.graph.names import tensor
 from autodist.graph.placement import listed
 from autodist.graph.propagation import Kind, Mean, Propagation, Reduced, Replicated, Sum, Unknown
+from autodist.graph.read_again import writes_read_again
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
@@ -105,7 +106,26 @@ def inline_state(item: GraphItem) -> GraphItem:
                 f"{told} with values that differ between replicas, and both branches cannot be computed: {hindrance} "
                 "stands in one. Take it out of the condition."
             )
-    return _inlined(item, chosen)
+    inlined = _inlined(item, chosen)
+    _require_not_read_again(item, inlined)
+    return inlined
+
+
+def _require_not_read_again(item: GraphItem, inlined: GraphItem) -> None:
+    """Passes unless replicas would go on with what each has left in a variable, where a condition let it write.
+
+    Raises:
+        RewriteError: what is differentiated reads such a variable after the write.
+    """
+    writes = [w for w in writes_read_again(inlined, flows_of(inlined)) if w not in item.wiring.nodes]
+    if writes:
+        names = sorted({name for write in writes for name in _written(inlined, inlined.wiring.nodes[write])})
+        raise RewriteError(
+            f"{listed(names)} is written under a condition, of what replicas have of the batch, and read again for "
+            "what is differentiated: each replica would go on with what its own part has left there. In a step of "
+            "ad.function or fit, write it in every step, as v.assign(tf.where(condition, new, v)): sums and means of "
+            "the batch are then those of the whole batch. Or set it before the first step."
+        )
 
 
 def _why_not_agreed(item: GraphItem, flows: Propagation, condition: str) -> str | None:

@@ -1,0 +1,81 @@
+"""Conditions whose branches write what a step reads again are traced with both branches, and the condition chooses.
+
+    tf.cond(p, lambda: v.assign(f(x)), …)      becomes      v.assign(tf.where(p, f(x), v))
+
+Sums and means of the batch in a branch are then seen, and made those of the whole batch, as those outside of branches.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.ops import cond_v2  # where all conditions of functions are made
+
+from autodist.capture.replaced import replaced
+
+_SUMS = ("AssignAddVariableOp", "AssignSubVariableOp")
+
+
+@dataclass
+class BranchesInGraph:
+    """The conditions of a step's own graph that are traced with both branches.
+
+    Attributes:
+        names: of the nodes that the conditions make otherwise.
+        made: those that were traced so.
+    """
+
+    names: Collection[str]
+    made: set[str] = field(default_factory=set)
+    _conditions: list[tf.Tensor] = field(default_factory=list)
+
+    def written(self, op_type: str, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """The inputs of an op; of a write in a branch, those with which it changes nothing where it is not taken."""
+        if not self._conditions or op_type not in ("AssignVariableOp", *_SUMS):
+            return inputs
+        handle, value, *others = inputs
+        taken = functools.reduce(tf.logical_and, self._conditions)
+        kept = tf.zeros_like(value)
+        if op_type not in _SUMS:
+            kept = tf.raw_ops.ReadVariableOp(resource=handle, dtype=value.dtype)
+        return [handle, tf.where(taken, value, kept), *others]
+
+    @contextmanager
+    def replacing(self) -> Iterator[None]:
+        """While it is open, the conditions are traced so."""
+        plain = cond_v2.cond_v2
+
+        @functools.wraps(plain)
+        def cond(pred: Any, true_fn: Callable[[], Any], false_fn: Callable[[], Any], name: str = "cond") -> Any:
+            graph = tf.compat.v1.get_default_graph()
+            node = graph.unique_name(name or "cond", mark_as_used=False)
+            is_own = not isinstance(getattr(graph, "outer_graph", None), tf.__internal__.FuncGraph)
+            if not is_own or not (self._conditions or node in self.names):
+                return plain(pred, true_fn, false_fn, name)
+            self.made.add(node)
+            with tf.name_scope(name or "cond"):
+                return self._both(tf.convert_to_tensor(pred), true_fn, false_fn)
+
+        with replaced(cond_v2, "cond_v2", cond):
+            yield
+
+    def _both(self, condition: tf.Tensor, true_fn: Callable[[], Any], false_fn: Callable[[], Any]) -> Any:
+        results = []
+        for taken, branch in ((condition, true_fn), (tf.logical_not(condition), false_fn)):
+            self._conditions.append(taken)
+            try:
+                results.append(branch())
+            finally:
+                self._conditions.pop()
+        return tf.nest.map_structure(functools.partial(_chosen, condition), *results)
+
+
+def _chosen(condition: tf.Tensor, then: Any, other: Any) -> Any:
+    if then is None or isinstance(then, tf.Operation):
+        return then
+    return tf.where(condition, then, other)
