@@ -18,6 +18,7 @@ from autodist.capture.early_initializers import seed_early_initializers
 from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
+from autodist.capture.keras_distribution import checking_distributions
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.shared_files import share_files
 from autodist.capture.stage_marks import StageMark
@@ -181,8 +182,8 @@ class AutoDist:
                 a nest `x/image` or `y/0`; by default all are split along their first axes.
 
         Raises:
-            CaptureError: a strategy of `tf.distribute` is in use around it, or within it; or `batch_axis` is no
-                mapping.
+            CaptureError: a strategy of `tf.distribute`, or a distribution of Keras other than `DataParallel`, is in
+                use around it, or within it; or `batch_axis` is no mapping.
         """
         self._run.check_others()
         if not tf.executing_eagerly():
@@ -194,6 +195,7 @@ class AutoDist:
                 self._alone.noting_variables(),
                 newer_control_flow(),
                 refusing_strategies(),
+                checking_distributions(),
                 self._keras.adopting(require_mapping(batch_axis, "inputs of fit")),
                 noting_gradients(in_functions=False) as self._notes,
                 noting_sums(in_functions=False) as self._sums,

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from autodist.capture.fit_lengths import noting_lengths
+from autodist.capture.keras_distribution import check_current_distribution
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep
@@ -160,6 +161,7 @@ class AdoptedModels(ABC):
 
 def _check(model: Any) -> None:
     require_no_strategy(model.distribute_strategy, model.name)
+    check_current_distribution()
     if model.run_eagerly:
         log.warning(
             "%s is compiled with run_eagerly=True; AutoDist compiles its steps all the same, since what is distributed "

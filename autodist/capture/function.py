@@ -25,6 +25,7 @@ from autodist.capture.entries_in_order import pairing_entries
 from autodist.capture.gradients import GradientNotes, NotedCall, forget_custom_gradients, noting_gradients
 from autodist.capture.inline import inlining_functions
 from autodist.capture.jacobians import keeping_records
+from autodist.capture.keras_distribution import checking_distributions
 from autodist.capture.named_captures import naming_captures
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.overwrites import noting_overwrites
@@ -179,6 +180,7 @@ def _trace(
         naming_captures(),
         distributing(),
         refusing_strategies(),
+        checking_distributions(),
         OptionalXlaContext(jit_compile),
     ):
         concrete = tf.function(function, autograph=autograph).get_concrete_function(*arguments)

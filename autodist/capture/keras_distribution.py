@@ -1,0 +1,73 @@
+"""Distributions of `keras.distribution`, which Keras accepts and ignores on TensorFlow."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+from keras.src.distribution import distribution_lib  # which `keras.distribution` names once more
+
+from autodist.capture.replaced import all_replaced
+from autodist.errors import CaptureError
+from autodist.terminal_log import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
+
+
+def check_distribution(distribution: Any) -> None:
+    """Passes if AutoDist trains as a distribution says: None, and `DataParallel`, whose devices are the replicas.
+
+    Raises:
+        CaptureError: it is a `ModelParallel`, or a class of the script's own.
+    """
+    if distribution is None:
+        return
+    if type(distribution) is keras.distribution.DataParallel:
+        _note_data_parallel(distribution.device_mesh.devices.size)
+        return
+    raise CaptureError(
+        f"keras.distribution's {type(distribution).__name__} is set, which Keras ignores on TensorFlow: every replica "
+        "would hold and compute the whole model, and AutoDist does not read its layouts. Take it out "
+        "(keras.distribution.set_distribution(None), or no `with distribution.scope():`); `strategy: PartitionedPS` or "
+        "ShardedAllReduce in the YAML keeps variables in shards, and Pipeline divides the model."
+    )
+
+
+def check_current_distribution() -> None:
+    """Checks the distribution that is set, as `check_distribution` does."""
+    check_distribution(keras.distribution.distribution())
+
+
+@functools.cache
+def _note_data_parallel(devices: int) -> None:
+    log.info(
+        "keras.distribution.DataParallel is what AutoDist does: each batch is divided among the replicas that the YAML "
+        "names, in place of the %d of Keras's mesh.", devices, extra=ALIKE_EVERYWHERE,
+    )  # fmt: skip
+
+
+@contextmanager
+def checking_distributions() -> Iterator[None]:
+    """Checks the distribution that is set before it opens, and each that is set while it is open.
+
+    Raises:
+        CaptureError: AutoDist does not train as one says.
+    """
+    check_current_distribution()
+
+    def checked(plain: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(plain)
+        def set_distribution(value: Any) -> None:
+            check_distribution(value)
+            plain(value)
+
+        return set_distribution
+
+    owners = (keras.distribution, distribution_lib)  # `Distribution.scope` calls the latter
+    with all_replaced([(owner, "set_distribution", checked(owner.set_distribution)) for owner in owners]):
+        yield
+    check_current_distribution()  # by a name that the script had imported before
