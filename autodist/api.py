@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -18,6 +18,7 @@ from autodist.capture.early_initializers import seed_early_initializers
 from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
 from autodist.capture.graph_mode import CapturedGraph
+from autodist.capture.keras_callbacks import on_every_worker
 from autodist.capture.keras_distribution import checking_distributions
 from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.shared_files import share_files
@@ -58,6 +59,8 @@ from autodist.terminal_log import ALIKE_EVERYWHERE, log_to_the_terminal
 from autodist.trains_alone import TrainsAlone
 
 log = logging.getLogger("autodist")
+
+Callback = TypeVar("Callback")
 
 watch_script_end()  # now: `sys.exit(main())` looks up `sys.exit` before `main` makes an AutoDist
 load_generated_code_from_memory()  # now: what is traced before there is an AutoDist leaves files, too
@@ -485,6 +488,22 @@ class AutoDist:
     def _is_in_scope(self, graph: object) -> bool:
         """Whether a graph's gradients were made in the scope."""
         return self._notes is not None and any(call.graph is graph for call in self._notes.calls)
+
+    def on_every_worker(self, callback: Callback) -> Callback:
+        """Lets a callback that records act on every worker; by default `fit` calls it on the chief alone.
+
+        ```python
+        model.fit(x, y, callbacks=[ad.on_every_worker(keras.callbacks.CSVLogger(f"log{ad.worker_index}.csv"))])
+        ```
+
+        Args:
+            callback: one of Keras that writes files, or one of a tracker (mlflow, wandb). All other callbacks act on
+                every worker anyway.
+
+        Returns:
+            The callback.
+        """
+        return on_every_worker(callback)
 
     # -- end -------------------------------------------------------------------------------------------------------
 

@@ -38,8 +38,10 @@ class KerasTraining:
     def __init__(self, run: Run, around_fit: AroundFit, share: OwnShare, saves: bool) -> None:
         self._run, self._share = run, share
         self._is_global = run.spec.batch != "per_worker"
-        is_alike = self._is_global and run.spec.shard is None
-        self._fits = Fits(run.index == 0, run.talk.share, run.land_together, is_alike) if run.workers > 1 else None
+        self._fits = None
+        if run.workers > 1:
+            is_alike, have_joined = self._is_global and run.spec.shard is None, lambda: run.have_joined
+            self._fits = Fits(run.index == 0, run.talk.share, run.land_together, is_alike, have_joined)
         shares = run.spec.shares_batches and self._is_global
         self._models = KerasModels(
             self._distribute,

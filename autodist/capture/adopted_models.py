@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -150,13 +151,26 @@ class AdoptedModels(ABC):
 
     def _method(self, model: Any, name: str, batch_axis: BatchAxis, evaluations: Evaluations | None) -> Any:
         """A model's `fit`, `evaluate` or `predict`, as the script is to call it."""
-        method = getattr(type(model), name).__get__(model)
+        method = _looked_up(model, name)
         if self._fits is not None:
             method = self._fits.wrapped(method)
         method = self.reads(model, method, batch_axis)
         if name != "fit":
             return method if evaluations is None else evaluations.noting_interrupts(method, model)
         return self._around_fit(noting_lengths(method, model) if self.knows_lengths(batch_axis) else method)
+
+
+def _looked_up(model: Any, name: str) -> Callable[..., Any]:
+    """A method of a model's class, looked up at each call: mlflow's autologging may put its own there later."""
+    method = getattr(type(model), name).__get__(model)
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return getattr(type(model), name).__get__(model)(*args, **kwargs)
+
+    vars(call)["__self__"] = model
+    vars(call)["__signature__"] = inspect.signature(method)  # of the bound method, which its own wrappers hide
+    return call
 
 
 def _check(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""`fit` on several workers: all of them decide alike, and the chief alone shows progress and writes files."""
+"""`fit` on several workers: all of them decide alike, and the chief alone shows progress and records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import keras
@@ -16,9 +16,15 @@ import numpy as np
 from keras import tree
 
 from autodist.capture.fit_arguments import require_same_arguments, told_arguments
-from autodist.capture.keras_files import names_of_writers, telling_of_saves, writing_nothing
+from autodist.capture.keras_callbacks import (
+    acting_alone,
+    following,
+    leave_to_chief,
+    names_of_recorders,
+    numbers_of,
+    set_numbers,
+)
 from autodist.capture.keras_libraries import callbacks_of, is_legacy, legacy_keras
-from autodist.capture.shared_files import saving_models_alone
 
 log = logging.getLogger("autodist")
 
@@ -41,11 +47,19 @@ class Fits:
         share: gives every worker what the chief says.
         land_together: returns once all is written that the steps of all workers have asked for; all call it alike.
         is_global: whether every worker passes the same data to `fit`, and none reads files of its own.
+        have_joined: returns True if the workers can agree on which of them writes a file.
     """
 
-    def __init__(self, is_chief: bool, share: Share, land_together: Callable[[], None], is_global: bool = True) -> None:
+    def __init__(
+        self,
+        is_chief: bool,
+        share: Share,
+        land_together: Callable[[], None],
+        is_global: bool = True,
+        have_joined: Callable[[], bool] = lambda: True,
+    ) -> None:
         self._is_chief, self._share, self._land_together = is_chief, share, land_together
-        self._is_global = is_global
+        self._is_global, self._have_joined = is_global, have_joined
         self._under_way: set[tuple[int, str]] = set()
         self._validated: list[keras.Model] = []
         self._has_told = False
@@ -66,12 +80,15 @@ class Fits:
                 return method(*args, **kwargs)
             bound = signature.bind(*args, **kwargs)
             given = callbacks_in(argument(bound, "callbacks"))
+            called = given if self._is_chief else self._leave_to_chief(given, model)
             if name == "fit":
                 self._agree(bound)
-                set_argument(bound, "callbacks", self._with_ours(model, argument(bound, "callbacks"), given))
+                set_argument(bound, "callbacks", self._with_ours(model, argument(bound, "callbacks"), called, given))
+            elif len(called) < len(given):
+                set_argument(bound, "callbacks", _without(argument(bound, "callbacks"), given, called))
             if not self._is_chief:
                 set_argument(bound, "verbose", 0)
-            with self._noted(key), self._files(given), self._validating(model, kwargs):
+            with self._noted(key), self._acting(given), self._validating(model, kwargs):
                 return method(*bound.args, **bound.kwargs)
 
         return call
@@ -109,39 +126,43 @@ class Fits:
             if is_validation:
                 self._validated.pop()
 
-    @contextmanager
-    def _files(self, given: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
-        """The chief writes files, and says that it alone does."""
-        writers = names_of_writers(given)
-        if self._is_chief and writers:
-            self._tell(", ".join(writers))
-        with ExitStack() as stack:
-            if not self._is_chief:
-                stack.enter_context(writing_nothing())
-            elif given:
-                stack.enter_context(telling_of_saves(lambda: self._tell("a model's files")))
-                stack.enter_context(saving_models_alone())
-            yield
-
-    def _tell(self, what: str) -> None:
-        if not self._has_told:
+    def _acting(self, given: Sequence[keras.callbacks.Callback]) -> AbstractContextManager[None]:
+        """The chief alone records, and says so once."""
+        if not self._is_chief:
+            return following(given, self._have_joined)
+        recorders = names_of_recorders(given)
+        if recorders and not self._has_told:
             self._has_told = True
-            log.info("what callbacks write (%s) the chief alone writes, the other workers nothing.", what)
+            log.info(
+                "%s: on the chief alone, since what is recorded is wanted once; ad.on_every_worker(callback) lets a "
+                "callback record on each worker.", ", ".join(recorders),
+            )  # fmt: skip
+        return acting_alone(given)
 
-    def _with_ours(self, model: Any, passed: Any, given: Sequence[keras.callbacks.Callback]) -> Any:
+    def _leave_to_chief(self, given: Sequence[keras.callbacks.Callback], model: Any) -> list[keras.callbacks.Callback]:
+        """The callbacks that another worker than the chief calls."""
+        progress = callbacks_of(model).ProgbarLogger
+        return [c for c in leave_to_chief(given, model) if not isinstance(c, progress)]
+
+    def _with_ours(
+        self,
+        model: Any,
+        passed: Any,
+        called: Sequence[keras.callbacks.Callback],
+        given: Sequence[keras.callbacks.Callback],
+    ) -> Any:
         logs, decisions, library = _ChiefsLogs, _ChiefsDecisions, callbacks_of(model)
         if is_legacy(model):
             logs, decisions = _of_legacy(_Logs), _of_legacy(_LegacyDecisions)
         first = logs(self._share, self._is_chief, self._land_together)
         last = decisions(self._share, self._is_chief, given)
-        shown = [c for c in given if self._is_chief or not isinstance(c, library.ProgbarLogger)]
-        ours: list[keras.callbacks.Callback] = [first, *shown, last]
+        ours: list[keras.callbacks.Callback] = [first, *called, last]
         if not isinstance(passed, library.CallbackList):
             return ours
         for one in (first, last):
             one.set_model(passed.model)
             one.set_params(passed.params)
-        passed.callbacks[:] = ours  # Keras takes such a list as it is
+        passed.callbacks[:] = ours  # Keras takes such a list as it is, and `fit` passes it to `evaluate`
         return passed
 
 
@@ -186,7 +207,9 @@ class _Decisions:
         self.model.stop_training = json.loads(self._share(json.dumps(bool(self.model.stop_training))))
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._share("")
+        said = self._share(numbers_of(self._given))
+        if not self._is_chief:
+            set_numbers(self._given, said)
 
 
 class _ChiefsLogs(_Logs, keras.callbacks.Callback):
@@ -234,6 +257,15 @@ def callbacks_in(passed: Any) -> list[keras.callbacks.Callback]:
 
 
 _OURS = (_Logs, _Decisions)
+
+
+def _without(passed: Any, given: Sequence[Any], called: list[Any]) -> Any:
+    """What `evaluate` or `predict` is passed, without the callbacks that this worker does not call."""
+    if getattr(passed, "callbacks", None) is None:
+        return called
+    left_out = {id(c) for c in given} - {id(c) for c in called}
+    passed.callbacks[:] = [c for c in passed.callbacks if id(c) not in left_out]  # of a `fit`, ours stay
+    return passed
 
 
 def _plain(value: Any) -> Any:

@@ -16,17 +16,20 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras.src.legacy.saving import legacy_h5_format  # as in keras_files
-from keras.src.saving import saving_lib
+from keras.src.legacy.saving import legacy_h5_format  # the functions behind keras.saving.save_model and save_weights,
+from keras.src.saving import saving_lib  # which scripts may have imported under names of their own
 from tensorflow.python.saved_model import save as saved_model
 
-from autodist.capture.keras_files import SAVES
-from autodist.capture.legacy_files import chiefs_table
-from autodist.capture.patches import patched
 from autodist.capture.shared_savers import write_by_one
 
 Write = Callable[[str, Callable[[], Any]], Any]
 """Lets one worker write, told what and how; gives what it gives, or None on the others."""
+
+SAVES = ("save", "save_weights", "export")
+"""Methods of a model that write files."""
+
+KINDS = ("filepath", "file_prefix", "export_dir")
+"""Parameters that name the files, one for each kind of saving."""
 
 _BY = "_autodist_writes_by"
 """What is shared says so by an attribute."""
@@ -78,10 +81,31 @@ def share_files(write: Write) -> None:
 
 
 @contextmanager
-def saving_models_alone() -> Iterator[None]:
-    """While it is open, models are saved by this worker alone, without asking the others."""
-    with _noted("filepath", "export_dir"), patched(chiefs_table(_alone_in_all)):
+def saving_alone() -> Iterator[None]:
+    """While it is open, this worker saves without asking the others."""
+    with _noted(*KINDS):
         yield
+
+
+@contextmanager
+def saving_with_chief(have_joined: Callable[[], bool], note: Callable[[str], None]) -> Iterator[None]:
+    """While it is open, another worker than the chief leaves to it what it may write, and notes the paths of that.
+
+    Args:
+        have_joined: returns True if the workers can agree on who writes; before that, the chief does.
+        note: takes the path of what the chief writes.
+    """
+    before = _leaving()
+    _own.leaving = have_joined, note
+    try:
+        yield
+    finally:
+        _own.leaving = before
+
+
+def _leaving() -> tuple[Callable[[], bool], Callable[[str], None]] | None:
+    found: tuple[Callable[[], bool], Callable[[str], None]] | None = getattr(_own, "leaving", None)
+    return found
 
 
 @contextmanager
@@ -100,29 +124,28 @@ def _alone() -> frozenset[str]:
     return found
 
 
-def _alone_in_all(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """What saves, with all that it saves by, without asking the others."""
-
-    @functools.wraps(plain)
-    def save(*args: Any, **kwargs: Any) -> Any:
-        with _noted("filepath", "file_prefix", "export_dir"):
-            return plain(*args, **kwargs)
-
-    return save
-
-
 def _shared(plain: Callable[..., Any], parameter: str, write: Write) -> Callable[..., Any]:
     signature = inspect.signature(plain)
 
     @functools.wraps(plain)
     def save(*args: Any, **kwargs: Any) -> Any:
         path = signature.bind_partial(*args, **kwargs).arguments.get(parameter)
-        if not isinstance(path, str | os.PathLike):
+        if parameter in _alone() or not isinstance(path, str | os.PathLike):
             return plain(*args, **kwargs)
-        act = functools.partial(_alone_in_all(plain), *args, **kwargs)
-        if parameter in _alone():
-            return act()
-        found = write(f"{plain.__qualname__} {os.path.abspath(path)}", act)
+
+        has_written = False
+
+        def act() -> Any:
+            nonlocal has_written
+            has_written = True
+            with saving_alone():
+                return plain(*args, **kwargs)
+
+        leaving, found = _leaving(), None
+        if leaving is None or leaving[0]():
+            found = write(f"{plain.__qualname__} {os.path.abspath(path)}", act)
+        if leaving is not None and not has_written:
+            leaving[1](os.path.abspath(path))
         return os.fspath(path) if found is None and parameter == "file_prefix" else found
 
     setattr(save, _BY, write)

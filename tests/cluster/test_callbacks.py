@@ -30,14 +30,30 @@ def weights_of(name, model):
 """
 
 FIT = """
-class Saves(keras.callbacks.Callback):
+class Saves(keras.callbacks.Callback):  # alone where its name is the worker's, and together
     def on_epoch_end(self, epoch, logs=None):
-        self.model.save(f"{folder}/saved{me}.keras")
+        for name in (f"saved{me}", "together"):
+            self.model.save(f"{folder}/{name}.keras")
+            read = keras.models.load_model(f"{folder}/{name}.keras")
+            np.testing.assert_array_equal(read.get_weights()[0], self.model.get_weights()[0])
+
+class Upload(keras.callbacks.ModelCheckpoint):
+    def on_epoch_end(self, epoch, logs=None):
+        super().on_epoch_end(epoch, logs)
+        note(f"uploaded{me}-{os.path.getsize(self.filepath)}")
+
+class Tracker(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        with open(f"{folder}/tracked{me}", "a") as file:
+            print(logs["loss"], file=file)
+
+Tracker.__module__ = "mlflow.tensorflow.callback"
 
 def callbacks(who):
     return [
         keras.callbacks.ModelCheckpoint(f"{folder}/best{who}.weights.h5", save_best_only=True, save_weights_only=True),
         keras.callbacks.CSVLogger(f"{folder}/log{who}.csv"),
+        ad.on_every_worker(keras.callbacks.CSVLogger(f"{folder}/every{who}.csv")),
         keras.callbacks.ReduceLROnPlateau(min_delta=1e9, patience=1),
         keras.callbacks.EarlyStopping(min_delta=1e9, patience=3),
         keras.callbacks.SwapEMAWeights(swap_on_epoch=True),
@@ -53,8 +69,10 @@ def compiled():
     return model
 
 both = compiled()
+tracks = [Saves(), Upload(f"{folder}/upload{me}.keras"), Tracker()]
 with ad.scope():  # what the other worker validates by differs, and gets better all the time
-    history = fit(both, [*callbacks(me), Saves()], shift=me * 1e4)
+    given = callbacks(me)
+    history = fit(both, [*given, *tracks], shift=me * 1e4)
 both.load_weights(f"{folder}/best0.weights.h5")  # the chief has written it by now
 best = weights_of("best", both)
 both.fit(X, Y, batch_size=8, epochs=1, shuffle=False, verbose=0)
@@ -69,6 +87,7 @@ if ad.is_chief:
     assert expected.epoch == history.epoch
     np.testing.assert_allclose(history.history["val_loss"], expected.history["val_loss"], rtol=1e-9)
     best |= weights_of("alone", alone)
+best["best"] = given[0].best
 keep(val_loss=history.history["val_loss"], rate=both.optimizer.learning_rate.numpy(), epochs=history.epoch, **best,
      **weights_of("both", both))
 """
@@ -82,10 +101,14 @@ def test_both_decide_alike_and_the_chief_alone_writes_and_shows(tmp_path: Path) 
     with Training(tmp_path / "run", MODEL.format(folder=str(files)) + FIT, TWO) as run:
         assert run.wait(120) == 0, run.stderr
         run.assert_gone()
-    assert {path.name for path in files.iterdir()} == {"best0.weights.h5", "log0.csv", "saved0.keras", "alone"}
+    everywhere = {"saved0.keras", "saved1.keras", "together.keras", "every0.csv", "every1.csv"}
+    on_chief = {"best0.weights.h5", "log0.csv", "upload0.keras", "tracked0", "alone"}
+    assert {path.name for path in files.iterdir()} == everywhere | on_chief
+    assert len((files / "tracked0").read_text().splitlines()) == 4
+    assert {note.name[: len("uploaded0")] for note in (tmp_path / "run/notes").glob("uploaded*")} == {"uploaded0"}
     assert not [line for line in run.stdout.splitlines() if line.startswith("[localhost:1]")]
     assert "Epoch 4/9" in run.stdout
-    assert run.stderr.count("the chief alone writes") == 1
+    assert run.stderr.count("CSVLogger, ModelCheckpoint, Tracker, Upload: on the chief alone") == 1
     chief, other = run.kept(0), run.kept(1)
     for name, value in other.items():
         np.testing.assert_array_equal(chief[name], value)

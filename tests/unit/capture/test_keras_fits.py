@@ -15,7 +15,7 @@ from keras.saving import save_model as save_under_a_name_of_its_own
 from keras.src.saving import saving_lib
 
 from autodist.capture.fit_arguments import told_arguments
-from autodist.capture.keras_files import writing_nothing
+from autodist.capture.keras_callbacks import following
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_models import KerasModels
 from autodist.errors import ClusterError
@@ -95,7 +95,6 @@ def writers(folder: Path) -> list[keras.callbacks.Callback]:
         Board(folder / "own", profile_batch=1),
         keras.callbacks.BackupAndRestore(folder / "backup", delete_checkpoint=False),
         keras.callbacks.RemoteMonitor("http://127.0.0.1:1"),
-        Saves(folder),
     ]
 
 
@@ -115,12 +114,6 @@ def test_another_worker_writes_nothing_and_says_nothing(
     assert capsys.readouterr().out == ""
 
 
-def test_what_callbacks_keep_in_mind_is_as_on_the_chief(tmp_path: Path) -> None:
-    checkpoint = keras.callbacks.ModelCheckpoint(tmp_path / "best.keras", monitor="loss", save_best_only=True)
-    history = adopted(models(is_chief=False)).fit(X, Y, epochs=3, callbacks=[checkpoint])
-    assert checkpoint.best == min(history.history["loss"])
-
-
 def test_the_chief_writes_and_shows_as_ever(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = [keras.callbacks.CSVLogger(tmp_path / "log.csv"), Saves(tmp_path)]
     adopted(models(is_chief=True)).fit(X, Y, epochs=2, callbacks=given)
@@ -129,19 +122,18 @@ def test_the_chief_writes_and_shows_as_ever(tmp_path: Path, capsys: pytest.Captu
     assert "Epoch 2/2" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "make, said",
-    [(lambda p: [keras.callbacks.CSVLogger(p / "log.csv")], "CSVLogger"), (lambda p: [Saves(p)], "a model's files")],
-)
-def test_the_chief_says_once_that_it_alone_writes(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, make: Callable[[Path], list[Any]], said: str
-) -> None:
+def test_the_chief_says_once_what_acts_on_it_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "autodist")
     net = adopted(models(is_chief=True))
     for _ in range(2):
-        net.fit(X, Y, epochs=2, verbose=0, callbacks=make(tmp_path))
-    texts = [r.getMessage() for r in caplog.records if "the chief alone writes" in r.getMessage()]
-    assert texts == [f"what callbacks write ({said}) the chief alone writes, the other workers nothing."]
+        given = [
+            keras.callbacks.TerminateOnNaN(),
+            keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+            Log(tmp_path / "own.csv"),
+        ]
+        net.fit(X, Y, epochs=2, verbose=0, callbacks=given)
+    (said,) = [r.getMessage() for r in caplog.records if "on the chief alone" in r.getMessage()]
+    assert said.startswith("CSVLogger, Log: on the chief alone")
 
 
 def test_outside_of_fit_every_worker_saves(tmp_path: Path) -> None:
@@ -151,12 +143,16 @@ def test_outside_of_fit_every_worker_saves(tmp_path: Path) -> None:
     assert (tmp_path / "saved.keras").exists()
 
 
-def test_keras_is_as_it_was_after_writing_nothing() -> None:
-    owners = [keras.Model, saving_lib, keras.callbacks.TensorBoard, keras.callbacks.ModelCheckpoint]
+def test_keras_and_callbacks_are_as_they_were_after_a_fit(tmp_path: Path) -> None:
+    owners = [keras.Model, saving_lib, keras.callbacks.BackupAndRestore, keras.callbacks.ModelCheckpoint]
     before = [dict(vars(owner)) for owner in owners]
-    with writing_nothing():
-        assert all(vars(owner) != then for owner, then in zip(owners, before, strict=True))
+    own = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None), Saves(tmp_path)
+    methods = [{name for name in vars(one) if name.startswith("on_")} for one in own]
+    with following(own, lambda: True):
+        assert vars(keras.callbacks.BackupAndRestore) != before[2]
+        assert "on_epoch_end" in vars(own[1])
     assert [dict(vars(owner)) for owner in owners] == before
+    assert [{name for name in vars(one) if name.startswith("on_")} for one in own] == methods
 
 
 def test_where_only_fit_stands_in_the_scope_the_chief_alone_shows_progress(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from autodist.capture import shared_files
-from autodist.capture.shared_files import saving_models_alone, share_files, writers
+from autodist.capture.shared_files import saving_alone, saving_with_chief, share_files, writers
 
 # A module of its own that takes the place of tf.saved_model; imported later, it would keep what a test leaves.
 AGAIN = importlib.import_module("tensorflow.saved_model")
@@ -48,13 +48,26 @@ def test_models_are_asked_for_unless_this_worker_saves_alone(asked, tmp_path):
     model.save(tmp_path / "model.keras")
     model.save_weights(filepath=tmp_path / "other.weights.h5")
     assert len(asked) == 2 and not (tmp_path / "other.weights.h5").exists()
-    with saving_models_alone():
+    with saving_alone():
         model.save_weights(tmp_path / "other.weights.h5")
-        tf.train.Checkpoint(v=tf.Variable(1.0)).write(str(tmp_path / "shared"))
-    assert len(asked) == 3 and (tmp_path / "other.weights.h5").exists()
+        tf.train.Checkpoint(v=tf.Variable(1.0)).write(str(tmp_path / "other_too"))
+    assert len(asked) == 2
+    assert (tmp_path / "other.weights.h5").exists() and (tmp_path / "other_too.index").exists()
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.weights[0], model.weights[0])
     assert shared_files._alone() == frozenset()
+
+
+def test_what_the_chief_may_write_for_another_worker_is_noted_and_left_to_it_before_they_have_met(asked, tmp_path):
+    model, left, met = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), [], []
+    with saving_with_chief(lambda: bool(met), left.append):
+        model.save(tmp_path / "mine.keras")
+        met.append(True)
+        model.save(tmp_path / "other.keras")
+        model.save(tmp_path / "mine.keras")
+    assert left == [str(tmp_path / "mine.keras"), str(tmp_path / "other.keras")]
+    assert [what.rpartition("/")[2] for what in asked] == ["other.keras", "mine.keras"]
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.keras"]
 
 
 @pytest.mark.parametrize(
