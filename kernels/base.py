@@ -22,16 +22,13 @@ from autodist.synchronizers import Teams
 
 
 class Fetching(enum.Enum):
-    """Which workers fetch what a step returns, and over whose replicas its scalars are joined."""
+    """Which workers fetch the outputs of a step, and over whose replicas means, sums and the like are joined."""
 
     BY_ALL = enum.auto()
-    """All workers fetch the same, and scalars are joined over all workers: functions, Keras."""
-
-    ALIKE = enum.auto()
-    """All workers fetch the same, and scalars are joined over each one's own replicas: a session's run, if told so."""
+    """All workers fetch the same outputs, joined over all workers: functions, Keras, runs of a session made alike."""
 
     BY_EACH = enum.auto()
-    """Workers may fetch different things, and scalars are joined over each one's own replicas: sessions."""
+    """Workers may fetch different outputs, joined over each worker's own replicas: other runs of a session."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +52,8 @@ class Context:
 
     @property
     def joins_outputs(self) -> bool:
-        """Whether scalar outputs are joined over all workers, or else over this worker's replicas alone."""
+        """Whether all workers fetch the same outputs, so that these are joined over all workers."""
         return self.fetching is Fetching.BY_ALL
-
-    @property
-    def sends_fetched(self) -> bool:
-        """Whether owners send others what these fetch: only where all workers are known to fetch the same."""
-        return self.fetching is not Fetching.BY_EACH
 
     @property
     def replicas(self) -> Sequence[strategy_pb2.Replica]:

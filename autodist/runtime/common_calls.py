@@ -17,6 +17,9 @@ from dataclasses import asdict, dataclass
 PATIENCE = 30.0
 """Seconds to wait for workers that neither make the call nor come to something else, unless all are known to call."""
 
+ASKS_AFTER = 0.02
+"""Seconds in which the chief waits for the calls of others, which mostly make what it makes, before it asks them."""
+
 _END = 1 << 62
 """The place that no worker goes beyond."""
 
@@ -178,6 +181,7 @@ class CommonCalls:
 
     def _gather(self, call: Call, patience: float | None) -> bool:
         with self._changed:
+            self._changed.wait_for(lambda: not self._yet_to_say(), ASKS_AFTER)
             silent = self._yet_to_say()
             asked = self._note(Word.ASKED)
         if silent:

@@ -25,6 +25,9 @@ _COUNT = itertools.count()
 class SessionPlan:
     """The plan of one session.
 
+    Attributes:
+        strategy: by which its graph is distributed.
+
     Args:
         run: in which it is.
         captured: its graph.
@@ -42,7 +45,7 @@ class SessionPlan:
         # Each session has values of its own, as TensorFlow's have.
         self._prefix: str = f"session_{next(_COUNT)}" if earlier is None else earlier._prefix
         self._names = {v.name: f"{self._prefix}/{v.handle}" for v in captured.variables}
-        self._strategy = self._agreed(whole)
+        self.strategy = self._agreed(whole)
         self._placements: Mapping[str, Placement] = self._placed(whole, {} if earlier is None else earlier._placements)
 
     def _agreed(self, whole: GraphItem) -> strategy_pb2.Strategy:
@@ -63,9 +66,9 @@ class SessionPlan:
         """
         if self._run.workers == 1:
             return {}
-        placements = find_placements(place_variables(whole, earlier), self._strategy)
-        wanted = find_placements(whole, self._strategy) if earlier else placements
-        for node in self._strategy.nodes:
+        placements = find_placements(place_variables(whole, earlier), self.strategy)
+        wanted = find_placements(whole, self.strategy) if earlier else placements
+        for node in self.strategy.nodes:
             if wanted[node.variable] != placements[node.variable]:
                 raise CaptureError(
                     f"{node.variable} is trained by a step that was called after one which only reads it, when every "
@@ -95,4 +98,4 @@ class SessionPlan:
             FetchedElsewhereError: workers may fetch different things, and one is at other workers.
         """
         shared = share_tables(share_iterators(item, self._prefix), self._prefix)
-        return self._run.program(shared, self._strategy, self._names, fetching, kernels)[0]
+        return self._run.program(shared, self.strategy, self._names, fetching, kernels)[0]

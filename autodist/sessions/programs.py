@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -15,23 +14,19 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, concerns_iterators_alone
 from autodist.capture.rows_by_position import require_no_rows_by_position
 from autodist.capture.tables import fills_tables_alone, require_unchanged
-from autodist.errors import FetchedElsewhereError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.find_stages import written_handles
 from autodist.graph.flows import flows_of, row_axes
 from autodist.graph.item import GraphItem
 from autodist.graph.propagation import PerExample, Replicated
-from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Fetching, Kernel, only_sets
+from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Fetching, only_sets
 from autodist.runs.run import Run
 from autodist.runtime.batches import tell_of_empty_micro_batches
-from autodist.runtime.program import Program
 from autodist.sessions.batches import require_no_queue
 from autodist.sessions.feeds import SessionFeeds
+from autodist.sessions.fetches import Fetches, RunPrograms
 from autodist.sessions.initial_values import InitialValues
 from autodist.sessions.plan import SessionPlan
-from autodist.terminal_log import ALIKE_EVERYWHERE
-
-log = logging.getLogger("autodist")
 
 
 @dataclass(frozen=True)
@@ -39,7 +34,7 @@ class Prepared:
     """What one structure of fetches and feeds runs.
 
     Attributes:
-        program: the run; None where all that is fetched is given.
+        programs: of the run; None where all that is fetched is given.
         axes: for each feed, along which it is split.
         sets: whether it only sets variables.
         trains: whether it applies gradients.
@@ -48,12 +43,12 @@ class Prepared:
         is_alone: whether no other worker has a part in it, since it trains nothing and writes nothing.
         gives_rows: whether all that is fetched has a row for each example, or does not ask for examples.
         updates: what is fed in place of gradients, with the variable that each is for.
-        elsewhere: what is wrong with it where not all workers make it; "": nothing.
+        fetches: which outputs are joined over all workers where all of them make this run.
         is_gathered: whether the parts that workers feed are brought together, and the run is given the whole of them.
         row_axes: for each output, along which its rows belong to examples; None: they do not.
     """
 
-    program: Program | None
+    programs: RunPrograms | None
     axes: Sequence[int | None]
     sets: bool
     trains: bool
@@ -62,7 +57,7 @@ class Prepared:
     is_alone: bool
     gives_rows: Callable[[], bool]
     updates: Mapping[tf.Tensor, str]
-    elsewhere: str
+    fetches: Fetches
     is_gathered: bool
     row_axes: Callable[[], Sequence[int | None]]
 
@@ -124,38 +119,17 @@ class SessionPrograms:
             self._initial_values.give_before(item, sets)
         if sets:
             self._initial_values.note_set(item)
-        if not (is_alone or item.gradients or sets):
-            self._tell_of_own_share(item, dict(zip(arrays, axes, strict=True)))
-        program, elsewhere = self._program_of(item, kernels)
+        is_staged = bool(self._plan.strategy.pipeline.stages)
+        is_common = self._run.workers > 1 and kernels is KERNELS and (is_staged or not is_alone)
+        fetches = Fetches.of(item, self._plan.strategy) if is_common and item.outputs else Fetches()
+        programs = RunPrograms(functools.partial(self._plan.program, item, kernels)) if outputs or targets else None
+        if programs is not None and not fetches.shared:
+            programs.of(Fetching.BY_EACH)  # now, so that a refusal comes before this worker's part of the run
         return Prepared(
-            program, axes, sets, bool(item.gradients), looks, item.is_global, is_alone,
+            programs, axes, sets, bool(item.gradients), looks, item.is_global, is_alone,
             functools.partial(_gives_rows, item), {t: updates[t.name].name for t in arrays if t.name in updates},
-            elsewhere, are_gathered and (not is_alone or bool(elsewhere)), functools.partial(row_axes, item),
+            fetches, are_gathered and (not is_alone or bool(fetches.shared)), functools.partial(row_axes, item),
         )  # fmt: skip
-
-    def _program_of(self, item: GraphItem, kernels: Sequence[Kernel]) -> tuple[Program | None, str]:
-        """A run, and what is wrong with it where not all workers make it; no run where there is nothing to do."""
-        if not item.outputs and not item.targets:
-            return None, ""
-        try:
-            return self._plan.program(item, kernels), ""
-        except FetchedElsewhereError as error:
-            return self._plan.program(item, kernels, Fetching.ALIKE), str(error)
-
-    def _tell_of_own_share(self, item: GraphItem, axes: Mapping[tf.Tensor, int | None]) -> None:
-        """Warns of fetches that are of this worker's share of a global batch alone, in a run that writes state."""
-        if self._run.workers == 1 or not any(
-            self._feeds.is_shared_out(t) for t, axis in axes.items() if axis is not None
-        ):
-            return
-        flows = flows_of(item)
-        own = [name for name in item.outputs if not isinstance(flows.kind(name), Replicated)]
-        if own:
-            log.warning(
-                "%s is fetched in a run that also writes variables, in which each worker has its share of the batch: "
-                "it is that of this worker's share alone. Fetch it in a run of its own, or what the variables hold.",
-                ", ".join(own), extra=ALIKE_EVERYWHERE,
-            )  # fmt: skip
 
 
 def _gives_rows(item: GraphItem) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import itertools
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -49,6 +51,11 @@ class Request:
     def _unranked(self) -> Sequence[tf.Tensor]:
         """What is fed of which the graph does not say how many axes it has."""
         return [t for t in self.fed if t.shape.rank is None]
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of the names, equal on workers that make the same request."""
+        return hashlib.sha256("\n".join(itertools.chain(*self.names)).encode()).hexdigest()
 
     def key(self, arrays: Mapping[tf.Tensor, np.ndarray]) -> Hashable:
         """Equal for requests that one program serves: names, and ranks of feeds of which the graph leaves them open."""

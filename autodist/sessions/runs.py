@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
 import itertools
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from autodist.errors import CaptureError, FetchedElsewhereError, ReductionError
+from autodist.errors import CaptureError, ReductionError
+from autodist.kernels import Fetching
 from autodist.runs.run import Run
 from autodist.runtime.batches import require_examples, with_a_row
 from autodist.runtime.first_batches import digest_of
-from autodist.runtime.program import RunMetadata, RunOptions
+from autodist.runtime.program import Program, RunMetadata, RunOptions
 from autodist.sessions.feeds import SessionFeeds, examples_of
+from autodist.sessions.fetches import Fetches
 from autodist.sessions.programs import Prepared
 from autodist.sessions.requests import Request
+
+log = logging.getLogger("autodist")
+
+_NOT_ALIKE = (
+    "in this run not all workers fetch the same. Fetch it on every worker, and print it where ad.is_chief is true, to "
+    "have that of the whole batch"
+)
+_NO_LOCKSTEP = (
+    "no variable's update waits for all workers (sync: false, or a staleness), so there is no common batch. ad.reduce "
+    "joins values of all workers on request"
+)
 
 
 class SessionRuns:
@@ -31,6 +44,7 @@ class SessionRuns:
         self._run, self._feeds = run, feeds
         self._has_told = False
         self._found_alike: set[str] = set()
+        self._told_of_own: set[str] = set()
 
     def make(
         self,
@@ -58,16 +72,18 @@ class SessionRuns:
         if prepared.trains:
             self._tell_first_batch(arrays, prepared.axes)
             self._require_whole_alike(arrays, prepared.axes)
-        self._require_common(prepared, request)
+        is_together = self._is_together(prepared, request)
+        program = self._program_of(prepared, is_together)
         if self._run.recorder is not None and prepared.trains:
             given = self._run.recorder.in_order(list(arrays.values()), prepared.axes)
             arrays = dict(zip(arrays, given, strict=True))
         batch, fed = arrays, None
-        if prepared.is_gathered:
+        if prepared.is_gathered and (is_together or not prepared.is_alone):
             batch, fed = self._feeds.gathered(arrays, prepared.axes, self._run.talk.bring_together)
         own = dict(zip(batch, self._feeds.own_part(batch, prepared.axes, prepared.is_alone), strict=True))
         whole = examples_of(batch, prepared.axes) if prepared.is_global else 0
-        found = self._values_of(prepared, own, whole if fed is None else fed.all_examples, options, metadata)
+        all_examples = whole if fed is None else fed.all_examples
+        found = self._values_of(prepared, program, own, all_examples, options, metadata)
         if fed is None:
             return _in_place(request, own, found)
         return _in_place(request, arrays, fed.own_rows(found, prepared.row_axes()))
@@ -82,27 +98,41 @@ class SessionRuns:
             self._run.first_batches.tell("session", sorted(fed, key=lambda one: one[0]))
             self._run.first_batches.send()
 
-    def _require_common(self, prepared: Prepared, request: Request) -> None:
-        """Passes where no other worker has to send what is fetched, or all workers fetch the same in this run.
+    def _is_together(self, prepared: Prepared, request: Request) -> bool:
+        """Returns True if all workers make this run, where that makes a difference: then they agree on it."""
+        talk = self._run.talk
+        return bool(prepared.fetches.shared) and talk.makes_together(lambda: ("session", request.digest), True)
+
+    def _program_of(self, prepared: Prepared, is_together: bool) -> Program | None:
+        """Returns the program of a run; None where there is nothing to run.
 
         Raises:
-            FetchedElsewhereError: others fetch something else.
+            FetchedElsewhereError: others fetch something else, and owners would have to send what is fetched.
         """
-        if not prepared.elsewhere:
-            return
-        asked = hashlib.sha256("\n".join(itertools.chain(*request.names)).encode()).hexdigest()
-        if not self._run.talk.makes_together(lambda: ("session", asked), is_certain=True):
-            raise FetchedElsewhereError(prepared.elsewhere)
+        if prepared.programs is None:
+            return None
+        if not is_together:
+            self._tell_of_own(prepared.fetches)
+        return prepared.programs.of(Fetching.BY_ALL if is_together else Fetching.BY_EACH)
+
+    def _tell_of_own(self, fetches: Fetches) -> None:
+        """Names, once each, fetches that are made of this worker's examples alone."""
+        new = [name for name in fetches.own if name not in self._told_of_own]
+        self._told_of_own.update(new)
+        if new:
+            reason = _NOT_ALIKE if fetches.shared else _NO_LOCKSTEP
+            log.warning("the session's fetch of %s is made of this worker's own examples: %s.", ", ".join(new), reason)
 
     def _values_of(
         self,
         prepared: Prepared,
+        program: Program | None,
         own: Mapping[tf.Tensor, np.ndarray],
         all_examples: int,
         options: RunOptions | None,
         metadata: RunMetadata | None,
     ) -> list[np.ndarray]:
-        if prepared.program is None:
+        if program is None:
             return []
         examples = examples_of(own, prepared.axes)
         is_one_workers = (prepared.is_alone and not prepared.is_gathered) or self._run.workers == 1
@@ -111,7 +141,7 @@ class SessionRuns:
         values = [
             a if axis is None else with_a_row(a, axis) for a, axis in zip(own.values(), prepared.axes, strict=True)
         ]
-        asked = (prepared.program.run, values, examples, options, metadata, all_examples)
+        asked = (program.run, values, examples, options, metadata, all_examples)
         if prepared.looks:
             self._run.land()
         elif not prepared.is_alone:

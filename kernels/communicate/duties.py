@@ -85,7 +85,7 @@ class _Walk:
     ) -> None:
         self._item, self._effects, self._owner, self._private = item, effects, owner, private
         self._brought, self._every = brought, (1 << context.workers) - 1
-        self._outputs = item.outputs if context.sends_fetched else ()
+        self._outputs = item.outputs if context.joins_outputs else ()
         self._runs: dict[str, Workers] = {}
         self._new: dict[str, Workers] = {}
         self._of_holder: dict[str, Workers] = {}

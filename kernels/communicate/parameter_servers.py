@@ -84,7 +84,7 @@ class _Servers:
 
     def _require_same_outputs(self, part: OwnPart) -> None:
         """Workers of a session may fetch different things, so nothing can be sent for what one of them fetches."""
-        if self.context.sends_fetched:
+        if self.context.joins_outputs:
             return
         for name in self.item.outputs:
             node = node_of(name)

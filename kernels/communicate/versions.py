@@ -250,7 +250,7 @@ class Versions:
         needed: dict[str, Workers] = {}
         for message in self._order.messages:
             needed.update(dict.fromkeys(self._order.sources[message], computing))
-        if context.sends_fetched:  # or else workers may fetch different things
+        if context.joins_outputs:  # or else workers may fetch different things
             needed.update(dict.fromkeys([*map(node_of, self._item.outputs), *self._item.targets], every))
         found: dict[str, Workers] = {}
         for name in reversed(wiring.order):

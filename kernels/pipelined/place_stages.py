@@ -74,7 +74,7 @@ def _for_their_micro_batches(item: GraphItem, originals: Mapping[str, str]) -> G
 
 def _require_fetched_by_all(homes: Homes, context: Context) -> None:
     """Passes if nothing that one pipeline stage has is fetched where workers may fetch different things."""
-    if context.sends_fetched:
+    if context.joins_outputs:
         return
     for name in homes.item.outputs:
         if isinstance(homes.home[node_of(name)], Seat):

@@ -110,7 +110,7 @@ def _rewrite(step: StoredStep, captured: GraphItem, context: Context, watch: _Wa
     try:
         return run_pipeline(kernels, captured, context, watch)
     except FetchedElsewhereError:
-        return run_pipeline(kernels, captured, Context(context.strategy, context.worker, Fetching.ALIKE), watch)
+        return run_pipeline(kernels, captured, Context(context.strategy, context.worker, Fetching.BY_ALL), watch)
 
 
 @dataclass

@@ -41,7 +41,7 @@ class OutputJoins:
         self._joiner, self._whole, self._statistics = joiner, whole, statistics
 
     def join_outputs(self) -> list[str]:
-        """The step's outputs as the script expects them: joined over the local replicas, scalars over all workers."""
+        """Joins the outputs: rows over the local replicas, values made of the whole batch over all workers."""
         if not self._joiner.item.is_whole:
             self._tell_of_mixing()
         return [
@@ -117,11 +117,22 @@ class OutputJoins:
             merged = [tensor(i) for i in node.input if not is_control(i)]
             parts = {t: self._join_text(f"{label}/{k}", t) for k, t in enumerate(merged)}
             return make_again(self._joiner.editor, label, name, MadeOf(tuple(parts), (node.name,)), parts)
-        made_of = find_made_of(item, name, self._joiner.flows.kind, self._is_joined)
-        if made_of is not None and (self._joiner.context.computes or self._joiner.context.joins_outputs):
-            return self._again(label, name, made_of, None)
-        kind = self._joiner.flows.kind(name)
+        kind_of = self._joiner.flows.kind
+        made_of = find_made_of(item, name, kind_of, _is_joined)
+        if made_of is not None:
+            own = [t for t in made_of.wholes if not self._is_of_all(t) or isinstance(kind_of(t), PerExample)]
+            if self._joiner.context.computes or not own:
+                self._tell_of_own_parts(name, own)
+                return self._again(label, name, made_of, None)
+        kind = kind_of(name)
         return self._joined_as(label, name, self._guess(name, kind) if isinstance(kind, Unknown) else kind)
+
+    def _tell_of_own_parts(self, name: str, own: Sequence[str]) -> None:
+        """Names what a text shows of this worker's examples alone, where all else is of all workers."""
+        context = self._joiner.context
+        if own and context.joins_outputs and len(context.computing) > 1:
+            text = "output %s shows %s of each worker's own examples, and not of the whole batch."
+            log.warning(text, name, ", ".join(own), extra=ALIKE_EVERYWHERE)
 
     def _made_of_joined(self, label: str, name: str) -> str | None:
         """An output of unknown kind, computed from joined values; None if it is not known to be made of such."""
@@ -184,17 +195,10 @@ class OutputJoins:
         read = [pair for name in made_of.between for pair in zip(nodes[name].input, editor[name].input, strict=False)]
         return {tensor(now): joined[tensor(was)] for was, now in read if tensor(was) in joined}
 
-    def _is_joined(self, name: str, kind: Kind) -> bool | None:
-        """Whether a part of a text has one value for all who return the text."""
-        if not isinstance(kind, Joined | PerExample):
-            return None
-        is_each_workers_own = not self._joiner.context.joins_outputs or self._joiner.context.workers == 1
-        return is_each_workers_own or (isinstance(kind, Joined) and self._is_of_all(name))
-
     def _is_of_all(self, name: str) -> bool:
-        """Whether a mean, sum or the like is joined over all workers."""
-        is_asked = self._joiner.item.is_whole or self._joiner.item.spec_of(name).shape.rank == 0
-        return self._joiner.context.joins_outputs and is_asked
+        """Returns True if a mean, a sum or the like is joined over all workers, for which its size has to be known."""
+        is_sized = self._joiner.item.is_whole or self._joiner.item.spec_of(name).shape.is_fully_defined()
+        return self._joiner.context.joins_outputs and is_sized
 
     def _joined(self, label: str, name: str, kind: Joined, is_of_all: bool) -> str:
         """A mean, sum or the like over the local replicas, or over those of all workers."""
@@ -248,3 +252,8 @@ class OutputJoins:
             )
         )  # fmt: skip
         return f.name(result)
+
+
+def _is_joined(name: str, kind: Kind) -> bool | None:
+    """Whether a part of a text has one value for all replicas of a worker."""
+    return True if isinstance(kind, Joined | PerExample) else None

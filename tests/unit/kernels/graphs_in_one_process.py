@@ -50,7 +50,7 @@ class Cluster:
         item = place_variables(self.captured.step(outputs, targets, inputs), self.placements)
         sets = only_sets(item)
         contexts = [
-            Context(self.strategy, w, Fetching.ALIKE if fetches_alike else Fetching.BY_EACH)
+            Context(self.strategy, w, Fetching.BY_ALL if fetches_alike else Fetching.BY_EACH)
             for w in range(self.workers)
         ]
         with without_stacks():

@@ -90,6 +90,18 @@ def test_what_several_owners_have_is_fetched_where_all_workers_fetch_it(owners):
                 np.testing.assert_allclose(found[0], norm, rtol=1e-12)
 
 
+@pytest.mark.parametrize("owners", OWNERS)
+def test_a_loss_and_a_gradient_are_of_the_whole_batch_where_all_workers_fetch_them(owners):
+    with built(owners) as (cluster, alone):
+        gradients = cluster.captured.whole().gradients
+        fetched = ["loss:0", *(g.tensors[0] for g in gradients if g.variable in ("weight", "bias"))]
+        for batch in batches(3):
+            wanted, _ = alone.run((fetched, "train"), fed(batch))
+            for found in cluster.run(fetched, ["train"], fetches_alike=True, **batch):
+                for one, other in zip(found, wanted, strict=False):  # whether there are examples comes last
+                    np.testing.assert_allclose(one, other, rtol=1e-12, atol=1e-14)
+
+
 def test_what_another_worker_has_is_refused_where_workers_may_fetch_different_things():
     with built("two owners") as (cluster, _), pytest.raises(FetchedElsewhereError, match="on every worker alike"):
         cluster.run(["norm/global_norm:0"], ["train"], **batches(1)[0])

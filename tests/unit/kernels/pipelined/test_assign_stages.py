@@ -177,7 +177,7 @@ def rewrite_graph_of(inner):
         v1.train.GradientDescentOptimizer(0.1).minimize(loss, name="train")
     captured = CapturedGraph.of(graph, notes.calls)
     strategy = pipelined_item(captured.whole(), {"v0": 0, "v1": 1}, 2, 2)
-    context = Context(strategy, 0, Fetching.ALIKE)
+    context = Context(strategy, 0, Fetching.BY_ALL)
     rewrite(captured.step([], ["train"], {"x:0": 0}), context)
 
 

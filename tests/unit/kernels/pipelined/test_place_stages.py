@@ -138,7 +138,7 @@ def test_a_run_whose_workers_may_fetch_different_things_is_refused():
     strategy = models.pipelined(captured, {"part_1_kernel": 0, "part_2_kernel": 1}, 2, 2)
     with pytest.raises(FetchedElsewhereError, match="not all workers fetch it"):
         rewrite(captured.item, Context(strategy, 0, Fetching.BY_EACH))
-    rewrite(captured.item, Context(strategy, 0, Fetching.ALIKE))
+    rewrite(captured.item, Context(strategy, 0, Fetching.BY_ALL))
 
 
 def test_what_all_micro_batches_make_together_is_refused_where_the_schedule_does_not_bear_it():

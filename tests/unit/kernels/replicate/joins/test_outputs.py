@@ -88,7 +88,7 @@ def test_a_summary_of_what_is_made_of_rows_is_made_of_all_rows_of_the_worker(cap
     assert not caplog.records
 
 
-def test_of_merged_summaries_one_that_cannot_be_joined_is_the_first_replicas_and_it_is_told(caplog):
+def test_of_merged_summaries_one_made_of_rows_shows_each_workers_own_and_it_is_told(caplog):
     captured = capture(summarised(lambda x, loss: {"loss": loss, "last": x[-1, 0]}), *BATCHES[0])
     with caplog.at_level(logging.WARNING, "autodist"):
         found = train(captured, plan(captured.item, 2, 1), BATCHES[:1])
@@ -96,7 +96,7 @@ def test_of_merged_summaries_one_that_cannot_be_joined_is_the_first_replicas_and
     for [text], last in zip(found.outputs[0], (x[3, 0], x[-1, 0]), strict=True):
         shown = {"loss": np.mean(np.square(x @ np.ones((4, 2)))), "last": last}
         assert shown_in(text) == pytest.approx(shown, rel=1e-6)
-    assert "taken from each worker's first replica" in caplog.text
+    assert "shows x:0 of each worker's own examples, and not of the whole batch" in caplog.text
 
 
 @hardest_shape

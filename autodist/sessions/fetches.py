@@ -1,0 +1,88 @@
+"""Fetches of a session's run that are joined over all workers where all of them make the same run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from autodist.graph.find_stages import find_stages
+from autodist.graph.flows import flows_of
+from autodist.graph.item import GraphItem
+from autodist.graph.names import node_of
+from autodist.graph.propagation import Joined, Unknown
+from autodist.graph.walks import reach
+from autodist.kernels import Fetching
+from autodist.proto import strategy_pb2
+from autodist.quiet import quiet_tensorflow
+from autodist.runtime.program import Program
+from autodist.synchronizers import all_synchronizers
+
+
+@dataclass(frozen=True)
+class Fetches:
+    """The outputs of a run that are no plain rows, and no values that every worker has anyway.
+
+    Attributes:
+        shared: outputs that depend on whether all workers fetch the same: they are joined over all workers, or sent by
+            the workers that own them. All workers find the same ones.
+        own: outputs that are made of this worker's examples alone where they are not joined over all workers.
+    """
+
+    shared: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, item: GraphItem, strategy: strategy_pb2.Strategy) -> Fetches:
+        """Finds them in a run that all workers make.
+
+        Args:
+            item: the run, as it was captured.
+            strategy: of the session.
+        """
+        if strategy.pipeline.stages:  # which hold all that a run computes
+            return cls(item.outputs)
+        flows, stages = flows_of(item), find_stages(item)
+        own = [
+            name for name in item.outputs
+            if node_of(name) not in stages.once and isinstance(flows.kind(name), Joined | Unknown)
+        ]  # fmt: skip
+        if not _is_in_lockstep(strategy):
+            return cls(own=tuple(own))
+        writes = {name for name, effect in item.wiring.effects.items() if effect.writes}
+
+        def depends(name: str) -> bool:
+            node = node_of(name)
+            return node in stages.once or not writes.isdisjoint(reach([node], item.wiring.sources.__getitem__))
+
+        shared = [name for name in item.outputs if name in own or depends(name)]
+        return cls(tuple(shared), tuple(own))
+
+
+def _is_in_lockstep(strategy: strategy_pb2.Strategy) -> bool:
+    """Returns True if some variable's update waits for all workers in every step."""
+    keepers = [synchronizer.keeper for _, synchronizer in all_synchronizers(strategy)]
+    return not keepers or any(keeper is None or not keeper.is_free for keeper in keepers)
+
+
+class RunPrograms:
+    """The programs of one run: with outputs joined over all workers, and with those of this worker alone.
+
+    Each is made when it is first asked for.
+
+    Args:
+        make: rewrites the run.
+    """
+
+    def __init__(self, make: Callable[[Fetching], Program]) -> None:
+        self._make, self._made = make, dict[Fetching, Program]()
+
+    def of(self, fetching: Fetching) -> Program:
+        """Returns the program for one way of fetching.
+
+        Raises:
+            FetchedElsewhereError: workers may fetch different things, and an output is at other workers.
+        """
+        if fetching not in self._made:
+            with quiet_tensorflow():
+                self._made[fetching] = self._make(fetching)
+        return self._made[fetching]
