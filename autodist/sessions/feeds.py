@@ -268,3 +268,9 @@ def examples_of(arrays: Arrays, axes: Sequence[int | None]) -> int:
         UnevenBatchError: two arrays disagree.
     """
     return count_examples([(t.name, a, x) for (t, a), x in zip(arrays.items(), axes, strict=True) if x is not None])
+
+
+def disagree(arrays: Arrays, axes: Sequence[int | None]) -> bool:
+    """Returns True if the arrays that are split have different numbers of examples."""
+    split = [(a, axis) for a, axis in zip(arrays.values(), axes, strict=True) if axis is not None]
+    return len({array.shape[axis] for array, axis in split}) > 1

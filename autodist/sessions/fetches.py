@@ -52,7 +52,7 @@ class Fetches:
 
         def depends(name: str) -> bool:
             node = node_of(name)
-            return node in stages.once or not writes.isdisjoint(reach([node], item.wiring.sources.__getitem__))
+            return node in stages.once or any(name in writes for name in reach([node], item.wiring.sources.__getitem__))
 
         shared = [name for name in item.outputs if name in own or depends(name)]
         return cls(tuple(shared), tuple(own))

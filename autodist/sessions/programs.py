@@ -23,7 +23,7 @@ from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Fetching, 
 from autodist.runs.run import Run
 from autodist.runtime.batches import tell_of_empty_micro_batches
 from autodist.sessions.batches import require_no_queue
-from autodist.sessions.feeds import SessionFeeds
+from autodist.sessions.feeds import SessionFeeds, disagree
 from autodist.sessions.fetches import Fetches, RunPrograms
 from autodist.sessions.initial_values import InitialValues
 from autodist.sessions.plan import SessionPlan
@@ -96,6 +96,9 @@ class SessionPrograms:
         capture = functools.partial(self._captured.step, outputs, targets, ranks=ranks)
         axes = self._feeds.axes_of(arrays, lambda: capture(dict.fromkeys((t.name for t in arrays), None)))
         item = self._plan.placed(capture({t.name: a for t, a in zip(arrays, axes, strict=True)}))
+        if disagree(arrays, axes) and _is_alone(item):  # each replica computes the whole, as one device does
+            axes = [None] * len(axes)
+            item = self._plan.placed(capture(dict.fromkeys((t.name for t in arrays), None)))
         require_no_queue(item, len(self._run.spec.replicas))
         are_gathered = self._feeds.are_gathered(arrays, axes)
         is_global = are_gathered or self._feeds.are_global(arrays, axes)
@@ -114,7 +117,7 @@ class SessionPrograms:
         if kernels is KERNELS and len(self._run.spec.replicas) > 1:
             require_unchanged(item.graph_def, "a run that takes a batch")
         looks = not item.gradients and all(axis is None for axis in axes)
-        is_alone = not item.gradients and not written_handles(item)
+        is_alone = _is_alone(item)
         if outputs or targets:
             self._initial_values.give_before(item, sets)
         if sets:
@@ -130,6 +133,11 @@ class SessionPrograms:
             functools.partial(_gives_rows, item), {t: updates[t.name].name for t in arrays if t.name in updates},
             fetches, are_gathered and (not is_alone or bool(fetches.shared)), functools.partial(row_axes, item),
         )  # fmt: skip
+
+
+def _is_alone(item: GraphItem) -> bool:
+    """Returns True if no other worker has a part in a run, since it trains nothing and writes nothing."""
+    return not item.gradients and not written_handles(item)
 
 
 def _gives_rows(item: GraphItem) -> bool:

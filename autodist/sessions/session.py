@@ -26,7 +26,7 @@ from autodist.runtime.program import RunMetadata, RunOptions
 from autodist.runtime.variables import Kept
 from autodist.sessions.batches import SessionBatches
 from autodist.sessions.checkpoints import resume
-from autodist.sessions.feeds import SessionFeeds
+from autodist.sessions.feeds import SessionFeeds, disagree
 from autodist.sessions.initial_values import InitialValues
 from autodist.sessions.plan import SessionPlan
 from autodist.sessions.programs import Prepared, SessionPrograms
@@ -139,6 +139,8 @@ class DistributedSession(SessionInterface):
             self._run.observer.before_step(known)
         with self._run.missed_step.noted(but=tf.errors.OutOfRangeError):
             arrays |= self._batches.next_for(request.elements, arrays)
+        if known is not None and known.is_alone and disagree(arrays, known.axes):
+            known = None  # it is prepared again, to be computed whole
         try:
             with self._run.missed_step.noted(but=EmptyBatchError), quiet_tensorflow(when=known is None):
                 prepared = self._first_of(request, arrays) if known is None else known

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from autodist import AutoDist, ResourceSpec, api
-from autodist.errors import CaptureError, EmptyBatchError
+from autodist.errors import CaptureError, EmptyBatchError, UnevenBatchError
 
 v1 = tf.compat.v1
 
@@ -335,3 +335,23 @@ def test_what_was_asked_for_before_is_known_and_what_has_changed_is_seen(trained
         np.testing.assert_array_equal(first[0], again[0])
     longer = session.run([loss, weight, loss], {"x": batch[x]})
     assert longer[0] == longer[2] and longer[1].shape == (3, 1)
+
+
+@pytest.mark.parametrize("first", [(4, 4), (5, 2)])
+def test_a_run_that_only_evaluates_takes_inputs_of_two_lengths(first):
+    ad = autodist()
+    with tf.Graph().as_default(), ad.scope():
+        points, noise = (v1.placeholder(tf.float64, [None, 2], name) for name in ("points", "noise"))
+        weight = v1.get_variable("weight", [2, 1], tf.float64, initializer=v1.ones_initializer())
+        loss = tf.reduce_mean(tf.tanh(noise @ weight)) - tf.reduce_mean(tf.tanh(points @ weight))
+        train = v1.train.GradientDescentOptimizer(0.1).minimize(loss)
+        with ad.create_distributed_session() as session:
+            session.run(v1.global_variables_initializer())
+            rng = np.random.default_rng(0)
+            for lengths in (first, (5, 2), (3, 3), (2, 7)):
+                fed = {p: rng.normal(size=(n, 2)) for p, n in zip((points, noise), lengths, strict=True)}
+                found = session.run(loss, fed)
+                one, other = (np.tanh(fed[p].sum(1)).mean() for p in (points, noise))
+                np.testing.assert_allclose(found, other - one, rtol=1e-12)
+            with pytest.raises(UnevenBatchError, match="different numbers of examples"):
+                session.run(train, fed)
