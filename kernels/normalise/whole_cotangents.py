@@ -18,6 +18,7 @@ from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Gradient
 from autodist.graph.propagation import Mean, PerExample, Propagation, Replicated, Sum, Unknown
+from autodist.graph.seeds import joined_calls
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
 from autodist.terminal_log import ALIKE_EVERYWHERE
@@ -50,14 +51,30 @@ class WholeCotangents(Kernel):
         item = replace(item, gradients=tuple(_before_cast(item, gradient) for gradient in item.gradients))
         # Up to what runs once, and no less: the gradient of one weight may lead on to that of another, as in batch
         # normalisation the shift's does.
-        seeds = [call.seed for call in item.gradient_calls]
-        seen = find_linearity(item.wiring, seeds, without=find_stages(item).once)
-        bent = [g for g in item.gradients if seen.of(g.tensors[-1]) is Grade.BENT]
-        if not bent:
+        once = find_stages(item).once
+        seen = find_linearity(item.wiring, [call.seed for call in item.gradient_calls], without=once)
+        if not _bent(item, seen):
             return item
-        paths = _Paths(item, seen, flows_of(item))
+        flows = flows_of(item)
+        seen = find_linearity(item.wiring, _seeds_of_parts(item, flows), without=once)
+        bent = _bent(item, seen)
+        paths = _Paths(item, seen, flows)
         moved = {gradient: paths.whole(gradient) for gradient in bent}
         return replace(item, gradients=tuple(moved.get(g, g) for g in item.gradients))
+
+
+def _bent(item: GraphItem, seen: Linearity) -> list[Gradient]:
+    return [gradient for gradient in item.gradients if seen.of(gradient.tensors[-1]) is Grade.BENT]
+
+
+def _seeds_of_parts(item: GraphItem, flows: Propagation) -> list[str]:
+    """The seeds of gradients that may be parts; what is made of targets that all replicas have whole is whole."""
+    joined = joined_calls(item)
+    return [
+        call.seed
+        for k, call in enumerate(item.gradient_calls)
+        if k in joined or not all(isinstance(flows.kind(target), Replicated) for target in call.targets)
+    ]
 
 
 def _before_cast(item: GraphItem, gradient: Gradient) -> Gradient:

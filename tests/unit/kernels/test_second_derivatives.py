@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.capture.function import capture_function
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 from tests.unit.kernels.pairs import pairs
 
@@ -110,6 +111,28 @@ def along_a_direction():
     return step
 
 
+def of_a_solution_with_a_boundary():
+    """Trained on how far it is from solving an equation, and on the first rows, which lie on the boundary."""
+    weights = [tf.Variable(numbers(3, 4), name="first"), tf.Variable(numbers(4, 1), name="second")]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            with tf.GradientTape() as twice:
+                twice.watch(x)
+                with tf.GradientTape() as once:
+                    once.watch(x)
+                    solution = tf.tanh(x @ weights[0]) @ weights[1]
+                slope = once.gradient(solution, x)[:, :1]
+            curvature = twice.gradient(slope, x)[:, :1]
+            losses = [tf.reduce_mean((curvature - tf.sin(x[:, :1])) ** 2), tf.reduce_mean(solution[:2] ** 2)]
+            loss = tf.reduce_sum(tf.stack(losses))
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return step
+
+
 STEPS = [
     newton, newton_of_a_mean, jacobians_of_examples, gradient_by_a_hessian_times_a_vector,
     of_a_loss_with_a_penalty_of_keras, along_a_direction,
@@ -122,6 +145,9 @@ LAYOUTS = {
 BATCHES = [(np.random.default_rng(1).normal(size=(n, 3)),) for n in (6, 5, 2)]
 
 
+WHOLE = [(np.random.default_rng(number).normal(size=(5, 3)),) for number in range(3)]
+
+
 @cache
 def captured_with(make):
     step = make()
@@ -130,8 +156,22 @@ def captured_with(make):
     return captured, one_device(captured, alone, BATCHES)
 
 
+@cache
+def captured_whole(make):
+    step = make()
+    captured = capture_function(step, (tf.TensorSpec([5, 3], tf.float64),), batch_axes=[None])
+    return captured, one_device(captured, tf.function(step), WHOLE)
+
+
 @pytest.mark.parametrize("make, layout", pairs(STEPS, LAYOUTS, each=2))
 def test_a_step_of_second_derivatives_is_that_of_one_device(make, layout, caplog):
     captured, alone = captured_with(make)
     assert_same(train(captured, LAYOUTS[layout](captured.item), BATCHES), alone, 1e-10)
+    assert not [r for r in caplog.records if r.name.startswith("autodist") and r.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("make, layout", pairs([*STEPS, of_a_solution_with_a_boundary], LAYOUTS))
+def test_a_step_that_every_replica_makes_of_the_whole_batch_is_that_of_one_device(make, layout, caplog):
+    captured, alone = captured_whole(make)
+    assert_same(train(captured, LAYOUTS[layout](captured.item), WHOLE), alone, 1e-10)
     assert not [r for r in caplog.records if r.name.startswith("autodist") and r.levelname == "WARNING"]
