@@ -118,7 +118,13 @@ class PartsError(RewriteError):
 
 
 class UnevenBatchError(AutoDistError, ValueError):
-    """A batch cannot be split over the replicas without changing what is trained."""
+    """A batch cannot be split over the replicas without changing what is trained.
+
+    Attributes:
+        has_run: whether a part of the step had run when it was found out.
+    """
+
+    has_run = False
 
 
 class EmptyBatchError(UnevenBatchError):

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from autodist.capture.tables import Table
-from autodist.errors import EmptyBatchError
+from autodist.errors import UnevenBatchError
 from autodist.graph.find_stages import written_handles
 from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.keeper import Pace
@@ -127,7 +127,9 @@ class RunningStep:
             empty = None
             try:
                 outputs: list[np.ndarray] = self.run.guard(call, program)
-            except EmptyBatchError as error:  # told once the step is over
+            except UnevenBatchError as error:  # raised once the step is over
+                if error.has_run:
+                    raise
                 outputs, empty = [], error
             if not written_values.after_step(turn, self._written):
                 break

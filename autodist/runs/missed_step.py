@@ -19,13 +19,23 @@ class MissedStep:
     Args:
         others_wait: tells whether other workers have joined, which would wait for this one.
         turn: held during a step, where threads of the script have to take turns.
+        is_met_by_all: returns True if all workers have raised the same kind of error here, and nothing has run.
+        on_survived: called once with the error of a missed step, when the script goes on after it.
 
     Attributes:
         turn: as given.
     """
 
-    def __init__(self, others_wait: Callable[[], bool], turn: AbstractContextManager[object] | None = None) -> None:
+    def __init__(
+        self,
+        others_wait: Callable[[], bool],
+        turn: AbstractContextManager[object] | None = None,
+        is_met_by_all: Callable[[BaseException], bool] = lambda error: False,
+        on_survived: Callable[[BaseException], None] = lambda error: None,
+    ) -> None:
         self._others_wait, self.turn = others_wait, turn or nullcontext()
+        self._is_met_by_all, self._on_survived = is_met_by_all, on_survived
+        self._is_survived = False
         self._error: BaseException | None = None
         self._made_at: float | None = None
 
@@ -60,7 +70,9 @@ class MissedStep:
                 yield
             except BaseException as error:  # Ctrl-C, too
                 if self._others_wait() and not isinstance(error, but):
-                    self._error = error
+                    self._error = error  # also if Ctrl-C ends the wait for what the others have met
+                    if self._is_met_by_all(error):
+                        self._error = None
                 raise
             if is_step:
                 self._made_at = time.monotonic()
@@ -74,6 +86,9 @@ class MissedStep:
             raise self._error
         if self._error is not None:
             told = f"{type(self._error).__name__}: {words_of(self._error)}"
+            if not self._is_survived and isinstance(self._error, Exception):  # Ctrl-C ends the run in its own way
+                self._is_survived = True
+                self._on_survived(self._error)
             raise ClusterError(
                 f"this worker failed in an earlier step ({told}) and its script went on, while the other workers wait "
                 "for that step. Let what a step raises end the script."

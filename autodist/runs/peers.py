@@ -239,6 +239,11 @@ class Peers:
         assert cause is not None, "the coordinator finds one within seconds"
         raise self._as_told_last(cause)
 
+    def give_up(self, worker: int, reason: str) -> None:
+        """On the chief, ends the run as if a worker had ended badly, and waits for nothing; from any thread."""
+        assert self._starting is not None, "there are others"
+        self._starting.coordinator.give_up(self._spec.workers[worker].name, reason)
+
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:
         """Calls what fails if another worker goes away; then raises why that worker went, not what it led to here.
 

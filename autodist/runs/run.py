@@ -99,7 +99,12 @@ class Run:
         self._updates = Updates(self._on_failed_update)
         # All workers do the same in the same order, so threads of the script take turns.
         self.turn: AbstractContextManager[object] = threading.RLock() if self.workers > 1 else nullcontext()
-        self.missed_step = MissedStep(lambda: self._peers.have_joined, self.turn)
+        self.missed_step = MissedStep(
+            lambda: self._peers.have_joined,
+            self.turn,
+            self._is_refused_by_all,
+            self._end_others,
+        )
         self.first_batches = FirstBatches(
             self.index,
             [w.name for w in self.spec.workers],
@@ -364,6 +369,18 @@ class Run:
         )
         self._peers.fail(told)
         return told
+
+    def _is_refused_by_all(self, error: BaseException) -> bool:
+        """Returns True if all workers refuse the step that this one refuses, before any part of it has run."""
+        return self.talk.is_refused_by_all(error)
+
+    def _end_others(self, error: BaseException) -> None:
+        """Ends the run on the other workers, which wait for a step that this worker's script went on without."""
+        told = f"failed in a step ({type(error).__name__}: {words_of(error)}), and its script went on"
+        if self.index == 0:
+            self._peers.abort(f"the chief {told}")
+        else:
+            self.talk.give_up(told)
 
     def have_made(self, steps: int) -> None:
         """Training steps were made, several of them in one call."""

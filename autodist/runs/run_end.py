@@ -171,8 +171,13 @@ class RunEnd:
             return  # its chief tells
         if self._script_end.is_bad and not self._peers.have_joined:
             return  # the script's own error is the first cause; others have come to the same, maybe
-        if self._peers.failure is not None and not self._peers.is_told:
+        if self._peers.failure is not None and not (self._peers.is_told and self._script_end.is_bad):
             raise self._peers.failure
+        if self._missed_step.error is not None and not self._script_end.is_bad and not self._is_interrupted:
+            error = self._missed_step.error
+            raise ClusterError(
+                f"a step failed and the script went on: {type(error).__name__}: {words_of(error)}"
+            ) from error
         for error in self._script_end.uncaught:
             if error is self._missed_step.error or isinstance(error, AutoDistError):
                 raise ClusterError(

@@ -9,16 +9,28 @@ from typing import Any
 
 import numpy as np
 
-from autodist.errors import CheckpointError, ClusterError
+from autodist.errors import (
+    CaptureError,
+    CaptureMismatchError,
+    CheckpointError,
+    ClusterError,
+    ReductionError,
+    RewriteError,
+    StrategyError,
+    UnevenBatchError,
+)
 from autodist.runs.missed_step import MissedStep
 from autodist.runs.peers import Peers
 from autodist.runs.whole_batches import Fed, WholeFed, bring_together
 from autodist.runtime.arrays import combine_parts, pack_part, require_reduction, unpack
 from autodist.runtime.common_calls import Call, CommonCalls, Note
-from autodist.runtime.mailbox import Mailbox
+from autodist.runtime.mailbox import Mailbox, Send
 from autodist.runtime.messages import Messages
 
 log = logging.getLogger("autodist")
+
+_REFUSALS = (CaptureError, ReductionError, RewriteError, StrategyError, UnevenBatchError)
+"""Errors by which a step may be refused before any part of it has run."""
 
 FIT = "fit"
 RESTORE = "ad.checkpoint(…).restore"
@@ -56,6 +68,7 @@ class Talk:
         self.messages: Messages | None = None
         self._calls: CommonCalls | None = None
         self._mailbox: Mailbox | None = None
+        self._give_up: Send | None = None
         self.is_told_apart = self.has_agreed = self.has_work = False
         self._has_told_of_evaluation = False
 
@@ -75,6 +88,7 @@ class Talk:
         if mailbox is not None:
             send = mailbox.open_box(lambda message: calls.receive(Note.decode(message)))
             self._calls = calls = CommonCalls(self._index, self._workers, lambda to, note: send(to, note.encode()))
+            self._give_up = mailbox.open_box(lambda message: self._peers.give_up(*json.loads(message)))
             self._mailbox = mailbox
             mailbox.start()
             self._require_alike()
@@ -247,6 +261,29 @@ class Talk:
                 "before the first training step, evaluations run on this worker alone, since the script has asked "
                 "which worker it is; all workers share those that come before ad.is_chief and ad.worker_index."
             )
+
+    # -- what has failed -------------------------------------------------------------------------------------------
+
+    def is_refused_by_all(self, error: BaseException) -> bool:
+        """Returns True if all workers refuse the same step before any part of it has run; waits for their answers.
+
+        Args:
+            error: raised in the step on this worker.
+        """
+        if self._calls is None or not isinstance(error, _REFUSALS) or isinstance(error, CaptureMismatchError):
+            return False
+        if isinstance(error, UnevenBatchError) and error.has_run:
+            return False
+        call = Call("a refusal", type(error).__name__)
+        try:
+            return bool(self._peers.guard(self._calls.are_made_together, call, True))
+        except ClusterError:  # another worker has ended meanwhile; what comes next says so
+            return False
+
+    def give_up(self, told: str) -> None:
+        """On another worker, ends the run by what this worker has failed by; nobody waits for it."""
+        if self._give_up is not None:
+            self._peers.guard(self._give_up, [0], json.dumps([self._index, told]).encode())
 
     # -- last words ------------------------------------------------------------------------------------------------
 

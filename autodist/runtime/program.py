@@ -163,7 +163,9 @@ class Program:
                 raise
             among = even.here if even.is_own else even.replicas
             fault = f"what is fed gives {among} replicas {found[1]} examples in all, and not equally many each"
-            raise uneven(even, fault, among) from None
+            refusal = uneven(even, fault, among)
+            refusal.has_run = True
+            raise refusal from None
 
     @functools.cached_property
     def _run_with_options(self) -> Callable[..., Any]:

@@ -182,7 +182,6 @@ class SessionRuns:
         if self._run.workers == 1:
             return
         unsaid = [t for t in self._feeds.unsaid(arrays, axes) if t.name not in self._found_alike]
-        self._found_alike |= {t.name for t in unsaid}
         counts = self._run.index in self._run.spec.feeding_workers
         differing = self._differing({t: arrays[t] for t in unsaid}, counts)
         if differing:
@@ -194,6 +193,7 @@ class SessionRuns:
                 f"the same on every worker, or say batch_axis={{{differing[0].op.name!r}: None}}, and each computes "
                 "with its own."
             )
+        self._found_alike |= {t.name for t in unsaid}
 
     def _differing(self, arrays: Mapping[tf.Tensor, np.ndarray], counts: bool = True) -> list[tf.Tensor]:
         """The tensors that workers feed different values for; all call it, also one whose values do not count."""

@@ -67,3 +67,25 @@ def test_threads_take_turns_where_they_have_to():
     with missed.noted():
         assert turn.locked()
     assert not turn.locked()
+
+
+def test_after_a_refusal_that_all_workers_meet_the_run_goes_on():
+    missed = MissedStep(lambda: True, is_met_by_all=lambda error: isinstance(error, ValueError))
+    with pytest.raises(ValueError, match="too long"), missed.noted():
+        raise ValueError("too long")
+    with missed.noted():
+        pass
+    assert not missed
+
+
+def test_the_others_are_ended_once_where_a_script_goes_on_after_a_step_that_it_alone_missed():
+    ended: list[BaseException] = []
+    missed = MissedStep(lambda: True, on_survived=ended.append)
+    error = ValueError("too long")
+    with pytest.raises(ValueError, match="too long"), missed.noted():
+        raise error
+    assert not ended  # the script may end by it
+    for _ in range(2):
+        with pytest.raises(ClusterError, match="too long"), missed.noted():
+            pass
+    assert ended == [error]
