@@ -1,4 +1,4 @@
-"""Arguments of `fit` in which all workers have to agree, compared before anything is read."""
+"""Arguments of `fit` in which all workers have to agree, and those of evaluations that workers share."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ _ALWAYS = {"epochs": 1, "steps_per_epoch": None}
 _GLOBAL = {"batch_size": None, "validation_split": 0.0, "validation_freq": 1, "shuffle": True, "class_weight": None}
 """Arguments that decide which examples a step has, where every worker passes the same data."""
 
+_SIZE = "the number of examples or batches in x"
+
 
 def told_arguments(arguments: Mapping[str, Any], is_global: bool) -> dict[str, str]:
     """The arguments of a call of `fit`, by name, as texts that workers compare.
@@ -29,8 +31,13 @@ def told_arguments(arguments: Mapping[str, Any], is_global: bool) -> dict[str, s
     found = {name: arguments.get(name, default) for name, default in _ALWAYS.items()}
     if is_global:
         found |= {name: arguments.get(name, default) for name, default in _GLOBAL.items()}
-        found["the number of examples or batches in x"] = _size_of(arguments.get("x"))
+        found[_SIZE] = _size_of(arguments.get("x"))
     return {name: _told(value) for name, value in found.items()}
+
+
+def told_lengths(arguments: Mapping[str, Any]) -> dict[str, str]:
+    """The arguments of a call of `evaluate` or `predict` that decide how many batches follow the first, as texts."""
+    return {"steps": _told(arguments.get("steps")), _SIZE: _told(_size_of(arguments.get("x")))}
 
 
 def require_same_arguments(chief: Mapping[str, str], mine: Mapping[str, str]) -> None:

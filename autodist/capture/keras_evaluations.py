@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import inspect
 import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,9 @@ import tensorflow as tf
 from keras import tree
 
 from autodist.batch_axis import is_array
+from autodist.capture.fit_arguments import told_lengths
 from autodist.capture.keras_batches import without_optionals
+from autodist.capture.keras_fits import argument
 from autodist.capture.keras_libraries import steps_per_execution
 from autodist.capture.keras_progress import TracedStep
 from autodist.converting import converting, ours
@@ -60,6 +63,7 @@ class Evaluations:
     ) -> None:
         self.distribute, self.together, self.digest_of, self.validates = distribute, together, digest_of, validates
         self._noting_interrupts = noting_interrupts
+        self._lengths: dict[tuple[int, str], Callable[[], Mapping[str, str]]] = {}
 
     def adopt(self, model: keras.Model) -> None:
         """Gives a model functions of ours, unless its class makes its own."""
@@ -91,7 +95,8 @@ class Evaluations:
 
     def noting_interrupts(self, method: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
         """A model's `evaluate` or `predict`; if Ctrl-C leaves it while all workers make it, that is noted."""
-        attribute = f"{_FUNCTIONS[method.__name__]}_function"
+        name, signature = _FUNCTIONS[method.__name__], inspect.signature(method)
+        attribute = f"{name}_function"
 
         def is_shared() -> bool:
             made = getattr(model, attribute)
@@ -102,10 +107,27 @@ class Evaluations:
             made = getattr(model, attribute)
             if isinstance(made, Shared):
                 made.begin()  # before Keras does: what is read until then may be interrupted, too
-            with self._noting_interrupts(is_shared):
-                return method(*args, **kwargs)
+
+            def lengths() -> Mapping[str, str]:
+                bound = signature.bind(*args, **kwargs)
+                return told_lengths({one: argument(bound, one) for one in ("x", "steps")})
+
+            self._lengths[id(model), name] = lengths
+            try:
+                with self._noting_interrupts(is_shared):
+                    return method(*args, **kwargs)
+            finally:
+                self._lengths.pop((id(model), name), None)
 
         return call
+
+    def lengths(self, model: keras.Model, name: str) -> Mapping[str, str]:
+        """The arguments by which the `evaluate` or `predict` that has begun goes on after its first batch.
+
+        Empty for a call with a single batch, also one that a callback makes meanwhile.
+        """
+        lengths = self._lengths.pop((id(model), name), None)
+        return {} if lengths is None else lengths()
 
     def _maker(self, model: keras.Model, name: str, shared: type[Shared]) -> Callable[..., Any]:
         def make_function(force: bool = False) -> Any:
@@ -127,8 +149,8 @@ def _is_keras_own(kind: type[keras.Model], method: str) -> bool:
 class Shared:
     """What Keras calls with the batches of an evaluation.
 
-    The first batch of an evaluation decides: where all workers were called with the same one, all replicas share the
-    batches.
+    The first batch of an evaluation decides: where all workers were called with the same one, and with the same steps
+    and length of the data, all replicas share the batches.
 
     Args:
         how: models are evaluated.
@@ -163,19 +185,20 @@ class Shared:
         if validates and not is_together and not self._has_told:
             self._has_told = True
             log.info(
-                "each worker validates %s by data of its own, which differ from the other workers', and computes the "
-                "whole by itself; the chief's results count. Where all give the same data they share the work.",
+                "each worker validates %s by data of its own, or by other steps than the other workers, and computes "
+                "the whole by itself; the chief's results count. Where all give the same they share the work.",
                 self._model.name, extra=ALIKE_EVERYWHERE,
             )  # fmt: skip
         return is_together
 
     def _described(self, data: Any) -> tuple[str, str]:
-        """The model and what it does; the batch, and whether the step has been traced, for all have to trace alike."""
+        """The model and what it does; the batch, what follows it, and the number of traces, since all trace alike."""
         assert self._step is not None, "asked by who has one"
         model = [self._name, *(str(tuple(v.shape)) for v in self._model.variables)]
         leaves = tf.nest.flatten(data, expand_composites=True)
         given = [self._how.digest_of(leaf) if is_array(leaf) else repr(leaf) for leaf in leaves]
-        return _hash(model), _hash([str(self._step.traces), *given])
+        lengths = self._how.lengths(self._model, self._name)
+        return _hash(model), _hash([str(self._step.traces), *given, *(f"{one}: {lengths[one]}" for one in lengths)])
 
     @property
     def steps(self) -> int:

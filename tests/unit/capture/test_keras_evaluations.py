@@ -12,11 +12,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 from autodist import AutoDist
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import Fits
 from autodist.capture.keras_models import KerasModels
+from autodist.capture.legacy_evaluations import LegacyEvaluations
+from autodist.capture.legacy_models import LegacyModels
 from autodist.errors import NotSharedError
 from autodist.resources import ResourceSpec
 
@@ -314,6 +317,45 @@ def test_each_evaluation_asks_once_whether_all_make_it_and_validation_says_so(is
     assert others[0] == others[2] == (what, data)
     assert others[1][0] == what and others[1][1] != data
     assert sum(step.calls for step in steps) == (4 * 5 if is_together else 0)
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras])
+def test_evaluations_with_the_same_first_batch_are_the_same_if_as_much_follows(library):
+    asked: list[tuple[str, str]] = []
+
+    def together(describe, is_certain):
+        asked.append(describe())
+        return False
+
+    kind, of = (Evaluations, KerasModels) if library is keras else (LegacyEvaluations, LegacyModels)
+    evaluations = kind(lambda own, *_: Step(own), together, lambda array: str(np.sum(array)))
+    with of(lambda own, *_: Step(own), Fits(True, lambda said: said, lambda: None), evaluations).adopting():
+        model = library.Sequential([library.layers.InputLayer((5,)), library.layers.Dense(2)])
+        model.compile("sgd", "mse")
+
+    def called(method: str, *args: Any, **options: Any) -> tuple[str, str]:
+        asked.clear()
+        getattr(model, method)(*args, **options)
+        return asked[0]
+
+    def data_set(count: int) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices((X, Y)).batch(7).take(count)
+
+    quietly = {"verbose": 0}
+    whole = called("evaluate", X, Y, 7, **quietly)
+    assert called("evaluate", x=X, y=Y, batch_size=7, **quietly) == whole
+    others = [
+        called("evaluate", X, Y, 7, steps=2, **quietly),
+        called("evaluate", X[:8], Y[:8], 7, **quietly),
+        called("evaluate", data_set(4), **quietly),
+        called("evaluate", data_set(2), **quietly),
+        called("evaluate", data_set(2), steps=1, **quietly),
+        called("test_on_batch", X[:7], Y[:7]),
+    ]
+    assert all(what == whole[0] for what, _ in others)
+    assert len({data for _, data in [whole, *others]}) == 1 + len(others)
+    assert called("test_on_batch", X[:7], Y[:7]) == others[-1]
+    assert called("predict", X, batch_size=7, **quietly) != called("predict", X[:8], batch_size=7, **quietly)
 
 
 @pytest.mark.parametrize("is_together", [True, False])
