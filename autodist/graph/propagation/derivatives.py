@@ -151,8 +151,10 @@ def _repeated(own: Dims, other: Dims) -> list[int] | None:
 
 
 def _is_repeated(own: Dims, at: int, other: Dims, there: int) -> bool | None:
+    if other.forms[there] == SAME and other.values[there] == 1:
+        return False
     if own.forms[at] == SAME and own.values[at] is not None:
-        if own.values[at] != 1 or other.values[there] == 1:
+        if own.values[at] != 1:
             return False
         return None if other.forms[there] == SAME and other.values[there] is None else True
     return False if own.forms[at] != SAME and own.forms[at] == other.forms[there] else None

@@ -96,6 +96,16 @@ def test_second_derivatives_by_inputs_are_each_examples_own(case, feeds, name):
     assert case.assert_joins([rest, tf.reduce_mean(rest**2)], feeds, SIZES, 1e-9) == [PerExample(0), Mean(Examples())]
 
 
+def test_a_gradient_of_a_second_derivative_by_weights_is_a_sum(case, feeds):
+    """As of a network times a function of its inputs that is zero on the boundary."""
+    v = case.graph.get_tensor_by_name("v:0")
+    x, weights = v[:, :1], tf.constant([[0.7]], v.dtype)
+    [slope] = tf.gradients((1 - x**2) * tf.tanh(x @ weights), x)
+    [curvature] = tf.gradients(slope, x)
+    [gradient] = tf.gradients(tf.reduce_sum(curvature**2), weights)
+    assert case.assert_joins([gradient], feeds, SIZES, rtol=1e-9) == [Sum()]
+
+
 def test_gradients_of_filters_and_biases_are_sums(case, feeds):
     images = case.graph.get_tensor_by_name("image:0")
     filters, bias = tf.ones([3, 3, 3, 2]), tf.constant([0.1, 1.0])
