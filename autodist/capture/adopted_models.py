@@ -15,6 +15,7 @@ from autodist.capture.keras_distribution import check_current_distribution
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep
+from autodist.capture.made_functions import is_making
 from autodist.capture.other_strategies import require_no_strategy
 from autodist.capture.own_frames import hiding_own_frames
 from autodist.capture.patches import Patch, patched
@@ -103,8 +104,10 @@ class AdoptedModels(ABC):
 
         @functools.wraps(make)
         def adopt_and_make(model: Any, force: bool = False) -> Any:
+            if is_making(model):
+                return make(model, force)
             self.adopt(model)
-            return model.make_train_function(force)
+            return vars(model).get("make_train_function", functools.partial(make, model))(force)
 
         return adopt_and_make
 

@@ -21,6 +21,7 @@ from autodist.capture.keras_batches import without_optionals
 from autodist.capture.keras_fits import argument
 from autodist.capture.keras_libraries import steps_per_execution
 from autodist.capture.keras_progress import TracedStep
+from autodist.capture.made_functions import makes_its_own
 from autodist.converting import converting, ours
 from autodist.errors import NotSharedError
 from autodist.terminal_log import ALIKE_EVERYWHERE
@@ -68,7 +69,7 @@ class Evaluations:
     def adopt(self, model: keras.Model) -> None:
         """Gives a model functions of ours, unless its class makes its own."""
         for name, shared in self.shared.items():
-            if _is_keras_own(type(model), f"make_{name}_function"):
+            if not makes_its_own(model, name):
                 setattr(model, f"{name}_function", None)
                 vars(model)[f"make_{name}_function"] = self._maker(model, name, shared)
 
@@ -140,10 +141,6 @@ class Evaluations:
             return made
 
         return make_function
-
-
-def _is_keras_own(kind: type[keras.Model], method: str) -> bool:
-    return next(base for base in kind.__mro__ if method in vars(base)).__module__.startswith(("keras.", "tf_keras."))
 
 
 class Shared:

@@ -17,6 +17,7 @@ from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep, timing_the_start
 from autodist.capture.keras_state import is_about_to_step, make_state
+from autodist.capture.made_functions import makes_its_own, one_batch_step
 from autodist.converting import converting, ours
 from autodist.reading.own_batches import PartsIterator, Reading
 
@@ -75,10 +76,7 @@ class KerasModels(AdoptedModels):
     def train_function(self, model: keras.Model, batch_axis: BatchAxis) -> Callable[[Iterator[Any]], Any]:
         """What trains a model on the next batches of an iterator, and returns the last one's logs."""
 
-        @ours
-        def train_step(data: Any) -> Any:
-            return converting(model.train_step)(data)
-
+        train_step = _step_of(model)
         of_batches = self._distribute(train_step, model.jit_compile, batch_axis)
         batches = timing_the_start(of_batches, model), of_batches
 
@@ -109,3 +107,15 @@ class KerasModels(AdoptedModels):
 
         takes_parts(train)
         return train
+
+
+def _step_of(model: keras.Model) -> Callable[[Any], Any]:
+    """The step of one batch: the model's `train_step`, or what a `make_train_function` of the script's own makes."""
+    if makes_its_own(model, "train"):
+        return one_batch_step(model, "train")
+
+    @ours
+    def train_step(data: Any) -> Any:
+        return converting(model.train_step)(data)
+
+    return train_step

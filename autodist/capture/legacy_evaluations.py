@@ -11,7 +11,7 @@ from keras import tree
 
 from autodist.capture.keras_evaluations import Evaluations, Shared, SharedTest, iterator_of, until_end
 from autodist.capture.keras_libraries import steps_per_execution
-from autodist.capture.legacy_models import one_batch_step, plain_function
+from autodist.capture.made_functions import one_batch_step, plain_function
 
 
 class LegacyEvaluations(Evaluations):
