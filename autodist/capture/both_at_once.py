@@ -17,8 +17,9 @@ import tensorflow as tf
 from tensorflow.python.ops import cond_v2  # where all conditions of functions are made
 
 from autodist.capture.replaced import replaced
+from autodist.graph.ops import SUMS, Trait, having
 
-_SUMS = ("AssignAddVariableOp", "AssignSubVariableOp")
+_SUMS = tuple(one.assign for one in SUMS)
 
 
 @dataclass
@@ -36,7 +37,7 @@ class BranchesInGraph:
 
     def written(self, op_type: str, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
         """The inputs of an op; of a write in a branch, those with which it changes nothing where it is not taken."""
-        if not self._conditions or op_type not in ("AssignVariableOp", *_SUMS):
+        if not self._conditions or op_type not in having(Trait.ASSIGNMENT):
             return inputs
         handle, value, *others = inputs
         taken = functools.reduce(tf.logical_and, self._conditions)

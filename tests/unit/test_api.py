@@ -11,6 +11,7 @@ import pytest
 from autodist import AutoDist, ResourceSpec, choosing
 from autodist.cluster.member import Member
 from autodist.errors import ClusterError
+from autodist.runtime.draws import Draws
 
 KERNEL = ["python", "-m", "ipykernel_launcher", "-f", "kernel.json"]
 
@@ -23,7 +24,7 @@ class AnotherWorker:
     """The part of worker 1 in a run of two that a chief has started."""
 
     index = 1
-    payload = json.dumps({"spec": spec_of(2).to_payload(), "seed": 1}).encode()
+    payload = json.dumps({"spec": spec_of(2).to_payload(), "seed": 1, "draws": json.dumps(Draws.now().told())}).encode()
 
     def let_chief_fail_first(self, limit: float) -> None:
         """There is no chief."""
