@@ -24,6 +24,7 @@ from autodist.capture.other_strategies import refusing_strategies
 from autodist.capture.shared_files import share_files
 from autodist.capture.stage_marks import StageMark
 from autodist.capture.training_hooks import hook_in, put_back
+from autodist.capture.whole_in_graphs import WholeInGraph
 from autodist.capture.whole_sums import SumNotes, noting_sums
 from autodist.checkpoint import Checkpoints
 from autodist.checkpoint.around_fit import AroundFit
@@ -200,8 +201,8 @@ class AutoDist:
                 refusing_strategies(),
                 checking_distributions(),
                 self._keras.adopting(require_mapping(batch_axis, "inputs of fit")),
-                noting_gradients(in_functions=False) as self._notes,
                 noting_sums(in_functions=False) as self._sums,
+                noting_gradients(in_functions=False, whole=self._whole_in_graph(self._sums)) as self._notes,
             ):
                 yield self
         finally:
@@ -480,6 +481,10 @@ class AutoDist:
     def _share_files(self) -> None:
         if self._run.workers > 1:
             share_files(self._run.chief.write)
+
+    def _whole_in_graph(self, sums: SumNotes) -> WholeInGraph | None:
+        """Gives losses of graphs the whole batch's sums and means; None where replicas get no parts of a batch."""
+        return WholeInGraph(sums) if self._run.spec.splits_batches else None
 
     def _noted(self) -> tuple[GradientNotes, SumNotes] | None:
         """What was noted in the scope; None outside of any."""

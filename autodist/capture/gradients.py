@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import tensorflow as tf
 from tensorflow.python.eager import forwardprop  # what forward accumulators are made by
@@ -44,6 +44,14 @@ class NotedCall:
     seams: tuple[Seam, ...] = ()
 
 
+class TakesApart(Protocol):
+    """Takes targets apart, and may first change the graph that makes them."""
+
+    def take_apart(
+        self, targets: Sequence[tf.Tensor], ends: Collection[tf.Tensor], seed: tf.Tensor, earlier: Sequence[NotedCall]
+    ) -> tuple[list[tf.Tensor], tuple[Seam, ...]]: ...
+
+
 @dataclass
 class GradientNotes:
     """What was noted, in order.
@@ -52,11 +60,13 @@ class GradientNotes:
         calls: the calls.
         in_functions: whether graphs of functions are looked at, or else plain graphs.
         wants_records: whether a jacobian could be written out if its tape kept what it has recorded.
+        whole: gives what `tf.gradients` differentiates the whole batch's sums and means; None: nothing does.
     """
 
     calls: list[NotedCall] = field(default_factory=list)
     in_functions: bool = True
     wants_records: bool = False
+    whole: TakesApart | None = None
     _depth: threading.local = field(default_factory=threading.local)
 
     @contextmanager
@@ -105,7 +115,10 @@ class GradientNotes:
             ends = [s for s in (*tf.nest.flatten(sources), *tf.nest.flatten(stops)) if isinstance(s, tf.Tensor)]
             with recording or nullcontext():
                 tensors, given = _weigh(tensors, given)
-                apart, seams = take_apart(tensors, ends)
+                if self.whole is None or recording is not None:  # a tape has recorded what the targets are made of
+                    apart, seams = take_apart(tensors, ends)
+                else:
+                    apart, seams = self.whole.take_apart(tensors, ends, seed, self.calls)
             weighted = [
                 (tf.ones_like(t) if w is None else w) * tf.cast(seed, t.dtype)
                 for t, w in zip(apart, given, strict=True)
@@ -199,13 +212,14 @@ def _floats(targets: list[Any]) -> bool:
 
 
 @contextmanager
-def noting_gradients(in_functions: bool = True) -> Iterator[GradientNotes]:
+def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None) -> Iterator[GradientNotes]:
     """Notes all gradients that are made in graphs while the context is open.
 
     Args:
         in_functions: whether in those of functions, or else in plain graphs.
+        whole: gives what `tf.gradients` differentiates the whole batch's sums and means; None: nothing does.
     """
-    notes = GradientNotes(in_functions=in_functions)
+    notes = GradientNotes(in_functions=in_functions, whole=whole)
     tape_gradient = tf.GradientTape.gradient
     tape_jacobian = tf.GradientTape.jacobian
     tape_batch_jacobian = tf.GradientTape.batch_jacobian

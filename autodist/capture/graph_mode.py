@@ -126,7 +126,7 @@ class CapturedGraph:
             ranks: of fed tensors of which the graph does not say how many axes they have.
         """
         editor = self._editor()
-        fed = {name: _become_fed(editor, self.graph.get_tensor_by_name(name)) for name in inputs}
+        fed = {name: become_fed(editor, self.graph.get_tensor_by_name(name)) for name in inputs}
         for name, rank in (ranks or {}).items():
             editor[node_of(fed[name])].attr["shape"].shape.CopyFrom(tf.TensorShape([None] * rank).as_proto())
         outputs = [fed.get(name, name) for name in outputs]
@@ -248,7 +248,7 @@ def _is_used(call: NotedCall, needed: set[str]) -> bool:
     return call.seed.op.name in needed and not needed.isdisjoint(made)
 
 
-def _become_fed(editor: GraphEditor, tensor: tf.Tensor) -> str:
+def become_fed(editor: GraphEditor, tensor: tf.Tensor) -> str:
     """A fed tensor is a placeholder, whatever makes it in the script's graph; returns its name."""
     node = editor[tensor.op.name]
     if node.op == "Placeholder":

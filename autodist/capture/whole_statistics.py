@@ -26,10 +26,10 @@ from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 
-_SCOPE = "autodist_whole/"
+SCOPE = "autodist_whole/"
 """Of what is added to a trace: no name of the script's own nodes changes by it."""
 
-_MOST_TRACES = 8
+MOST_TRACES = 8
 
 _OF_LAYERS = "batch_normalization.py"
 """Batch normalisation sees its replica's examples, if it is not told to see all; Keras's file for it."""
@@ -87,7 +87,7 @@ class WholeStatistics:
             is_own = not isinstance(graph.outer_graph, tf.__internal__.FuncGraph)
             is_meant = node in self._nodes and is_own
             if is_own:
-                with tf.name_scope(_SCOPE):
+                with tf.name_scope(SCOPE):
                     inputs = self._branches.written(op_type, inputs)
             read = [self._read(notes, NodeInput(node, k), x) for k, x in enumerate(inputs)] if is_meant else inputs
             made: tf.Operation = plain(graph, op_type, read, dtypes, input_types, name, *args, **others)
@@ -105,24 +105,42 @@ class WholeStatistics:
     def _read(self, notes: SumNotes, place: NodeInput, value: tf.Tensor) -> tf.Tensor:
         if place not in self._wanted:
             return value
-        with tf.name_scope(_SCOPE):
-            weight = self._weight(self._wanted[place], value)
-            whole = functools.partial(notes.whole, is_asked=False)
-            return whole(value) if weight is None else whole(value * weight) / whole(weight)
+        (name, axis), named = self._batch, value.graph.get_tensor_by_name
+        with tf.name_scope(SCOPE):
+            return whole_value(notes, self._wanted[place], value, (named(name), axis), named)
 
-    def _weight(self, statistic: Statistic, value: tf.Tensor) -> tf.Tensor | None:
-        """The weight of this part of the batch in a mean of the whole; None for a sum."""
-        return self._value_of(statistic.weight, value) if isinstance(statistic, Mean) else None
 
-    def _value_of(self, weight: Weight, value: tf.Tensor) -> tf.Tensor:
-        named = value.graph.get_tensor_by_name
+def whole_value(
+    notes: SumNotes,
+    statistic: Statistic,
+    value: tf.Tensor,
+    batch: tuple[tf.Tensor, int],
+    named: Callable[[str], tf.Tensor],
+) -> tf.Tensor:
+    """Makes the sum or mean of the whole batch.
+
+    Args:
+        notes: to which the exchanges are added.
+        statistic: says how the parts of replicas join.
+        value: this replica's.
+        batch: a tensor that has a row for each example, and the axis of the rows.
+        named: gives the tensors of which the weight of a mean is made.
+    """
+    whole = functools.partial(notes.whole, is_asked=False)
+    if not isinstance(statistic, Mean):
+        return whole(value)
+
+    def of(weight: Weight) -> tf.Tensor:
         match weight:
             case Scalar(tensor):
                 return tf.cast(named(tensor), value.dtype)
             case Total(tensor, inner):
-                return tf.cast(named(tensor), value.dtype) * self._value_of(inner, value)
-        name, axis = self._batch
-        return tf.cast(tf.shape(named(name))[axis], value.dtype)
+                return tf.cast(named(tensor), value.dtype) * of(inner)
+        rows, axis = batch
+        return tf.cast(tf.raw_ops.Shape(input=rows)[axis], value.dtype)  # no constant, whatever length a graph is for
+
+    weight = of(statistic.weight)
+    return whole(value * weight) / whole(weight)
 
 
 def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
@@ -138,7 +156,7 @@ def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
     branches: set[str] = set()
     made: Mapping[NodeInput, str | None] = {}
     told = made
-    for _ in range(_MOST_TRACES):
+    for _ in range(MOST_TRACES):
         if needed.statistics is None:
             kept, told = captured, made
         more = needed.statistics or {}
@@ -153,7 +171,7 @@ def with_whole_statistics(capture: Callable[[WholeStatistics | None], C]) -> C:
         needed, made = _Needed(captured), statistics.made
         if needed.read_again < before.read_again:
             kept, told = captured, made
-    _tell(told)
+    tell(told)
     return kept
 
 
@@ -176,9 +194,7 @@ class _Needed:
         if self.batch is None:
             return
 
-        def is_left(node: str) -> bool:
-            return node not in made or any(frame.filename.endswith(_OF_LAYERS) for frame in made[node].traceback)
-
+        is_left = functools.partial(is_layers, made)
         flows = flows_of(item)
         self.read_again = frozenset(writes_read_again(item, flows))
         self.branches = frozenset(branches_read_again(item, flows))
@@ -186,7 +202,17 @@ class _Needed:
         self.statistics = behind or find_statistics(item, flows, is_left)
 
 
-def _tell(made: Mapping[NodeInput, str | None]) -> None:
+def is_layers(made: Mapping[str, tf.Operation], node: str) -> bool:
+    """Returns True for a node of a layer that sees its replica's examples by what it promises, or of no operation.
+
+    Args:
+        made: the operations of the graph, by name.
+        node: the name of the node.
+    """
+    return node not in made or any(frame.filename.endswith(_OF_LAYERS) for frame in made[node].traceback)
+
+
+def tell(made: Mapping[NodeInput, str | None]) -> None:
     if made:
         lines = dict.fromkeys(line or place.node for place, line in made.items())
         log.info(

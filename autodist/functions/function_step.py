@@ -306,7 +306,7 @@ class DistributedFunction:
         return capture_function(
             step, specs, axes,
             Demands(may_evaluate=True), jit_compile=self._tracing.jit_compile, autograph=self._tracing.autograph,
-            is_split=len(self._run.spec.replicas) > 1 and not self._run.spec.micro_batches,
+            is_split=self._run.spec.splits_batches,
         )  # fmt: skip
 
     def _tell_first_batch(self, traced: _Traced, leaves: Sequence[Leaf], constants: Constants) -> None:

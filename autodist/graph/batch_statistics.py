@@ -36,7 +36,9 @@ Statistic = Sum | Mean
 Statistics = Mapping[NodeInput, Statistic]
 
 
-def find_statistics(item: GraphItem, flows: Propagation, is_left: Callable[[str], bool]) -> Statistics | None:
+def find_statistics(
+    item: GraphItem, flows: Propagation, is_left: Callable[[str], bool], calls: Iterable[int] | None = None
+) -> Statistics | None:
     """The sums and means behind which it is no longer known how a loss depends on the batch, by the place of each.
 
     With a mean of what examples make of one another comes the mean that they make it with, as with a variance its own
@@ -46,12 +48,14 @@ def find_statistics(item: GraphItem, flows: Propagation, is_left: Callable[[str]
         item: the step.
         flows: how its tensors depend on the batch.
         is_left: whether a node is a layer's that sees its replica's examples by what it promises.
+        calls: positions of the calls of `gradient` that count; None: those whose gradients are added up over the
+            replicas.
 
     Returns:
         None where all that is differentiated is known and one device's; nothing where something else than sums and
         means is in the way.
     """
-    parts = list(_differentiated_parts(item, flows))
+    parts = list(_differentiated_parts(item, flows, _joined(item) if calls is None else calls))
     unknown = [name for name in parts if isinstance(flows.kind(name), Unknown)]
     if unknown:
         return met_behind(item, flows, unknown, is_left)
@@ -107,13 +111,16 @@ def inputs_of(item: GraphItem, node: str) -> list[str]:
     return [tensor(name) for name in item.wiring.nodes[node].input if not is_control(name)]
 
 
-def _differentiated_parts(item: GraphItem, flows: Propagation) -> Iterator[str]:
-    """What is differentiated, or the parts of it, where gradients are added up over the replicas."""
+def _joined(item: GraphItem) -> list[int]:
     joined = joined_calls(item)
-    for k in live_calls(item):
+    return [k for k in live_calls(item) if k in joined]
+
+
+def _differentiated_parts(item: GraphItem, flows: Propagation, calls: Iterable[int]) -> Iterator[str]:
+    """What some calls differentiate, or the parts of it."""
+    for k in calls:
         call = item.gradient_calls[k]
-        if k in joined:
-            yield from [term.tensor for term in find_terms(item, flows, call)] or call.targets
+        yield from [term.tensor for term in find_terms(item, flows, call)] or call.targets
 
 
 def _first_unknown(item: GraphItem, flows: Propagation, names: Sequence[str]) -> Iterator[str]:

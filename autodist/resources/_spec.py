@@ -229,6 +229,11 @@ class ResourceSpec(Timeouts):
         return self.micro_batches > 0 and len(self.workers) > 1
 
     @property
+    def splits_batches(self) -> bool:
+        """True if each of several replicas trains on a part of a batch at the same time: not in a pipeline."""
+        return len(self.replicas) > 1 and not self.micro_batches
+
+    @property
     def shares_batches(self) -> bool:
         """Whether a batch is the work of several replicas, or goes through a pipeline."""
         return len(self.replicas) > 1 or self.micro_batches > 0

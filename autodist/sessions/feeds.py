@@ -12,6 +12,7 @@ from autodist.batch_axis import axis_within
 from autodist.capture.batch_length import Dealt, require_any_length
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, MAKES, only_makes_iterators
+from autodist.capture.whole_in_graphs import tell_own_statistics
 from autodist.errors import CaptureError
 from autodist.graph.applied import find_fed_updates
 from autodist.graph.item import GraphItem
@@ -73,6 +74,8 @@ class SessionFeeds:
     def require_open_axes(self, whole: GraphItem, captured: CapturedGraph) -> None:
         """Passes if all that the training reads of batches can be split, on whichever worker has several replicas.
 
+        Warns where the loss takes of each replica's examples what one device takes of the whole batch.
+
         Args:
             whole: all of the graph, with its gradients.
             captured: the graph.
@@ -84,11 +87,16 @@ class SessionFeeds:
         read = _read_by_training(whole, captured)
         split = {t: axis for t in read if (axis := self._axis_of(t, most)) is not None}
         lengths = {t.shape[axis] for t, axis in split.items()} - {None}
-        shares = self._shares(split, most)
+        shares, replicas = self._shares(split, most), len(self.spec.replicas)
+        if not split or replicas == 1:
+            return
+        gradients = [t for g in whole.gradients for t in g.tensors]
+        item = captured.step(gradients, [], {t.name: axis for t, axis in split.items()})
         if shares > 1 and len(lengths) == 1:
-            gradients = [t for g in whole.gradients for t in g.tensors]
-            item = captured.step(gradients, [], {t.name: axis for t, axis in split.items()})
-            require_any_length(item, Dealt(lengths.pop(), shares, len(self.spec.replicas)))
+            require_any_length(item, Dealt(lengths.pop(), shares, replicas))
+        if self.spec.splits_batches:
+            seeds = {whole.gradient_calls[g.call].seed for g in whole.gradients}
+            tell_own_statistics(item, captured.graph, seeds)
 
     def axes_of(self, arrays: Arrays, capture: Callable[[], GraphItem]) -> list[int | None]:
         """For each tensor that is fed, the axis along which it is split.

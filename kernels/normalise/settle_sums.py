@@ -67,6 +67,12 @@ def _differs(item: GraphItem, flows: Propagation, asked: WholeSum) -> bool:
     if asked.how is WholeOf.ROWS:
         _require_rows(flows, name, asked.axis)
         return True
+    if not asked.is_asked and not isinstance(kind, Sum):
+        raise RewriteError(
+            f"a loss sets a sum or mean of the batch beside values of single examples ({name}), for which the batch "
+            "was taken to lie along the first axis that its placeholder leaves open, and it does not. Leave that axis "
+            "alone open (None), or feed batches whose first axis is the examples'."
+        )
     if asked.is_mean or not isinstance(kind, Sum | Unknown):
         raise RewriteError(
             f"the step asks for the {'mean' if asked.is_mean else 'sum'} over all replicas of {name}, and replicas' "

@@ -31,8 +31,10 @@ class Run:
 class Cluster:
     """What all workers of a graph's session run, side by side in one session."""
 
-    def __init__(self, graph: tf.Graph, notes: Sequence, plan: Callable[[GraphItem], strategy_pb2.Strategy]) -> None:
-        self.captured = CapturedGraph.of(graph, notes)
+    def __init__(
+        self, graph: tf.Graph, notes: Sequence, plan: Callable[[GraphItem], strategy_pb2.Strategy], sums: Sequence = ()
+    ) -> None:
+        self.captured = CapturedGraph.of(graph, notes, sums)
         whole = self.captured.whole()
         self.strategy = plan(whole)
         self.workers = Context(self.strategy, 0).workers

@@ -1,0 +1,210 @@
+"""Sums and means of the batch that a loss in a graph sets beside values of single examples become the whole batch's.
+
+A graph is not traced again. What reads such a value is given the whole batch's before the loss is differentiated, so
+that gradients go through what replicas exchange.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.capture.assemble import GraphNotes, assemble
+from autodist.capture.gradients import NotedCall
+from autodist.capture.graph_mode import become_fed, handle_name, noted_tensors
+from autodist.capture.iterators import GETS
+from autodist.capture.seams import SEED_NAME, VALUE_NAME, Seam, take_apart
+from autodist.capture.whole_statistics import MOST_TRACES, SCOPE, is_layers, tell, whole_value
+from autodist.capture.whole_sums import SumNotes
+from autodist.graph.batch_statistics import NodeInput, Statistic, Statistics, find_statistics
+from autodist.graph.editor import GraphEditor
+from autodist.graph.flows import flows_of
+from autodist.graph.item import GraphItem
+from autodist.graph.names import node_of
+from autodist.graph.ops import Trait, having
+from autodist.graph.origins import line_of
+from autodist.graph.walks import reach
+from autodist.graph.whole_sums import SUM_NAME
+from autodist.terminal_log import ALIKE_EVERYWHERE
+
+log = logging.getLogger("autodist")
+
+_FED = having(Trait.FED) | GETS
+
+_OURS = (SEED_NAME, VALUE_NAME, SUM_NAME)
+
+
+@dataclass(frozen=True)
+class _Changed:
+    """An input of an operation that was given the whole batch's value, and what it was before."""
+
+    operation: tf.Operation
+    index: int
+    before: tf.Tensor
+
+
+@dataclass(frozen=True)
+class WholeInGraph:
+    """Gives losses of plain graphs the sums and means of the whole batch where `@ad.function` would.
+
+    Attributes:
+        notes: to which the exchanges are added.
+    """
+
+    notes: SumNotes
+
+    def take_apart(
+        self, targets: Sequence[tf.Tensor], ends: Collection[tf.Tensor], seed: tf.Tensor, earlier: Sequence[NotedCall]
+    ) -> tuple[list[tf.Tensor], tuple[Seam, ...]]:
+        """Takes targets apart, as `take_apart` does, once what they read is the whole batch's.
+
+        Behind one such value there may stand others. Where something else is in the way too, the graph stays as it was.
+
+        Args:
+            targets: what is differentiated.
+            ends: tensors behind which nothing is looked at.
+            seed: to which the gradients are proportional.
+            earlier: the calls of `gradient` that were noted before.
+        """
+        apart, seams = take_apart(targets, ends)
+        noted, changed, lines = len(self.notes.sums), list[_Changed](), dict[NodeInput, str | None]()
+        for _ in range(MOST_TRACES):
+            call = NotedCall(seed.graph, tuple(targets), seed, (), (), seams)
+            forward = _Forward.of(call, earlier, self.notes)
+            needed = None if forward is None else forward.statistics()
+            if forward is None or needed is None:
+                tell(lines)
+                return apart, seams
+            operations = {place: seed.graph.get_operation_by_name(place.node) for place in _in_order(needed)}
+            if not needed or any(op._get_control_flow_context() is not None for op in operations.values()):
+                break
+            for place, operation in operations.items():
+                changed.append(self._give_whole(forward, operation, place, needed[place]))
+                lines[place] = line_of(operation)
+            apart, seams = take_apart(targets, ends)
+        for one in reversed(changed):
+            one.operation._update_input(one.index, one.before)
+        del self.notes.sums[noted:]
+        return take_apart(targets, ends) if changed else (apart, seams)
+
+    def _give_whole(
+        self, forward: _Forward, operation: tf.Operation, place: NodeInput, statistic: Statistic
+    ) -> _Changed:
+        before = operation.inputs[place.index]
+        with operation.graph.control_dependencies(None), tf.name_scope(SCOPE):
+            whole = whole_value(self.notes, statistic, before, forward.batch_of(before), forward.named)
+        operation._update_input(place.index, whole)
+        return _Changed(operation, place.index, before)
+
+
+@dataclass(frozen=True)
+class _Forward:
+    """What is differentiated, as a step in which each batch has a row an example.
+
+    Along which axis a session splits what it is fed is not known yet: here it is the first that is open. What turns out
+    to be the same on all replicas is not exchanged.
+
+    Attributes:
+        graph: of the script.
+        item: the step; its last call of `gradient` is the one that is about to be made.
+        fed: the graph's tensors for which the inputs of the step stand.
+    """
+
+    graph: tf.Graph
+    item: GraphItem
+    fed: Mapping[str, tf.Tensor]
+
+    @classmethod
+    def of(cls, call: NotedCall, earlier: Sequence[NotedCall], notes: SumNotes) -> _Forward | None:
+        """None where what the call differentiates depends on no batch."""
+        graph = call.graph
+        editor = GraphEditor(graph.as_graph_def())
+        before = editor.ancestors([t.op.name for t in call.targets])
+        present = [*(c for c in earlier if c.graph is graph and c.seed.op.name in before), call]
+        roots = [t.op.name for c in present for t in _noted_tensors(c)]
+        needed = editor.ancestors(roots)
+        found = [t for op in graph.get_operations() if op.name in needed and _may_be_fed(op) for t in op.outputs]
+        axes = _axes_of(found)
+        if not axes:
+            return None
+        fed = {become_fed(editor, t): t for t in found if t.ref() in axes}
+        editor.prune([*roots, *map(node_of, fed)])
+        placeholders = {node_of(name): t.name for name, t in fed.items()}
+        noted = GraphNotes(graph, present, handle_name, placeholders, sums=notes.sums)
+        item = assemble(noted, editor.to_graph_def(), (), {name: axes[t.ref()] for name, t in fed.items()}, [], [])
+        return cls(graph, item, fed)
+
+    def statistics(self) -> Statistics | None:
+        """The sums and means that are to be the whole batch's; as `find_statistics` gives them."""
+        is_left = functools.partial(is_layers, {op.name: op for op in self.graph.get_operations()})
+        return find_statistics(self.item, flows_of(self.item), is_left, [len(self.item.gradient_calls) - 1])
+
+    def batch_of(self, value: tf.Tensor) -> tuple[tf.Tensor, int]:
+        """A batch that a value is made of, and the axis of its examples."""
+        made_of = reach([value.op.name], self.item.wiring.data.__getitem__)
+        name = next(name for name in self.fed if node_of(name) in made_of)
+        axis = self.item.inputs[name]
+        assert axis is not None
+        return self.fed[name], axis
+
+    def named(self, name: str) -> tf.Tensor:
+        """The tensor of the script's graph for one of the step."""
+        return self.fed[name] if name in self.fed else self.graph.get_tensor_by_name(name)
+
+
+def tell_own_statistics(item: GraphItem, graph: tf.Graph, seeds: Collection[str]) -> None:
+    """Warns of sums and means that a loss takes of each replica's own examples where one device takes the batch's.
+
+    Args:
+        item: what trains, with its batches.
+        graph: in which it was made.
+        seeds: of the calls of `gradient` that variables are trained by.
+    """
+    made = {op.name: op for op in graph.get_operations()}
+    calls = [k for k, call in enumerate(item.gradient_calls) if call.seed in seeds]
+    left = find_statistics(item, flows_of(item), functools.partial(is_layers, made), calls)
+    if left:
+        lines = dict.fromkeys(line_of(made[place.node]) or place.node for place in _in_order(left))
+        log.warning(
+            "a loss sets sums or means of the batch beside values of single examples (%s), and each replica takes "
+            "those of its own examples: the training differs from one device's. They are the whole batch's where "
+            "optimizer.minimize or tf.gradients makes the gradients outside of tf.cond and tf.while_loop, and each "
+            "placeholder of a batch leaves its first axis open (None).",
+            ", ".join(lines), extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+
+
+def _in_order(places: Iterable[NodeInput]) -> list[NodeInput]:
+    return sorted(places, key=lambda place: (place.node, place.index))
+
+
+def _noted_tensors(call: NotedCall) -> list[tf.Tensor]:
+    return [*noted_tensors(call), *(t for seam in call.seams for t in (seam.tensor, seam.seed, seam.value))]
+
+
+def _may_be_fed(operation: tf.Operation) -> bool:
+    return operation.type in _FED and not operation.name.rpartition("/")[2].startswith(_OURS)
+
+
+def _open_axis(fed: tf.Tensor) -> int | None:
+    """The first axis of what is fed whose length is not known; of what an iterator gives, the first one."""
+    lengths = fed.shape.as_list() if fed.shape.rank else []
+    if lengths and fed.op.type in GETS:
+        return 0
+    return lengths.index(None) if None in lengths else None
+
+
+def _axes_of(found: Iterable[tf.Tensor]) -> dict[Any, int]:
+    """For what is fed, along which axis a session will split it; where no axis is open, a batch has one length.
+
+    Such a graph trains where each worker is one replica, and gets all that its worker feeds.
+    """
+    fed = [t for t in found if t.shape.rank]
+    axes = {t.ref(): axis for t in fed if (axis := _open_axis(t)) is not None}
+    alike = {t.shape[0] for t in fed} if not axes else set()
+    return {t.ref(): 0 for t in fed} if len(alike) == 1 else axes
