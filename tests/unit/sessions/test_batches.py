@@ -121,11 +121,11 @@ def test_parts_of_an_element_that_disagree_in_length_are_refused():
     with session_of(autodist()) as make_session:
         dataset = tf.data.Dataset.from_tensors((X, Y, np.arange(3))).repeat()
         x, y, more = v1.data.make_one_shot_iterator(dataset).get_next()
-        _, loss, _ = model(x, y)
+        _, loss, train = model(x, y)
         session = make_session()
         session.run(v1.global_variables_initializer())
         with pytest.raises(UnevenBatchError, match=r"IteratorGetNext:0 has 11.*IteratorGetNext:2 has 3.*batch_axis"):
-            session.run([loss, tf.reduce_sum(more)])
+            session.run([train, loss, tf.reduce_sum(more)])
 
 
 @pytest.fixture
