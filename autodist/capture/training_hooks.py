@@ -121,11 +121,11 @@ def _tell(tell: Callable[[Listener], None]) -> None:
 
 def _with_application(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
-    def apply(self: Any, gradients: Any, variables: Any = None, **kwargs: Any) -> Any:
+    def apply(self: Any, grads: Any, trainable_variables: Any = None, **kwargs: Any) -> Any:
         if listeners:
-            applied = getattr(self, "_trainable_variables", ()) if variables is None else variables
+            applied = getattr(self, "_trainable_variables", ()) if trainable_variables is None else trainable_variables
             _tell(lambda one: one.on_applied([*applied]))
-        return plain(self, gradients, variables, **kwargs)
+        return plain(self, grads, trainable_variables, **kwargs)
 
     return apply
 

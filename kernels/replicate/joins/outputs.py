@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from autodist.errors import RewriteError
 from autodist.graph.fragment import fragment
+from autodist.graph.loss_terms import loss_kind
 from autodist.graph.names import is_control, node_of, tensor
 from autodist.graph.ops import Trait, having
 from autodist.graph.parts import Join, JoinKind, Merge
@@ -83,7 +84,7 @@ class OutputJoins:
                 )  # fmt: skip
 
     def _join_output(self, position: int, name: str) -> str:
-        kind, label = self._joiner.flows.kind(name), f"output/{position}"
+        kind, label = self._kind(name), f"output/{position}"
         if self._joiner.item.spec_of(name).dtype == tf.string and not isinstance(kind, Joined | PerExample):
             return self._join_text(label, name)
         if isinstance(kind, Unknown) and self._is_gradient(name):
@@ -94,6 +95,15 @@ class OutputJoins:
                 return made
             kind = self._guess(name, kind)
         return self._joined_as(label, name, kind)
+
+    def _kind(self, name: str) -> Kind:
+        """How an output joins; unknown of a sum that a constant may divide by the batch's length, as of a loss."""
+        flows = self._joiner.flows
+        kind = flows.kind(name)
+        return loss_kind(self._joiner.item, flows, name) if isinstance(kind, Sum) else kind
+
+    def _is_sum(self, name: str) -> bool:
+        return isinstance(self._joiner.flows.kind(name), Sum)
 
     def _is_gradient(self, name: str) -> bool:
         """Whether it is a variable's gradient, whatever is known of how it is made: in a loop, say."""
@@ -117,7 +127,7 @@ class OutputJoins:
             merged = [tensor(i) for i in node.input if not is_control(i)]
             parts = {t: self._join_text(f"{label}/{k}", t) for k, t in enumerate(merged)}
             return make_again(self._joiner.editor, label, name, MadeOf(tuple(parts), (node.name,)), parts)
-        kind_of = self._joiner.flows.kind
+        kind_of = self._kind
         made_of = find_made_of(item, name, kind_of, _is_joined)
         if made_of is not None:
             own = [t for t in made_of.wholes if not self._is_of_all(t) or isinstance(kind_of(t), PerExample)]
@@ -136,6 +146,8 @@ class OutputJoins:
 
     def _made_of_joined(self, label: str, name: str) -> str | None:
         """An output of unknown kind, computed from joined values; None if it is not known to be made of such."""
+        if self._joiner.item.rows is not None and any(map(self._is_sum, self._whole.made_of(name) or [name])):
+            return None
         if self._is_of_all(name) or self._joiner.context.workers == 1:
             return self._whole.of(label, name) if self._whole.has(name) else None  # the root of a mean, say
         return self._made_here(label, name)
