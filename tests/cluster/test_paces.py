@@ -270,13 +270,13 @@ for number in range(4):
 @pytest.mark.parametrize(
     ("failing", "told"),
     [
-        (0, "stopping all workers: the chief's script failed"),
-        (1, "localhost:1 ended, with exit status 0, in the middle"),
+        (0, "stopping all workers: the chief failed in a step (UnevenBatchError: the inputs of step have different"),
+        (1, "localhost:1 failed in a step (UnevenBatchError: the inputs of step have different"),
     ],
 )
 def test_a_script_that_survives_the_failure_of_a_step_ends_the_run(tmp_path: Path, failing: int, told: str) -> None:
     with Training(tmp_path, f"failing = {failing}\n" + SURVIVES, local({"builder": "AllReduce"})) as run:
-        run.wait(START)
+        assert run.wait(START) != 0
         run.assert_gone()
     assert told in run.stderr
     assert f"{failing} 1 UnevenBatchError" in run.stdout

@@ -60,6 +60,8 @@ def build(library: Any, function: Train) -> Any:
     """A model of Keras 3 or of tf_keras whose class makes that function."""
 
     class Own(library.Sequential):  # type: ignore[misc,name-defined]
+        train_function: Any
+
         def make_train_function(self, force: bool = False) -> Any:
             if self.train_function is None or force:
                 super().make_train_function(force=True)
