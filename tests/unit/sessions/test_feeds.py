@@ -112,16 +112,23 @@ def test_fixed_shapes_of_one_length_hold_a_row_for_each_example_of_a_worker(shap
     assert mine.fixed_rows(arrays, axes) == (6 if is_fixed else None)
 
 
-@pytest.mark.parametrize("named", [{}, {"table:0": None}])
+@pytest.mark.parametrize(
+    ("others", "named", "asked"),
+    [
+        (1, {}, 2),  # refused, and compared once more where the script goes on
+        (0, {}, 1),
+        (1, {"table:0": None}, 0),
+    ],
+)
 @pytest.mark.parametrize("own", [0, 1])
-def test_fixed_shapes_beside_open_ones_are_the_same_on_all_workers_or_refused(named, own):
+def test_fixed_shapes_beside_open_ones_are_the_same_on_all_workers_or_refused(others, named, asked, own):
     mine = replace(feeds(own, cpus=((0,), (0,), ())), batch_axis=named)
     told = []
 
     def reduce(digests, how):
         assert how == "max"
         told.append(digests)
-        return np.maximum(digests, np.array([1, -1]))
+        return np.maximum(digests, np.array([others, -others])) if others else digests
 
     run = SimpleNamespace(workers=3, index=own, spec=mine.spec, talk=SimpleNamespace(reduce=reduce))
     runs = SessionRuns(run, mine)
@@ -129,10 +136,10 @@ def test_fixed_shapes_beside_open_ones_are_the_same_on_all_workers_or_refused(na
         table, rate = v1.placeholder(tf.float64, [3], "table"), v1.placeholder(tf.float64, [], "rate")
         arrays = {table: np.zeros(3), rate: np.array(0.1)}
     refused = pytest.raises(CaptureError, match=r"table:0 \(3,\)\. .*batch_axis={'table': 0}")
-    with nullcontext() if named else refused:
-        runs._require_whole_alike(arrays, [None, None])
-    runs._require_whole_alike(arrays, [None, None])  # it is asked once
-    assert len(told) == (not named)
+    for _ in range(2):
+        with refused if asked == 2 else nullcontext():
+            runs._require_whole_alike(arrays, [None, None])
+    assert len(told) == asked
 
 
 def test_a_global_batch_without_examples_is_refused(tensors):
