@@ -35,8 +35,11 @@ class Case:
 
     @property
     def reference(self) -> str:
-        """The program that does the same on one device; where examples see one another, it takes the same parts."""
-        is_in_parts = "convolution" in self.combination
+        """The program that does the same on one device; under a layer's batch normalisation it takes the same parts.
+
+        The graphs normalise by hand, by moments of the whole batch.
+        """
+        is_in_parts = "convolution" in self.combination and "graph" not in self.combination
         return f"{self.program}-in-{self.cluster.shape}" if is_in_parts else self.program
 
     @property
