@@ -23,15 +23,13 @@ class GraphModel:
         y: placeholder of their classes.
         logits: by example.
         loss: mean over the examples.
-        averages: variables that the forward pass changes.
-        changes: operations that change them.
+        changes: operations that change variables in the forward pass.
     """
 
     x: tf.Tensor
     y: tf.Tensor
     logits: tf.Tensor
     loss: tf.Tensor
-    averages: Sequence[tf.Variable] = ()
     changes: Sequence[tf.Operation] = ()
 
 
@@ -39,7 +37,6 @@ def build(model: str) -> GraphModel:
     """A model whose first weights are the same in every graph."""
     weights = Weights()
     y = v1.placeholder(tf.int32, [None], "y")
-    averages: list[tf.Variable] = []
     changes: list[tf.Operation] = []
     match model:
         case "mlp":
@@ -48,7 +45,7 @@ def build(model: str) -> GraphModel:
         case "convolution":
             x = v1.placeholder(tf.float64, [None, 6, 6, 2], "x")
             maps = tf.nn.conv2d(x, weights.draw("convolution/kernel", 3, 3, 2, 4), strides=1, padding="VALID")
-            normal, averages, changes = batch_norm(weights, maps)
+            normal, changes = batch_norm(weights, maps)
             hidden = tf.reshape(tf.tanh(normal), [-1, 4 * 4 * 4])
         case "embedding":
             x = v1.placeholder(tf.int32, [None, 5], "x")
@@ -58,7 +55,7 @@ def build(model: str) -> GraphModel:
             raise AssertionError(model)
     logits = hidden @ weights.draw("logits/kernel", hidden.shape[1], 3) + weights.draw("logits/bias", 3)
     loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits))
-    return GraphModel(x, y, logits, loss, averages, changes)
+    return GraphModel(x, y, logits, loss, changes)
 
 
 class Weights:
@@ -75,8 +72,8 @@ class Weights:
         return v1.get_variable(name, initializer=value, trainable=trainable)
 
 
-def batch_norm(weights: Weights, maps: tf.Tensor) -> tuple[tf.Tensor, list[tf.Variable], list[tf.Operation]]:
-    """Normalises each channel by the batch; returns the averages and what changes them too."""
+def batch_norm(weights: Weights, maps: tf.Tensor) -> tuple[tf.Tensor, list[tf.Operation]]:
+    """Normalises each channel by the batch; also returns the operations that change the moving averages."""
     channels = maps.shape[-1]
     scale, offset = weights.fill("norm/scale", np.ones(channels)), weights.fill("norm/offset", np.zeros(channels))
     mean, variance = tf.nn.moments(maps, axes=[0, 1, 2])
@@ -88,7 +85,7 @@ def batch_norm(weights: Weights, maps: tf.Tensor) -> tuple[tf.Tensor, list[tf.Va
         v1.assign_sub(average, 0.1 * (average - value)).op
         for average, value in zip(averages, (mean, variance), strict=True)
     ]
-    return tf.nn.batch_normalization(maps, mean, variance, offset, scale, 1e-3), averages, changes
+    return tf.nn.batch_normalization(maps, mean, variance, offset, scale, 1e-3), changes
 
 
 def make_graph_optimizer(name: str) -> v1.train.Optimizer:
