@@ -75,7 +75,7 @@ class TrainsAlone:
         self._second: SecondTraining | None = None
         if spec.shares_batches:
             self._training = LocalTraining(self._on_step)
-            self._second = SecondTraining(self._on_second, is_trained, pull)
+            self._second = SecondTraining(self._on_second, is_trained, pull, is_in_scope)
             _watching.append(self)
 
     def stop(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # of which every session of the script is one
 
-from autodist.capture.session_training import trains
+from autodist.capture.session_training import applied
 from autodist.capture.suspects import SUSPECTS, Suspect, suspects_of
 from autodist.capture.training_hooks import function_called, listen, stop_listening
 from autodist.capture.training_lines import LocalStep, Way, line_of_script, step_here
@@ -72,7 +72,7 @@ class LocalTraining:
     def on_run(self, session: BaseSession, fetches: Any) -> None:
         """A session runs something."""
         made = self._graphs.get(session.graph)
-        if made and trains(session.graph, fetches, made):
+        if made and applied(session.graph, fetches, made):
             self._find(LocalStep(Way.SESSION, line_of_script(), session.graph))
 
     def around_call(self, function: Any, call: Callable[[], Any]) -> Any:

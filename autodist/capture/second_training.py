@@ -5,40 +5,72 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 from tensorflow.python.client.session import BaseSession  # of which every session of the script is one
 
+from autodist.capture.session_training import applied
 from autodist.capture.suspects import Suspect, plain_variable, suspects_of
 from autodist.capture.training_hooks import function_called, listen, stop_listening
-from autodist.capture.training_lines import LocalStep, step_here
+from autodist.capture.training_lines import LocalStep, Way, line_of_script, step_here
 
 _WINDOWS = 3
 """Of eager gradients, how often variables change before the next distributed step until that counts as training: what
 once looks at a gradient and then gives a variable a value trains nothing."""
 
+_LOOKS = 50
+"""Calls of a function, and eager gradients, whose variables are compared; then their training is no longer looked for,
+since each comparison costs up to a millisecond."""
 
-@dataclass(frozen=True)
+
+@dataclass
 class _Marked:
-    """A `tf.function` in which gradients of a scope's variables are made."""
+    """Where gradients of a scope's variables are made: a `tf.function`, or the script's eager code.
+
+    Attributes:
+        variables: the scope's.
+        step: in whose code it is.
+        looks: how often the variables were compared.
+    """
 
     variables: tuple[Any, ...]
     step: LocalStep
+    looks: int = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the variables."""
+        return [plain_variable(v).name.removesuffix(":0") for v in self.variables]
+
+
+@dataclass
+class _Graph:
+    """What is known of a graph that a session may run.
+
+    Attributes:
+        made: operations that make the handles of variables made in the scope.
+        gradients: by the name of the operation that makes a gradient, its variable.
+    """
+
+    made: set[str] = field(default_factory=set)
+    gradients: dict[str, str] = field(default_factory=dict)
 
 
 class SecondTraining:
     """Looks for training of a scope's variables that is not distributed, once a distributed step has trained.
 
     It is seen where a `tf.function` in which gradients of such variables are made changes their values, where an
-    optimizer applies such gradients eagerly, and where variables change again and again behind eager gradients. Values
-    that are assigned, restored or averaged without gradients are none.
+    optimizer applies such gradients eagerly, where variables change again and again behind eager gradients, and where a
+    plain session runs what applies such gradients. Values that are assigned, restored or averaged without gradients are
+    none.
 
     Args:
         on_step: called with what is seen, and the names of variables, once for all.
         is_trained: says of a variable that a distributed step works on it.
         pull: brings the script's variables up to date.
+        is_in_scope: says of a session's graph that the scope differentiates in it.
     """
 
     def __init__(
@@ -46,8 +78,11 @@ class SecondTraining:
         on_step: Callable[[LocalStep, list[str]], None],
         is_trained: Callable[[Any], bool],
         pull: Callable[[], None],
+        is_in_scope: Callable[[object], bool] = lambda graph: False,
     ) -> None:
         self._on_step, self._is_trained, self._pull = on_step, is_trained, pull
+        self._is_in_scope = is_in_scope
+        self._graphs: weakref.WeakKeyDictionary[tf.Graph, _Graph] = weakref.WeakKeyDictionary()
         self._made: dict[int, weakref.ref[Any]] = {}
         self._marked: weakref.WeakKeyDictionary[Any, _Marked] = weakref.WeakKeyDictionary()
         self._window: list[Suspect] = []
@@ -71,7 +106,10 @@ class SecondTraining:
 
         def create(next_creator: Callable[..., Any], **kwargs: Any) -> Any:
             variable = next_creator(**kwargs)
-            if isinstance(variable, tf.Variable):
+            handle = _handle_of(variable)
+            if handle is not None and _is_of_session(handle.graph):
+                self._graphs.setdefault(handle.graph, _Graph()).made.add(handle.op.name)
+            elif isinstance(variable, tf.Variable):
                 self._made[id(variable)] = weakref.ref(variable)
             return variable
 
@@ -82,10 +120,14 @@ class SecondTraining:
 
     def on_gradients(self, sources: Sequence[Any], gradients: Sequence[Any]) -> None:
         """Gradients of variables were made."""
-        mine = self._of_scope(sources)
-        if mine and self._is_within(function_called()):
-            self._has_gradients = True
-            self._mark(mine)
+        function = function_called()
+        if function is None and not tf.executing_eagerly():
+            self._note_in_graph(sources, gradients)
+        elif not self._has_gradients or self._is_to_mark(function):
+            mine = self._of_scope(sources)
+            if mine:
+                self._has_gradients = True
+                self._mark(mine)
 
     def on_applied(self, variables: Sequence[Any]) -> None:
         """An optimizer applies gradients; of variables alone, if none was made here, which is no training on data."""
@@ -94,17 +136,25 @@ class SecondTraining:
             return
         if tf.executing_eagerly() and self._has_begun:
             self._find(_Marked(mine, step_here(function_called())))
-        elif self._is_within(function_called()):
+        elif function_called() is not None or tf.executing_eagerly():  # else a session is to run them
             self._mark(mine)
 
     def on_run(self, session: BaseSession, fetches: Any) -> None:
-        """A session runs something: its graph has variables of its own."""
+        """A session runs something, which may apply gradients of variables in its graph."""
+        known = self._graphs.get(session.graph) if self._has_begun else None
+        if known is None or not known.gradients:
+            return
+        names = {known.gradients[name] for name in applied(session.graph, fetches, known.gradients)}
+        mine = sorted(names if self._is_in_scope(session.graph) else names & known.made)
+        if mine:
+            self._tell(LocalStep(Way.SESSION, line_of_script(), session.graph), mine)
 
     def around_call(self, function: Any, call: Callable[[], Any]) -> Any:
         """A `tf.function` is called."""
         marked = self._marked.get(function) if self._has_begun else None
-        if marked is None:
+        if marked is None or marked.looks >= _LOOKS:
             return call()
+        marked.looks += 1
         self._pull()
         before = suspects_of(marked.variables)
         found = call()
@@ -127,18 +177,27 @@ class SecondTraining:
         made = self._made.get(id(variable))
         return (made is not None and made() is variable) or self._is_trained(variable)
 
-    def _is_within(self, function: Any) -> bool:
-        """Returns False in a graph that is built for a session."""
-        return function is not None or tf.executing_eagerly()
+    def _note_in_graph(self, sources: Sequence[Any], gradients: Sequence[Any]) -> None:
+        for source, gradient in zip(sources, gradients, strict=True):
+            handle = _handle_of(plain_variable(source))
+            made = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+            if handle is not None and isinstance(made, tf.Tensor) and _is_of_session(handle.graph):
+                known = self._graphs.setdefault(handle.graph, _Graph())
+                known.gradients[made.op.name] = handle.op.name
+
+    def _is_to_mark(self, function: Any) -> bool:
+        """Returns False where eager gradients have been looked at often enough."""
+        return function is not None or self._eager is None or self._eager.looks < _LOOKS
 
     def _mark(self, variables: tuple[Any, ...]) -> None:
         function = function_called()
         if function is not None:
             if function not in self._marked:
-                self._marked[function] = _Marked(variables, step_here(function_called()))
+                self._marked[function] = _Marked(variables, step_here(function))
         elif self._has_begun:
             self._look()
-            self._eager = self._eager or _Marked(variables, step_here(function_called()))
+            self._eager = self._eager or _Marked(variables, step_here())
+            self._eager.looks += 1
             self._window = suspects_of(variables)
 
     def _look(self) -> None:
@@ -149,5 +208,19 @@ class SecondTraining:
             self._find(self._eager)
 
     def _find(self, marked: _Marked) -> None:
+        self._tell(marked.step, marked.names)
+
+    def _tell(self, step: LocalStep, names: list[str]) -> None:
         self.stop()
-        self._on_step(marked.step, [plain_variable(v).name.removesuffix(":0") for v in marked.variables])
+        self._on_step(step, names)
+
+
+def _handle_of(variable: Any) -> tf.Tensor | None:
+    """The tensor by which a graph has a variable; None of what is no variable, and of values without a graph."""
+    handle = variable if isinstance(variable, tf.Tensor) else getattr(variable, "handle", None)
+    is_handle = isinstance(handle, tf.Tensor) and handle.dtype == tf.resource and tf.is_symbolic_tensor(handle)
+    return handle if is_handle else None
+
+
+def _is_of_session(graph: tf.Graph) -> bool:
+    return not isinstance(graph, tf.__internal__.FuncGraph)

@@ -1,9 +1,9 @@
-"""Whether what a plain session is asked for applies gradients."""
+"""The gradients that a run of a plain session applies."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -13,11 +13,13 @@ from autodist.plain_nests import numbered
 
 _READS = having(Trait.READ | Trait.QUERY)
 
-_answers: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int, frozenset[str]], bool]] = weakref.WeakKeyDictionary()
+_answers: weakref.WeakKeyDictionary[tf.Graph, dict[tuple[int, int, frozenset[str]], frozenset[str]]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def trains(graph: tf.Graph, fetches: Any, gradients: Sequence[str]) -> bool:
-    """Whether a run of `fetches` writes what depends on one of the gradients into a variable.
+def applied(graph: tf.Graph, fetches: Any, gradients: Collection[str]) -> frozenset[str]:
+    """Returns those of the gradients on which something depends that a run of `fetches` writes into a variable.
 
     Args:
         graph: of the session.
@@ -28,7 +30,7 @@ def trains(graph: tf.Graph, fetches: Any, gradients: Sequence[str]) -> bool:
     known = _answers.setdefault(graph, {})
     key = (graph.version, len(gradients), frozenset(op.name for op in roots))
     if key not in known:
-        known[key] = _trains(roots, {graph.get_operation_by_name(name) for name in gradients})
+        known[key] = _applied(roots, gradients)
     return known[key]
 
 
@@ -43,12 +45,12 @@ def _operations(graph: tf.Graph, fetches: Any) -> set[tf.Operation]:
     return found
 
 
-def _trains(roots: Iterable[tf.Operation], made: set[tf.Operation]) -> bool:
+def _applied(roots: Iterable[tf.Operation], gradients: Collection[str]) -> frozenset[str]:
     needed = _closure(roots, lambda op: [*(t.op for t in op.inputs), *op.control_inputs])
-    if needed.isdisjoint(made):
-        return False
-    moved = _closure(made & needed, lambda op: [c for t in op.outputs for c in t.consumers() if c in needed])
-    return any(_writes(op) for op in moved)
+    if not any(op.name in gradients for op in needed):
+        return frozenset()
+    written = _closure((op for op in needed if _writes(op)), lambda op: [t.op for t in op.inputs])
+    return frozenset(op.name for op in written if op.name in gradients)
 
 
 def _closure(roots: Iterable[tf.Operation], following: Any) -> set[tf.Operation]:

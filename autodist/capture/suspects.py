@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,7 @@ def _size(source: Any) -> int | None:
     """Elements of a variable whose shape is known; None of all else."""
     if not isinstance(source, tf.Variable | keras.Variable) or source.shape is None:
         return None
-    return int(np.prod([n or 0 for n in tf.TensorShape(source.shape).as_list()], dtype=np.int64))
+    return math.prod(n or 0 for n in tf.TensorShape(source.shape).as_list())
 
 
 def _kept(variable: Any) -> Callable[[], Any]:

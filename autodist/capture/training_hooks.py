@@ -89,7 +89,7 @@ def hook_in() -> None:
     _hook(tf.GradientTape, "gradient", _with_tape)
     _hook(gradients_util, "_GradientsHelper", _with_graph_gradients)
     _hook(BaseSession, "run", _with_run)
-    _hook(BaseSession, "make_callable", _with_run)
+    _hook(BaseSession, "make_callable", _with_callable)
     _hook(type(tf.function(lambda: None)), "__call__", _with_call)
 
 
@@ -181,6 +181,21 @@ def _with_run(plain: Callable[..., Any]) -> Callable[..., Any]:
         return plain(self, fetches, *args, **kwargs)
 
     return run
+
+
+def _with_callable(plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def make_callable(self: BaseSession, fetches: Any, *args: Any, **kwargs: Any) -> Any:
+        made = plain(self, fetches, *args, **kwargs)
+
+        def call(*values: Any, **options: Any) -> Any:
+            if listeners:
+                _tell(lambda one: one.on_run(self, fetches))
+            return made(*values, **options)
+
+        return call
+
+    return make_callable
 
 
 def _with_call(plain: Callable[..., Any]) -> Callable[..., Any]:

@@ -15,7 +15,7 @@ import tensorflow as tf
 import tf_keras
 
 from autodist import AutoDist, ResourceSpec
-from autodist.capture import training_lines
+from autodist.capture import second_training, training_lines
 
 X = np.ones((4, 3), "float32")
 
@@ -224,3 +224,84 @@ def test_a_step_of_a_library_is_told_with_its_name_and_the_page(
     assert "(test_second_training.py:" in text
     assert "made by a_library: put ad.function around it" in text
     assert "docs/libraries.md" in text
+
+
+class Session:
+    """A graph whose optimizer trains one variable, and whose loss a plain session may run."""
+
+    def __init__(self) -> None:
+        self.x = tf.compat.v1.placeholder(tf.float32, [None, 3])
+        self.kernel, other = (
+            tf.compat.v1.get_variable(n, [3], initializer=tf.compat.v1.ones_initializer()) for n in ("kernel", "other")
+        )
+        self.loss = tf.reduce_mean(tf.square(self.x @ self.kernel[:, None] - 1.0))
+        descent = tf.compat.v1.train.GradientDescentOptimizer(0.1)
+        self.train = descent.minimize(self.loss, var_list=[self.kernel])
+        self.train_other = descent.minimize(tf.reduce_mean(tf.square(self.x @ other[:, None])), var_list=[other])
+        self.norm = tf.linalg.global_norm(tf.gradients(self.loss, [self.kernel]))
+        self.plain = tf.compat.v1.Session()
+        self.plain.run(tf.compat.v1.global_variables_initializer())
+
+    def run(self, fetches: Any) -> None:
+        self.plain.run(fetches, {self.x: X})
+
+    def run_callable(self, fetches: Any) -> None:
+        self.plain.make_callable(fetches, [self.x])(X)
+
+
+def distributed_session(ad: AutoDist) -> Session:
+    """A graph that a distributed session has trained."""
+    with tf.Graph().as_default(), ad.scope():
+        made = Session()
+        session = ad.create_distributed_session()
+    session.run(made.train, {made.x: X})
+    return made
+
+
+@pytest.mark.parametrize("run", [Session.run, Session.run_callable])
+def test_a_plain_session_that_trains_the_graph_of_a_distributed_one_is_told(
+    ad: AutoDist, caplog: pytest.LogCaptureFixture, run: Callable[[Session, Any], None]
+) -> None:
+    beside = distributed_session(ad)
+    for _ in range(2):
+        run(beside, [beside.train_other, beside.loss])
+    (text,) = warnings(caplog)
+    assert "a session that ad.create_distributed_session() did not make (test_second_training.py:" in text
+    assert "trains other on" in text
+
+
+def test_a_plain_session_that_trains_a_graph_of_the_scope_beside_a_function_is_told(
+    ad: AutoDist, caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = Pair(ad)
+    with tf.Graph().as_default(), ad.scope():
+        beside = Session()
+    play(pair, lambda: beside.run(beside.train))
+    (text,) = warnings(caplog)
+    assert "trains kernel on" in text
+
+
+def test_a_plain_session_that_trains_nothing_of_the_scope_is_not_told(
+    ad: AutoDist, caplog: pytest.LogCaptureFixture
+) -> None:
+    beside = distributed_session(ad)
+    beside.run([beside.loss, beside.norm])
+    with beside.plain.graph.as_default():
+        beside.plain.run(beside.kernel.assign([1.0, 2.0, 3.0]))
+    with tf.Graph().as_default():
+        own = Session()
+        own.run(own.train)
+    assert warnings(caplog) == []
+
+
+def test_a_function_that_trains_nothing_costs_no_comparisons_after_fifty_calls(
+    ad: AutoDist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, compared = Pair(ad), []
+    calls = [norms_in_a_function(pair), norms(pair)]
+    pair.step(X)
+    monkeypatch.setattr(second_training, "suspects_of", lambda variables: compared.append(variables) or [])
+    for _ in range(60):
+        for call in calls:
+            call()
+    assert len(compared) == 2 * second_training._LOOKS
