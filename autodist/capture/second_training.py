@@ -24,6 +24,9 @@ _LOOKS = 50
 """Calls of a function, and eager gradients, whose variables are compared; then their training is no longer looked for,
 since each comparison costs up to a millisecond."""
 
+_WAYS = frozenset({Way.FUNCTION, Way.EAGER, Way.SESSION})
+"""By what training is seen, each told once."""
+
 
 @dataclass
 class _Marked:
@@ -67,7 +70,7 @@ class SecondTraining:
     none.
 
     Args:
-        on_step: called with what is seen, and the names of variables, once for all.
+        on_step: called with what is seen, and the names of variables, once for functions, eager code and sessions each.
         is_trained: says of a variable that a distributed step works on it.
         pull: brings the script's variables up to date.
         is_in_scope: says of a session's graph that the scope differentiates in it.
@@ -89,6 +92,7 @@ class SecondTraining:
         self._windows = 0
         self._eager: _Marked | None = None
         self._has_begun = self._has_gradients = False
+        self._told: set[Way] = set()
         listen(self)
 
     def stop(self) -> None:
@@ -123,7 +127,7 @@ class SecondTraining:
         function = function_called()
         if function is None and not tf.executing_eagerly():
             self._note_in_graph(sources, gradients)
-        elif not self._has_gradients or self._is_to_mark(function):
+        elif not self._has_gradients or self._is_to_mark(function is not None):
             mine = self._of_scope(sources)
             if mine:
                 self._has_gradients = True
@@ -131,27 +135,30 @@ class SecondTraining:
 
     def on_applied(self, variables: Sequence[Any]) -> None:
         """An optimizer applies gradients; of variables alone, if none was made here, which is no training on data."""
-        mine = self._of_scope(variables) if self._has_gradients else ()
-        if not mine:
+        function, is_eager = function_called(), tf.executing_eagerly()
+        if not self._has_gradients or (Way.EAGER if is_eager else Way.FUNCTION) in self._told:
             return
-        if tf.executing_eagerly() and self._has_begun:
-            self._find(_Marked(mine, step_here(function_called())))
-        elif function_called() is not None or tf.executing_eagerly():  # else a session is to run them
+        mine = self._of_scope(variables)
+        if mine and is_eager and self._has_begun:
+            self._find(Way.EAGER, _Marked(mine, step_here(function)))
+        elif mine and (is_eager or function is not None):  # else a session is to run them
             self._mark(mine)
 
     def on_run(self, session: BaseSession, fetches: Any) -> None:
         """A session runs something, which may apply gradients of variables in its graph."""
-        known = self._graphs.get(session.graph) if self._has_begun else None
+        is_to_look = self._has_begun and Way.SESSION not in self._told
+        known = self._graphs.get(session.graph) if is_to_look else None
         if known is None or not known.gradients:
             return
         names = {known.gradients[name] for name in applied(session.graph, fetches, known.gradients)}
         mine = sorted(names if self._is_in_scope(session.graph) else names & known.made)
         if mine:
-            self._tell(LocalStep(Way.SESSION, line_of_script(), session.graph), mine)
+            self._tell(Way.SESSION, LocalStep(Way.SESSION, line_of_script(), session.graph), mine)
 
     def around_call(self, function: Any, call: Callable[[], Any]) -> Any:
         """A `tf.function` is called."""
-        marked = self._marked.get(function) if self._has_begun else None
+        is_to_look = self._has_begun and Way.FUNCTION not in self._told
+        marked = self._marked.get(function) if is_to_look else None
         if marked is None or marked.looks >= _LOOKS:
             return call()
         marked.looks += 1
@@ -159,7 +166,7 @@ class SecondTraining:
         before = suspects_of(marked.variables)
         found = call()
         if any(suspect.is_known_to_have_changed for suspect in before):
-            self._find(marked)
+            self._find(Way.FUNCTION, marked)
         return found
 
     def before_step(self) -> None:
@@ -185,9 +192,11 @@ class SecondTraining:
                 known = self._graphs.setdefault(handle.graph, _Graph())
                 known.gradients[made.op.name] = handle.op.name
 
-    def _is_to_mark(self, function: Any) -> bool:
-        """Returns False where eager gradients have been looked at often enough."""
-        return function is not None or self._eager is None or self._eager.looks < _LOOKS
+    def _is_to_mark(self, is_function: bool) -> bool:
+        """Returns False where such training has been told, or eager gradients have been looked at often enough."""
+        if is_function:
+            return Way.FUNCTION not in self._told
+        return Way.EAGER not in self._told and (self._eager is None or self._eager.looks < _LOOKS)
 
     def _mark(self, variables: tuple[Any, ...]) -> None:
         function = function_called()
@@ -205,13 +214,16 @@ class SecondTraining:
         self._windows += any(suspect.is_known_to_have_changed for suspect in self._window)
         self._window = []
         if self._windows >= _WINDOWS and self._eager is not None:
-            self._find(self._eager)
+            self._find(Way.EAGER, self._eager)
 
-    def _find(self, marked: _Marked) -> None:
-        self._tell(marked.step, marked.names)
+    def _find(self, way: Way, marked: _Marked) -> None:
+        self._tell(way, marked.step, marked.names)
 
-    def _tell(self, step: LocalStep, names: list[str]) -> None:
-        self.stop()
+    def _tell(self, way: Way, step: LocalStep, names: list[str]) -> None:
+        self._window.clear()
+        self._told.add(way)
+        if self._told == _WAYS:
+            self.stop()
         self._on_step(step, names)
 
 
