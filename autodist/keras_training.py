@@ -41,7 +41,8 @@ class KerasTraining:
         self._fits = None
         if run.workers > 1:
             is_alike, have_joined = self._is_global and run.spec.shard is None, lambda: run.have_joined
-            self._fits = Fits(run.index == 0, run.talk.share, run.land_together, is_alike, have_joined)
+            refusing = run.missed_step.noted_until_step
+            self._fits = Fits(run.index == 0, run.talk.share, run.land_together, is_alike, have_joined, refusing)
         shares = run.spec.shares_batches and self._is_global
         self._models = KerasModels(
             self._distribute,

@@ -8,7 +8,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -48,6 +48,7 @@ class Fits:
         land_together: returns once all is written that the steps of all workers have asked for; all call it alike.
         is_global: whether every worker passes the same data to `fit`, and none reads files of its own.
         have_joined: returns True if the workers can agree on which of them writes a file.
+        refusing: is entered around each call, which this worker may refuse before its first step.
     """
 
     def __init__(
@@ -57,9 +58,10 @@ class Fits:
         land_together: Callable[[], None],
         is_global: bool = True,
         have_joined: Callable[[], bool] = lambda: True,
+        refusing: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._is_chief, self._share, self._land_together = is_chief, share, land_together
-        self._is_global, self._have_joined = is_global, have_joined
+        self._is_global, self._have_joined, self._refusing = is_global, have_joined, refusing
         self._under_way: set[tuple[int, str]] = set()
         self._validated: list[keras.Model] = []
         self._has_told = False
@@ -88,7 +90,8 @@ class Fits:
                 set_argument(bound, "callbacks", _without(argument(bound, "callbacks"), given, called))
             if not self._is_chief:
                 set_argument(bound, "verbose", 0)
-            with self._noted(key), self._acting(given), self._validating(model, kwargs):
+            refusing = self._refusing() if name == "fit" else nullcontext()
+            with refusing, self._noted(key), self._acting(given), self._validating(model, kwargs):
                 return method(*bound.args, **bound.kwargs)
 
         return call

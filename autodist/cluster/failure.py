@@ -23,7 +23,7 @@ _ECHO = re.compile(
     r"|Connection reset by peer|Socket closed|failed to connect to all addresses"
 )
 
-# The last line of what Python shows of an error of ours that says what is wrong with the script, or what it was given.
+# What Python shows last of an error of ours that says what is wrong with the script, or what it was given.
 _OUR_ERROR = re.compile(r"autodist\.errors\.(?!ClusterError|WorkerFailedError|CheckpointError)\w+: ")
 
 
@@ -62,7 +62,7 @@ def choose_cause(endings: Sequence[Ending]) -> Ending:
 
 def would_repeat(failure: WorkerFailedError) -> bool:
     """Whether a worker's end is certainly the script's doing, so that it would end so each time."""
-    if SAME_STEPS in failure.reason or "with exit status 0" in failure.reason:
+    if SAME_STEPS in failure.reason or "with exit status 0" in failure.reason or _OUR_ERROR.search(failure.reason):
         return True
     return any(_OUR_ERROR.match(line) for line in failure.last_lines)
 

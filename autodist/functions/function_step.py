@@ -168,18 +168,22 @@ class DistributedFunction:
         """
         if tf.inside_function():
             return call_in_function(self._plain, self._name, args, kwargs)
-        arguments = self._arguments.bind(args, kwargs) if kwargs else None
+        arguments = self._bind(args, kwargs) if kwargs else None
         form, arrays = form_of(args if arguments is None else list(arguments.items()))
         key = None if form is None else (form, None if self.whole is None else self.whole.examples)
         known = self._known.get(key)
         if known is None or self._is_outdated(known.traced) or not tf.executing_eagerly():
-            return self._call_unknown(key, arrays, self._arguments.bind(args, kwargs))
+            return self._call_unknown(key, arrays, self._bind(args, kwargs))
         if self._trains:
             self._run.observer.before_step(self)
         with self._run.missed_step.noted(but=self.survivable):
             results = self._run_step(known.traced, known.own, known.leaves, arrays)
         self._run.first_batches.look()
         return results
+
+    def _bind(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        with self._run.missed_step.noted(is_step=False, is_before=True):
+            return self._arguments.bind(args, kwargs)
 
     @property
     def reads_ahead(self) -> bool:
@@ -219,10 +223,11 @@ class DistributedFunction:
         """A call of a form that was not seen before; what is found out is kept for later calls of that form."""
         if self._in_graph is not None and not tf.executing_eagerly():
             return self._in_graph(arguments)
-        leaves, constants = self._arguments.take_apart(arguments)
-        key = tuple((parameter, constant_key(value)) for parameter, value in constants)
-        axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
-        asked = TracedFor(key, axes, specs, self._arguments.group(leaves))
+        with self._run.missed_step.noted(is_step=False, is_before=True):
+            leaves, constants = self._arguments.take_apart(arguments)
+            key = tuple((parameter, constant_key(value)) for parameter, value in constants)
+            axes, specs = tuple(leaf.axis for leaf in leaves), tuple(leaf.spec for leaf in leaves)
+            asked = TracedFor(key, axes, specs, self._arguments.group(leaves))
         if any(asked.groups):  # what was taken for rows of one number by chance is not any more
             self._known.clear()
         if self._trains:

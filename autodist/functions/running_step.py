@@ -83,7 +83,9 @@ class RunningStep:
 
     def __call__(self, values: Sequence[Any], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """Runs one step on this worker's part of a batch; see `Program.run`."""
-        return self._make(lambda program: program.run(values, examples, all_examples=all_examples), 1)
+        return self._make(
+            lambda program: program.run(values, examples, all_examples=all_examples), 1, examples, all_examples
+        )
 
     @property
     def can_repeat(self) -> bool:
@@ -101,13 +103,19 @@ class RunningStep:
 
     def repeat(self, batches: Sequence[Sequence[Any]], examples: int, all_examples: int = 0) -> list[np.ndarray]:
         """Runs a step on each of some batches, in one call; see `Program.repeat`."""
-        return self._make(lambda program: program.repeat(batches, examples, all_examples), len(batches))
+        count = len(batches)
+        return self._make(
+            lambda program: program.repeat(batches, examples, all_examples), count, examples, all_examples
+        )
 
-    def _make(self, call: Callable[[Program], list[np.ndarray]], steps: int) -> list[np.ndarray]:
-        self.run.talk.passes()
+    def _make(
+        self, call: Callable[[Program], list[np.ndarray]], steps: int, examples: int, all_examples: int
+    ) -> list[np.ndarray]:
         if self._rewritten_for != self._placements:  # another step, which trains a variable, has moved it since
             self.rewrite()
         assert self._program is not None, "it is there once the step was rewritten"
+        self._program.require_fits(examples, all_examples)
+        self.run.talk.passes()  # past all that refuses the step before a part of it has run
         if not self.item.gradients:
             self.run.land()  # what only evaluates sees all that the steps before it have asked for
             return self._outputs_of(call, self._program)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from autodist.cluster.member import Member
 from autodist.error_words import words_of
-from autodist.errors import ClusterError
+from autodist.errors import AutoDistError, ClusterError, StrategyError
 from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
 from autodist.graph.ops import Trait
@@ -51,6 +51,9 @@ from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Tracked, VariableTracker
 from autodist.strategies import BuildsStrategy
+
+_REFUSAL = "refusal"
+"""Key of what the chief sends in place of a strategy that it cannot make."""
 
 
 @dataclass
@@ -104,6 +107,7 @@ class Run:
             self.turn,
             self._is_refused_by_all,
             self._end_others,
+            self.spec.cause_timeout,
         )
         self.first_batches = FirstBatches(
             self.index,
@@ -225,7 +229,7 @@ class Run:
         looks = look()
         if looks is not None and item.gradients:
             looks.comes_to_step(item, names, shapes or {}, rehearses)
-        strategy = self._plans.build(item, names) if self.index == 0 else None
+        strategy = self._build(item, names) if self.index == 0 else None
         if self._engines is None:
             if strategy is not None and rehearses and self.workers > 1:
                 self._plans.rehearse(item, strategy, names)
@@ -273,6 +277,16 @@ class Run:
             look()
         return program, rewritten
 
+    def _build(self, item: GraphItem, names: Mapping[str, str]) -> strategy_pb2.Strategy:
+        """On the chief, the strategy for a step; what it cannot do is raised on all workers, once they have joined."""
+        try:
+            return self._plans.build(item, names)
+        except StrategyError as error:
+            if self._peers.have_joined:
+                self.talk.passes()
+                self.talk.exchange(json.dumps({_REFUSAL: str(error)}).encode())
+            raise
+
     def _agree(self, item: GraphItem, strategy: strategy_pb2.Strategy | None) -> tuple[strategy_pb2.Strategy, Renaming]:
         """The chief's strategy, on every worker, for a step that all have captured alike, and the chief's names."""
         self.talk.passes()
@@ -282,7 +296,10 @@ class Run:
         if strategy is not None:
             self.talk.exchange(mine.packed_with(strategy.SerializeToString(deterministic=True)))
             return strategy, Renaming()
-        theirs, content = Fingerprint.unpack(self.talk.exchange())
+        told = self.talk.exchange()
+        if told.startswith(b"{"):
+            raise StrategyError(json.loads(told)[_REFUSAL])
+        theirs, content = Fingerprint.unpack(told)
         renaming = require_equal(theirs, mine, f"worker {self.index}", item)
         return strategy_pb2.Strategy.FromString(content), renaming
 
@@ -370,13 +387,14 @@ class Run:
         self._peers.fail(told)
         return told
 
-    def _is_refused_by_all(self, error: BaseException) -> bool:
+    def _is_refused_by_all(self, error: BaseException, is_before: bool) -> bool:
         """Returns True if all workers refuse the step that this one refuses, before any part of it has run."""
-        return self.talk.is_refused_by_all(error)
+        return self.talk.is_refused_by_all(error, is_before)
 
     def _end_others(self, error: BaseException) -> None:
         """Ends the run on the other workers, which wait for a step that this worker's script went on without."""
-        told = f"failed in a step ({type(error).__name__}: {words_of(error)}), and its script went on"
+        kind = ("autodist.errors." if isinstance(error, AutoDistError) else "") + type(error).__name__
+        told = f"failed in a step ({kind}: {words_of(error)}), and its script went on"
         if self.index == 0:
             self._peers.abort(f"the chief {told}")
         else:

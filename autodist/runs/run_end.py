@@ -125,6 +125,7 @@ class RunEnd:
 
     def finish(self) -> None:
         """Ends the run where the script ends: on the chief when all workers are done, on others when the chief is."""
+        self._missed_step.close()
         try:
             self._take_leave()
         except KeyboardInterrupt:

@@ -8,7 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from autodist.error_words import words_of
 from autodist.errors import (
     CaptureError,
     CaptureMismatchError,
@@ -150,8 +152,9 @@ class Talk:
         Raises:
             ReductionError: it cannot be reduced so; on all workers.
         """
-        require_reduction(how)
-        mine = pack_part(value, how)
+        with self._missed_step.noted(is_step=False, is_before=True):
+            require_reduction(how)
+            mine = pack_part(value, how)
         if self._workers == 1:
             return unpack(combine_parts([mine]))
         self.has_work = True
@@ -264,13 +267,18 @@ class Talk:
 
     # -- what has failed -------------------------------------------------------------------------------------------
 
-    def is_refused_by_all(self, error: BaseException) -> bool:
+    def is_refused_by_all(self, error: BaseException, is_before: bool = False) -> bool:
         """Returns True if all workers refuse the same step before any part of it has run; waits for their answers.
+
+        A worker that has refused a step has not come to its `passes`, by which the others answer.
 
         Args:
             error: raised in the step on this worker.
+            is_before: whether it was raised before the step, which any exception refuses.
         """
-        if self._calls is None or not isinstance(error, _REFUSALS) or isinstance(error, CaptureMismatchError):
+        if self._calls is None or isinstance(error, CaptureMismatchError):
+            return False
+        if not isinstance(error, Exception if is_before else _REFUSALS):
             return False
         if isinstance(error, UnevenBatchError) and error.has_run:
             return False
@@ -282,8 +290,12 @@ class Talk:
 
     def give_up(self, told: str) -> None:
         """On another worker, ends the run by what this worker has failed by; nobody waits for it."""
-        if self._give_up is not None:
+        if self._give_up is None:
+            return
+        try:
             self._peers.guard(self._give_up, [0], json.dumps([self._index, told]).encode())
+        except (ClusterError, tf.errors.OpError, RuntimeError) as error:
+            log.debug("the run had ended when this worker gave up: %s", words_of(error))
 
     # -- last words ------------------------------------------------------------------------------------------------
 

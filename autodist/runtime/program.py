@@ -94,7 +94,7 @@ class Program:
 
         Raises:
             EmptyBatchError: no worker has examples; on all workers.
-            UnevenBatchError: replicas have different numbers of examples, and all need equally many.
+            UnevenBatchError: replicas have different numbers of examples, and all need equally many; where it has run.
         """
         if self._update is not None:
             self._updates.release(self._update)
@@ -122,7 +122,7 @@ class Program:
 
         Raises:
             EmptyBatchError: no worker has examples.
-            UnevenBatchError: replicas have different numbers of examples, and all need equally many.
+            UnevenBatchError: replicas have different numbers of examples, and all need equally many; where it has run.
         """
         if len(batches) not in self._repeated:
             self._repeated[len(batches)] = repeated(self._engine, self._parts, len(batches))
@@ -131,7 +131,6 @@ class Program:
     def _call(
         self, run: Callable[..., Any], batches: Sequence[Sequence[Any]], examples: int, all_examples: int
     ) -> list[np.ndarray]:
-        self.require_even(examples, all_examples if self._is_global else None)
         given = [value for values in batches for value, used in zip(values, self._used, strict=True) if used]
         if self._counts_examples:
             given.append(np.int64(examples))
@@ -143,6 +142,18 @@ class Program:
             *outputs, some_examples = outputs
             require_examples(bool(some_examples > 0))
         return outputs
+
+    def require_fits(self, examples: int, all_examples: int) -> None:
+        """Passes unless this worker can tell before a run that the step does not take what it is to be given.
+
+        Args:
+            examples: as `run` is given them.
+            all_examples: as `run` is given them.
+
+        Raises:
+            UnevenBatchError: replicas have different numbers of examples, and all need equally many.
+        """
+        self.require_even(examples, all_examples if self._is_global else None)
 
     def require_even(self, examples: int | None, all_examples: int | None) -> None:
         """Passes unless it can be told before a run that the step does not take a batch of so many examples.

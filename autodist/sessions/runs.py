@@ -141,6 +141,7 @@ class SessionRuns:
         values = [
             a if axis is None else with_a_row(a, axis) for a, axis in zip(own.values(), prepared.axes, strict=True)
         ]
+        program.require_fits(examples, all_examples)
         asked = (program.run, values, examples, options, metadata, all_examples)
         if prepared.looks:
             self._run.land()

@@ -129,11 +129,12 @@ class DistributedSession(SessionInterface):
             WorkerFailedError: another worker ended badly.
             ClusterError: this worker failed in an earlier run.
         """
-        self._require_same_training()
-        check_options(options, run_metadata)
-        feeds = {} if feed_dict is None else feed_dict
-        request = self._requests.of(fetches, feeds)
-        arrays = request.arrays(feeds.values())
+        with self._run.missed_step.noted(is_step=False, is_before=True):
+            self._require_same_training()
+            check_options(options, run_metadata)
+            feeds = {} if feed_dict is None else feed_dict
+            request = self._requests.of(fetches, feeds)
+            arrays = request.arrays(feeds.values())
         known = self._prepared.get(request.key(arrays))
         if known is not None and known.trains:
             self._run.observer.before_step(known)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from autodist.cluster.failure import Ending, choose_cause, exit_reason, why_agent_ended
+from autodist.cluster.failure import Ending, choose_cause, exit_reason, why_agent_ended, would_repeat
 from autodist.errors import WorkerFailedError
 
 KILLED = Ending("a", "was ended by SIGKILL")
@@ -40,6 +40,18 @@ def test_error_carries_worker_reason_and_last_lines() -> None:
     error = FAILED.error()
     assert (error.worker, error.reason, error.last_lines) == ("b", FAILED.reason, FAILED.last_lines)
     assert "no such word" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("reason", "repeats"),
+    [
+        ("failed in a step (autodist.errors.CaptureError: refused), and its script went on", True),
+        ("failed in a step (autodist.errors.CheckpointError: no space), and its script went on", False),
+        ("failed in a step (OSError: no space), and its script went on", False),
+    ],
+)
+def test_a_refusal_that_a_script_survived_would_come_again(reason: str, repeats: bool) -> None:
+    assert would_repeat(WorkerFailedError("a", reason)) is repeats
 
 
 @pytest.mark.parametrize(
