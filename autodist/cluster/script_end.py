@@ -12,7 +12,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
+
+# Of an exception that a signal raises: the signal, which is sent again where Python ignores the exception, as it does
+# in a finalizer. In exit handlers the signal is heeded otherwise.
+_COMES_AGAIN = "_autodist_comes_again"
 
 
 class ScriptEnd:
@@ -31,6 +35,10 @@ class ScriptEnd:
         is_terminated: whether SIGTERM, or what it stands for, has ended the script.
         heeds_termination: asked when SIGTERM has come that would end the script; True: it does not.
     """
+
+    # An attribute of the class, since Python sets the globals of modules to None before the last finalizers run, and
+    # what these raise comes to `_note_ignored`, too.
+    _comes_again: ClassVar[str] = _COMES_AGAIN
 
     def __init__(self) -> None:
         self.uncaught: list[BaseException] = []
@@ -123,7 +131,7 @@ class ScriptEnd:
         self._thread_hook(about)
 
     def _note_ignored(self, about: sys.UnraisableHookArgs, /) -> None:
-        number = getattr(about.exc_value, _COMES_AGAIN, None)
+        number = getattr(about.exc_value, self._comes_again, None)
         if number is None:
             self._ignored_hook(about)
         else:  # no `threading`, of which what was interrupted may hold a lock
@@ -160,18 +168,14 @@ class _Goes:
     def __init__(self, caught: Callable[[int], None], number: int) -> None:
         self._caught, self._number = caught, number
 
-    def __del__(self) -> None:
-        frame = sys._getframe().f_back
+    def __del__(self, getframe: Callable[[], FrameType] = sys._getframe) -> None:
+        frame = getframe().f_back  # None where the globals of modules are None already: Python code calls no more
         if frame is not None and _is_main_thread() and not _is_after_the_script(frame):
             self._caught(self._number)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return object, ()  # a process to which the exception goes has another end
 
-
-# Of an exception that a signal raises: the signal, which is sent again where Python ignores the exception, as it does
-# in a finalizer. In exit handlers the signal is heeded otherwise.
-_COMES_AGAIN = "_autodist_comes_again"
 
 _SENT_AGAIN_AFTER = 0.05
 

@@ -190,3 +190,29 @@ print(end.uncaught)
         [sys.executable, "-c", START + script], check=False, capture_output=True, text=True, timeout=20
     )
     assert done.stdout.startswith("[ZeroDivisionError(") and "ZeroDivisionError" in done.stderr
+
+
+LATE = """
+import ctypes, json, sys
+import autodist.cluster.script_end as module
+module.watch_script_end()
+for kept in (module, json):  # like what C code holds: Python sets their globals to None, and json's are the last
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
+class Late:
+    def __del__(self, error=ValueError):
+        raise error("of the script's own")
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("json.kept = Late()\nsys.exit(3)", ["ValueError: of the script's own"]),
+        ("try:\n    sys.exit(4)\nexcept SystemExit as exit:\n    json.kept = exit\nsys.exit(3)", []),
+    ],
+)
+def test_finalizers_that_run_when_globals_are_gone_add_no_error(lines: str, told: list[str]) -> None:
+    command = [sys.executable, "-c", LATE + lines]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=20)
+    assert (done.stderr.splitlines()[-1:], done.returncode) == (told, 3)
+    assert "NoneType" not in done.stderr
