@@ -272,6 +272,8 @@ class AutoDist:
         tracing = Tracing(bool(jit_compile), input_signature, reduce_retracing, autograph)
 
         def decorate(function: Callable[..., Any]) -> DistributedFunction:
+            if (looks := look()) is not None:
+                looks.defines_step(function)
             return DistributedFunction(
                 function, self._run, batch_axis, is_global, tracing, sessions=self._graph_sessions
             )

@@ -34,18 +34,24 @@ def diff(
     """
     from autodist.cli.plan_tables import side_by_side
 
-    plans = [read_plan(a), read_plan(b)]
-    names = different(*plans)
-    console = output()
-    if names:
-        heads = [f"{path}: {plan.strategy}" for path, plan in zip((a, b), plans, strict=True)]
-        console.print(side_by_side(plans, names, heads))
-    workers = [[worker.name for worker in plan.workers] for plan in plans]
+    steps = [read_plan(a), read_plan(b)]
+    both = {step: (steps[0][step], steps[1][step]) for step in steps[0] if step in steps[1]}
+    alone = [step for step in dict.fromkeys([*steps[0], *steps[1]]) if step not in both]
+    console, differ, alike = output(), 0, 0
+    for plans in both.values():
+        names = different(*plans)
+        if names:
+            heads = [f"{path}: {plan.strategy}" for path, plan in zip((a, b), plans, strict=True)]
+            console.print(side_by_side(plans, names, heads))
+        differ += len(names)
+        alike += len({v.name for plan in plans for v in plan.variables}) - len(names)
+    for step in alone:
+        console.print(f"{step} is planned in {a if step in steps[0] else b} alone", soft_wrap=True)
+    workers = [[worker.name for plan in [*found.values()][:1] for worker in plan.workers] for found in steps]
     if workers[0] != workers[1]:
         console.print(f"workers: {', '.join(workers[0])}\n    and: {', '.join(workers[1])}", soft_wrap=True)
-    alike = len({v.name for plan in plans for v in plan.variables}) - len(names)
-    console.print(f"{len(names)} variables differ, {alike} are alike")
-    if names or workers[0] != workers[1]:
+    console.print(f"{differ} variables differ, {alike} are alike")
+    if differ or alone or workers[0] != workers[1]:
         raise typer.Exit(DIFFERENT)
 
 

@@ -12,7 +12,7 @@ import typer
 
 from autodist.asked import Asked
 from autodist.cli.options import Arguments, Cluster, IsModule, Replicas, Script, Strategies, Traceback, Workers
-from autodist.cli.plans import PlannedStrategy, Plans
+from autodist.cli.plans import Plans
 from autodist.cli.script import Target
 from autodist.cli.telling import output, require_writable, write_file
 from autodist.importing import importing_tensorflow
@@ -31,14 +31,19 @@ def plan(
     html: Annotated[
         Path | None, typer.Option(help="Write a page with plots to this file; it needs no network.", dir_okay=False)
     ] = None,
+    calls: Annotated[
+        int | None,
+        typer.Option(min=1, help="End the script at this call of a training step; those before return ones."),
+    ] = None,
     traceback: Traceback = False,
 ) -> None:
     """Show what each variable costs under a strategy. Nothing is started, nothing is trained.
 
-    The script runs on one device up to its first training step, which is captured. Bytes are those of gradients and
-    values of variables that travel in a step, held are variables with the optimizer's slots, and FLOPs what TensorFlow
-    counts for a worker's part of the first batch. Of a pipeline it is shown what its stages hold, compute and hand on.
-    What the script prints goes to standard error.
+    The script runs on one device up to its first training step, which is captured. While another `@ad.function` of it
+    that makes gradients was not called yet, it goes on, with ones for what its steps return. Bytes are those of
+    gradients and values of variables that travel in a step, held are variables with the optimizer's slots, and FLOPs
+    what TensorFlow counts for a worker's part of the first batch. Of a pipeline it is shown what its stages hold,
+    compute and hand on. What the script prints goes to standard error.
 
     Examples:
 
@@ -54,7 +59,7 @@ def plan(
         require_writable(html)
     target = Target(script, is_module, arguments or [])
     asked = Asked(None if cluster is None else str(cluster), workers, replicas)
-    plans = Plans(script=script, plans=make_plans_quietly(target, asked, strategies or [])[0])
+    plans, _ = make_plans_quietly(target, asked, strategies or [], calls)
     if html is not None:
         from autodist.cli.plan_page import page_of
 
@@ -70,16 +75,18 @@ def show(plans: Plans) -> None:
     from autodist.cli.plan_tables import tables_of
 
     console = output()
-    for table in tables_of(plans.plans, console.width):
-        console.print(table)
+    for of_step in plans.by_step.values():
+        for table in tables_of(of_step, console.width):
+            console.print(table)
+    console.print(plans.note)
 
 
 def make_plans_quietly(
-    target: Target, asked: Asked, strategies: Sequence[str]
-) -> tuple[tuple[PlannedStrategy, ...], ResourceSpec]:
+    target: Target, asked: Asked, strategies: Sequence[str], calls: int | None = None
+) -> tuple[Plans, ResourceSpec]:
     """`make_plans`, with what the script prints on standard error."""
     target.require()  # before TensorFlow is imported, which takes seconds
     with importing_tensorflow():
         from autodist.cli.planning import make_plans
     with contextlib.redirect_stdout(sys.stderr):
-        return make_plans(target, asked, strategies)
+        return make_plans(target, asked, strategies, calls)

@@ -40,6 +40,8 @@ def page_of(plans: Plans) -> str:
     _add(body, "p", "Bytes are those of gradients and values of variables that travel in one training step. What a "
          "worker holds are variables with the optimizer's slots. FLOPs are what TensorFlow counts for a worker's part "
          "of the first batch.")  # fmt: skip
+    if plans.note:
+        _add(body, "p", plans.note)
     for plan in plans.plans:
         _add_plan(body, plan)
     return "<!DOCTYPE html>\n" + ElementTree.tostring(html, encoding="unicode", method="html") + "\n"

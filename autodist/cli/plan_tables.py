@@ -49,7 +49,7 @@ def side_by_side(
         heads: of the columns; by default the plans' strategies.
     """
     columns = heads or [plan.strategy for plan in plans]
-    table = _table("variables", ["variable", *columns], lines=True)
+    table = _table(f"variables{_of(plans[0].step)}", ["variable", *columns], lines=True)
     found = [{variable.name: variable for variable in plan.variables} for plan in plans]
     for name in names:
         here = [by_name.get(name) for by_name in found]
@@ -136,8 +136,12 @@ def _links(plan: PlannedStrategy) -> Table:
     return table
 
 
+def _of(step: str) -> str:
+    return f" of {step}" if step else ""
+
+
 def _totals(plans: Sequence[PlannedStrategy]) -> Table:
-    table = _table("a worker at most", ["", *(plan.strategy for plan in plans)])
+    table = _table(f"a worker at most{_of(plans[0].step)}", ["", *(plan.strategy for plan in plans)])
     rows = [" + rows" if plan.rows_are_missing else "" for plan in plans]
     sent = [readable_bytes(max(w.sent for w in plan.workers)) + row for plan, row in zip(plans, rows, strict=True)]
     received = [readable_bytes(max(w.received for w in p.workers)) + row for p, row in zip(plans, rows, strict=True)]

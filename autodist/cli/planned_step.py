@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from math import ceil, prod
 
 from autodist.cli.flops import count_flops
+from autodist.cli.planned_steps import PlannedSteps
 from autodist.cli.plans import LinkPlan, PlannedStrategy, ShardPlan, SlotPlan, VariablePlan, WorkerPlan
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.item import GraphItem
@@ -20,12 +21,8 @@ from autodist.runtime.batches import share_of
 from autodist.slots import find_slots
 from autodist.stage_costs import Rewriting, StageCosts, costs_of
 from autodist.strategies import (
-    BuildsStrategy,
     SyncedVariable,
-    ask_builder,
-    check_strategy,
     link_bytes,
-    resolve_specs,
     sums_by_worker,
     synced_variables,
     telling_places,
@@ -60,22 +57,27 @@ class PlannedStep:
         self._slots = find_slots(item)
         self._names = [worker.name for worker in spec.workers]
 
-    def plan(self, name: str, builder: BuildsStrategy) -> PlannedStrategy:
-        """What a builder makes of it.
+    def plan(self, name: str, steps: PlannedSteps, names: Mapping[str, str], shown_as: str = "") -> PlannedStrategy:
+        """What a strategy makes of it.
+
+        Args:
+            name: of the strategy; "": it is the script's.
+            steps: plans the script's steps by the strategy; this one is the next.
+            names: under which the session knows each variable.
+            shown_as: the step's name.
 
         Raises:
             StrategyError, RewriteError: it cannot be done.
         """
-        strategy = ask_builder(builder, self._item, self._spec)
-        check_strategy(strategy, self._item, self._spec)
-        strategy = resolve_specs(strategy, self._item, self._spec)
+        strategy, item = steps.next(self._item, names)
         seen, context = Rewriting(), Context(strategy, 0)
         if self._rehearses:
-            with telling_places(builder):
-                rewrite(self._item, context, "plan", also=seen)  # which tells what the kernels refuse
+            with telling_places(steps.builder):
+                rewrite(item, context, "plan", also=seen)  # which tells what the kernels refuse
         named = name or f"{strategy.builder} (the script's)"
+        held = held_bytes(item, strategy, len(self._names))
         if strategy.pipeline.stages:
-            return self._of_pipeline(named, strategy, costs_of(self._item, context, self._whole, seen))
+            return self._of_pipeline(named, shown_as, strategy, held, costs_of(item, context, self._whole, seen))
         links: dict[Link, int] = {}
         variables = []
         for node in strategy.nodes:
@@ -92,21 +94,25 @@ class PlannedStep:
         return PlannedStrategy(
             strategy=named,
             builder=strategy.builder,
+            step=shown_as,
             variables=tuple(variables),
-            workers=self._workers(self._held(strategy), tallies, replicas, flops),
+            workers=self._workers(held, tallies, replicas, flops),
             links=self._links(tallies),
             sums=told_sums(strategy, self._item, self._spec),
         )
 
-    def _of_pipeline(self, name: str, strategy: strategy_pb2.Strategy, costs: StageCosts | None) -> PlannedStrategy:
+    def _of_pipeline(
+        self, name: str, shown_as: str, strategy: strategy_pb2.Strategy, held: Sequence[int], costs: StageCosts | None
+    ) -> PlannedStrategy:
         """A plan in which a worker computes a stage's part for its pipeline, and the graph says what crosses."""
-        held, links = self._held(strategy), {} if costs is None else costs.links
+        links = {} if costs is None else costs.links
         figures = figures_of(strategy, self._item, self._names, held, costs)
         stage_of_worker = {name: stage for stage in figures.stages for name in stage.workers}
         flops = [stage_of_worker[name].flops(figures.micro_batches) for name in self._names]
         return PlannedStrategy(
             strategy=name,
             builder=strategy.builder,
+            step=shown_as,
             variables=tuple(self._of_stage(node, strategy) for node in strategy.nodes),
             workers=self._workers(held, links, [figures.micro_batches] * len(self._names), flops),
             links=self._links(links),
@@ -149,9 +155,6 @@ class PlannedStep:
             slots=tuple(SlotPlan(name=slot.name, bytes=slot.byte_size) for slot in self._slots[variable.name]),
             sent=sent,
         )
-
-    def _held(self, strategy: strategy_pb2.Strategy) -> list[int]:
-        return held_bytes(self._item, strategy, len(self._names))
 
     def _links(self, links: Mapping[Link, Tally]) -> tuple[LinkPlan, ...]:
         return tuple(

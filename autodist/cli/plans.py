@@ -118,6 +118,7 @@ class PlannedStrategy(_Part):
     Attributes:
         strategy: as it was asked for.
         builder: that decided.
+        step: its name; of several steps of one name, with a number.
         variables: in the order of their gradients.
         workers: by index.
         links: those on which something goes.
@@ -127,6 +128,7 @@ class PlannedStrategy(_Part):
 
     strategy: str
     builder: str
+    step: str = ""
     variables: tuple[VariablePlan, ...]
     workers: tuple[WorkerPlan, ...]
     links: tuple[LinkPlan, ...]
@@ -137,9 +139,14 @@ class PlannedStrategy(_Part):
     def title(self) -> str:
         """What decided, and on how many machines it is carried out."""
         if self.pipeline is not None:
-            return f"{self.strategy}: {self.pipeline.title}"
+            return f"{self._of_step}{self.strategy}: {self.pipeline.title}"
         replicas = sum(worker.replicas for worker in self.workers)
-        return f"{self.strategy}: {counted(replicas, 'replica')} on {counted(len(self.workers), 'worker')}"
+        on = counted(len(self.workers), "worker")
+        return f"{self._of_step}{self.strategy}: {counted(replicas, 'replica')} on {on}"
+
+    @property
+    def _of_step(self) -> str:
+        return f"{self.step}, " if self.step else ""
 
     @property
     def rows_are_missing(self) -> bool:
@@ -151,15 +158,23 @@ class Plans(_Part):
 
     Attributes:
         script: that was captured.
-        plans: one for each strategy.
+        plans: of each step in their order, one for each strategy.
+        note: the steps that are planned, and why no more of them, as a sentence or more.
     """
 
     script: str
     plans: tuple[PlannedStrategy, ...]
+    note: str = ""
+
+    @property
+    def by_step(self) -> dict[str, tuple[PlannedStrategy, ...]]:
+        """The plans of each step, by its name."""
+        steps = dict.fromkeys(plan.step for plan in self.plans)
+        return {step: tuple(plan for plan in self.plans if plan.step == step) for step in steps}
 
 
-def read_plan(path: Path) -> PlannedStrategy:
-    """The plan in a file that `autodist plan --json` wrote.
+def read_plan(path: Path) -> dict[str, PlannedStrategy]:
+    """The plan of each step in a file that `autodist plan --json` wrote, by the step's name.
 
     Raises:
         UsageError: it cannot be read, or holds none, or several.
@@ -170,8 +185,9 @@ def read_plan(path: Path) -> PlannedStrategy:
         raise UsageError(f"{path} cannot be read: {error.strerror}.") from error
     except pydantic.ValidationError as error:
         raise UsageError(f"{path} is no plan; write one by `autodist plan --json SCRIPT > plan.json`.") from error
-    if len(found.plans) != 1:
+    steps = found.by_step
+    if any(len(plans) != 1 for plans in steps.values()):
         raise UsageError(
             f"{path} holds {len(found.plans)} plans; write each into a file of its own, by one --strategy at a time."
         )
-    return found.plans[0]
+    return {step: plans[0] for step, plans in steps.items()}

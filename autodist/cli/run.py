@@ -27,7 +27,6 @@ from autodist.cli.options import (
     Workers,
 )
 from autodist.cli.plan import make_plans_quietly, show
-from autodist.cli.plans import Plans
 from autodist.cli.script import Target
 from autodist.cli.telling import UsageError, output
 from autodist.cluster.given.find import find, require
@@ -155,7 +154,7 @@ def _show_what_would_run(target: Target, asked: Asked) -> None:
     command = ["python", *(["-m"] if target.is_module else []), target.name, *target.arguments]
     console.print(f"{shlex.join(command)} would run as", soft_wrap=True)
     console.print(_processes(spec))
-    show(Plans(script=target.name, plans=plans))
+    show(plans)
 
 
 def _processes(spec: ResourceSpec) -> Table:

@@ -29,6 +29,7 @@ from autodist.functions.step_arguments import Constants, Leaf, StepArguments, in
 from autodist.functions.traces import TracedFor, Traces, constant_key
 from autodist.functions.tracing import BY_ITSELF, Tracing, explaining_open_axes
 from autodist.graph.flows import row_axes
+from autodist.look import look
 from autodist.quiet import quiet_tensorflow
 from autodist.reading.own_batches import Given, WholeBatch
 from autodist.runs.run import Run
@@ -167,6 +168,8 @@ class DistributedFunction:
             ClusterError: this worker failed in an earlier step.
         """
         if tf.inside_function():
+            if (looks := look()) is not None:
+                looks.calls_within_step(self._name)
             return call_in_function(self._plain, self._name, args, kwargs)
         arguments = self._bind(args, kwargs) if kwargs else None
         form, arrays = form_of(args if arguments is None else list(arguments.items()))
@@ -262,7 +265,8 @@ class DistributedFunction:
             own = self._sharing.own_part(leaves, self.whole)
             with self._run.start_up.doing("making the first step"):
                 results = self._run_step(traced, own, leaves, self._in_order(traced, leaves))
-        self._run.start_up.ends()
+        if not traced.running.is_looked_at:
+            self._run.start_up.ends()
         return traced, own, results
 
     def _is_outdated(self, traced: _Traced) -> bool:
@@ -303,7 +307,7 @@ class DistributedFunction:
         given = [replace(leaf, value=value) for leaf, value in zip(leaves, own, strict=True)]
         shapes = {name: self._sharing.shape(leaf) for name, leaf in zip(captured.inputs, given, strict=True)}
         sources = {v.name: source for v, source in zip(captured.item.variables, captured.sources, strict=True)}
-        return _Traced(captured, prepare(self._run, captured.item, sources, shapes, captured.tables))
+        return _Traced(captured, prepare(self._run, captured.item, sources, shapes, captured.tables, name))
 
     def _capture(
         self, step: Callable[..., Any], specs: tuple[tf.TensorSpec, ...], axes: Sequence[int | None]

@@ -212,6 +212,7 @@ class Run:
         names: Mapping[str, str],
         rehearses: bool = True,
         shapes: Mapping[str, Sequence[int]] | None = None,
+        step: str = "",
     ) -> tuple[strategy_pb2.Strategy, Renaming]:
         """The chief's strategy for a step, and the chief's names for its nodes; the first call waits for the others.
 
@@ -220,6 +221,7 @@ class Run:
             names: under which the session knows each variable.
             rehearses: whether exactly this item will run, so that the chief may rewrite it before the others join.
             shapes: of the step's inputs, in this worker's part of the first batch, where it is known.
+            step: its name, as a person knows it.
 
         Raises:
             StrategyError: the strategy asks for what cannot be done; before any worker trains.
@@ -228,7 +230,8 @@ class Run:
         self.check_others()
         looks = look()
         if looks is not None and item.gradients:
-            looks.comes_to_step(item, names, shapes or {}, rehearses)
+            looks.comes_to_step(item, names, shapes or {}, rehearses, step)
+            return strategy_pb2.Strategy(), Renaming()  # it will not be made
         strategy = self._build(item, names) if self.index == 0 else None
         if self._engines is None:
             if strategy is not None and rehearses and self.workers > 1:

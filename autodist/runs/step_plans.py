@@ -76,7 +76,8 @@ class StepPlans:
                 strategy_pb2.Strategy(builder="none", graph_config=graph_config(self._spec)), item, self._spec
             )
         assert self._builder is not None, "the chief asks it"
-        spec = self._spec.with_owned_bytes(self._owned_beside(set(names.values())))
+        trained = {names[variable.name] for variable in synced_variables(item)}
+        spec = self._spec.with_owned_bytes(self._owned_beside(trained))
         strategy = ask_builder(self._builder, item, spec)
         for node in strategy.nodes:
             earlier = self._decided.get(names.get(node.variable, ""))
@@ -101,7 +102,7 @@ class StepPlans:
         """For each worker, the bytes that it owns of the variables of earlier steps, but for some of them.
 
         Args:
-            names: under which the session knows the others, which a builder places itself.
+            names: under which the session knows those that the step trains, which a builder places itself.
         """
         owned = [0] * len(self._spec.workers)
         for owner, byte_size in chain.from_iterable(o for name, o in self._owned.items() if name not in names):

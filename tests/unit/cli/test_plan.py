@@ -259,7 +259,7 @@ def test_two_equal_plans_of_a_pipeline_are_read_back(tmp_path: Path) -> None:
     mesh.write_text("strategy: {builder: Pipeline, mesh: {stage: 2}}\n")
     (found,) = plans_of("--workers", "2", "--strategy", str(mesh), write(tmp_path, STAGES))
     (tmp_path / "plan.json").write_text(Plans(script="train.py", plans=(found,)).model_dump_json())
-    assert read_plan(tmp_path / "plan.json") == found
+    assert read_plan(tmp_path / "plan.json") == {"train_step": found}
 
 
 SESSION = (
@@ -326,6 +326,148 @@ def test_a_strategy_that_cannot_be_done_is_refused_as_in_a_run(tmp_path: Path) -
     result = plan("--workers", "2", "--strategy", yaml, write(tmp_path, STEP))
     assert result.exit_code == 2
     assert f"{yaml}:1" in result.stderr and "owner" in result.stderr
+
+
+GAN = (
+    HEAD
+    + """
+ad = AutoDist()
+def trained_by(step, table):
+    def train(ids, target):
+        with tf.GradientTape() as tape:
+            rows = tf.gather(table, ids)
+            loss = tf.reduce_mean(tf.square(rows - target)) + 0.0 * tf.reduce_sum(tf.gather(critic, ids))
+        table.scatter_sub(tape.gradient(loss, table))
+        return {"loss": loss, "rows": rows}
+    train.__name__ = step
+    return ad.function(train)
+
+with ad.scope():
+    critic = tf.Variable(np.zeros((90, 2)), name="critic")
+    maker = tf.Variable(np.zeros((60, 2)), name="maker")
+    critic_step, maker_step = trained_by("critic_step", critic), trained_by("maker_step", maker)
+ids = np.arange(8)[ad.worker_index :: ad.num_workers]
+"""
+)
+CALLS = """
+found = critic_step(ids, np.zeros((len(ids), 2)))
+assert found["rows"].shape == (len(ids), 2) and found["rows"].dtype == tf.float64 and float(found["loss"]) == 1
+"""
+
+
+def tables_of_gan(*words: str) -> tuple[list[tuple[str, str, str | None]], str]:
+    """Of each step its name, the table that it trains and its owner; and the note on what is planned."""
+    result = plan("--json", "--workers", "2", "--strategy", "PSLoadBalancing", *words)
+    assert result.exit_code == 0, result.stderr
+    found = Plans.model_validate_json(result.stdout)
+    return [(p.step, v.name, v.shards[0].owner) for p in found.plans for v in p.variables], found.note
+
+
+CRITIC, MAKER = ("critic_step", "critic", "localhost:0"), ("maker_step", "maker", "localhost:1")
+
+
+def test_both_steps_of_a_gan_are_planned_the_second_with_the_loads_of_the_first(tmp_path: Path) -> None:
+    script = write(tmp_path, GAN + CALLS + "maker_step(ids, found['rows'])\nraise RuntimeError('it went on')")
+    found, note = tables_of_gan(script)
+    assert found == [CRITIC, MAKER]
+    assert note.startswith("Planned: critic_step, maker_step. There the script was ended. Steps that it comes to later")
+    told = plan("--workers", "2", "--strategy", "PS", "--strategy", "AllReduce", script).stdout
+    assert "variables of critic_step" in told and "variables of maker_step" in told and "Planned: critic_step" in told
+
+
+def test_no_step_is_made_where_the_script_goes_on_to_its_end(tmp_path: Path) -> None:
+    later = """
+for _ in range(3): maker_step(ids, found['rows'])
+assert not np.any(critic.numpy()) and not np.any(maker.numpy())
+"""
+    found, note = tables_of_gan("--calls", "9", write(tmp_path, GAN + CALLS + later))
+    assert (found, note) == ([CRITIC, MAKER], "Planned: critic_step, maker_step. There the script came to its end.")
+
+
+def test_a_script_whose_other_functions_train_nothing_is_ended_at_its_first_step(tmp_path: Path) -> None:
+    text = STEP.replace(
+        "@ad.function", "@ad.function\n    def test(ids): return tf.gather(table, ids)\n\n    @ad.function"
+    )
+    result = plan("--json", write(tmp_path, text))
+    assert result.exit_code == 0, result.stderr
+    found = Plans.model_validate_json(result.stdout)
+    assert [one.step for one in found.plans] == ["step"]
+    assert found.note.startswith(
+        "Planned: step. There the script was ended. Steps that it comes to later are not shown"
+    )
+
+
+@pytest.mark.parametrize(
+    ("later", "end"),
+    [
+        (CALLS, "The script was ended where it calls a step again, before maker_step."),
+        ("1 / (float(found['loss']) - 1)", "Behind that, the script failed: ZeroDivisionError: "),
+        ("", "There the script came to its end."),
+    ],
+)
+def test_it_is_told_why_a_later_step_is_not_planned(tmp_path: Path, later: str, end: str) -> None:
+    found, note = tables_of_gan(write(tmp_path, GAN + CALLS + later))
+    assert found == [CRITIC]
+    assert note.startswith(f"Planned: critic_step. {end}")
+
+
+def test_a_step_behind_several_calls_of_another_is_planned_where_so_many_are_asked_for(tmp_path: Path) -> None:
+    script = write(tmp_path, GAN + 3 * CALLS + "maker_step(ids, found['rows'])\nraise RuntimeError('it went on')")
+    assert tables_of_gan(script)[0] == [CRITIC]
+    found, note = tables_of_gan("--calls", "4", script)
+    assert found == [CRITIC, MAKER]
+    assert "The script was ended at call 4 of a training step." in note
+
+
+def test_a_script_whose_step_returns_a_shape_that_a_run_shows_is_ended_there(tmp_path: Path) -> None:
+    text = GAN.replace('"rows": rows}', '"rows": rows, "some": tf.boolean_mask(rows, rows[:, 0] > 0)}')
+    found, note = tables_of_gan(write(tmp_path, text + CALLS + "maker_step(ids, found['rows'])"))
+    assert found == [CRITIC]
+    assert note.startswith("Planned: critic_step. What that step returns has a shape that is known once it has run: ")
+
+
+def test_a_step_that_is_part_of_another_is_not_waited_for(tmp_path: Path) -> None:
+    text = """
+@ad.function
+def both(ids):
+    critic_step(ids, tf.zeros((tf.shape(ids)[0], 2), tf.float64))
+    maker_step(ids, tf.zeros((tf.shape(ids)[0], 2), tf.float64))
+both(ids)
+raise RuntimeError('it went on')
+"""
+    found, _ = tables_of_gan(write(tmp_path, GAN + text))
+    assert found == [("both", "critic", "localhost:0"), ("both", "maker", "localhost:1")]
+
+
+def test_fit_goes_on_with_made_up_logs_where_that_is_asked_for(tmp_path: Path) -> None:
+    text = """
+ad = AutoDist()
+with ad.scope():
+    for units in (5, 6):
+        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(units)])
+        model.compile(keras.optimizers.Adam(), "mse", metrics=["mae"])
+        print(model.fit(np.zeros((8, 6)), np.zeros((8, units)), batch_size=4, verbose=0).history)
+"""
+    script = write(tmp_path, HEAD + text)
+    result = plan("--json", "--workers", "2", "--calls", "3", script)
+    assert result.exit_code == 0, result.stderr
+    found = Plans.model_validate_json(result.stdout).plans
+    assert [(one.step, one.variables[0].shape) for one in found] == [
+        ("train_step", (6, 5)),
+        ("train_step (2)", (6, 6)),
+    ]
+    assert [one.step for one in plans_of("--workers", "2", script)] == ["train_step"]
+
+
+def test_diff_compares_the_plans_of_each_step(tmp_path: Path) -> None:
+    both = write(tmp_path, GAN + CALLS + "maker_step(ids, found['rows'])")
+    words = ["--json", "--workers", "2", "--strategy"]
+    files = [write(tmp_path, plan(*words, name, both).stdout, f"{name}.json") for name in ("PSLoadBalancing", "PS")]
+    files.append(write(tmp_path, plan(*words, "PS", "--calls", "1", both).stdout, "first.json"))
+    balanced = RUNNER.invoke(app, ["diff", files[0], files[1]])
+    assert "1 variables differ, 1 are alike" in balanced.stdout and "maker" in balanced.stdout
+    fewer = RUNNER.invoke(app, ["diff", files[1], files[2]])
+    assert fewer.exit_code == 1 and f"maker_step is planned in {files[1]} alone" in fewer.stdout.replace("\n", " ")
 
 
 class _Page(HTMLParser):

@@ -72,10 +72,10 @@ def test_what_a_pipeline_cannot_do_is_told_with_the_line_of_the_option(tmp_path,
     assert any("in the kernel" in note for note in caught.value.__notes__)
 
 
-def looking_up(tables):
+def looking_up(tables, read=()):
     def train(ids):
         with tf.GradientTape() as tape:
-            loss = tf.add_n([tf.reduce_mean(tf.gather(table, ids)) for table in tables])
+            loss = tf.add_n([tf.reduce_mean(tf.gather(table, ids)) for table in [*tables, *read]])
         for table, gradient in zip(tables, tape.gradient(loss, tables), strict=True):
             table.scatter_sub(gradient)
         return loss
@@ -83,15 +83,23 @@ def looking_up(tables):
     return train
 
 
-def tables_of(builder, sizes):
-    """The owner of each table of two steps, which are planned one after the other."""
+def tables_of(builder, sizes, reads_earlier=False):
+    """The owner of each table of two steps, which are planned one after the other.
+
+    Args:
+        builder: decides.
+        sizes: of the tables that each step trains.
+        reads_earlier: whether a step reads the tables that the steps before it train, too.
+    """
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0, 1, 2], "workers": 3}]})
     plans = StepPlans(spec, builder, 0, None)
-    owners = []
+    owners, earlier = [], []
     for step in sizes:
         tables = {name: tf.Variable(np.ones((rows, 2)), name=name) for name, rows in step.items()}
 
-        item = capture(looking_up(list(tables.values())), np.zeros(3, np.int64)).item
+        read = earlier if reads_earlier else ()
+        item = capture(looking_up(list(tables.values()), read), np.zeros(3, np.int64)).item
+        earlier += tables.values()
         names = {v.name: v.name for v in item.variables}
         strategy = plans.build(item, names)
         plans.decide(strategy, names, Renaming())
@@ -103,6 +111,11 @@ def tables_of(builder, sizes):
 def test_a_later_step_is_planned_with_what_earlier_steps_have_placed(builder):
     first, second, third = tables_of(builder, [{"a": 90, "b": 40}, {"c": 50}, {"d": 20}])
     assert (first, second, third) == ({"a": 0, "b": 1}, {"c": 2}, {"d": 1})
+
+
+def test_what_a_later_step_only_reads_counts_as_load():
+    steps = [{"a": 90, "b": 40}, {"c": 50}, {"d": 20}]
+    assert tables_of(PSLoadBalancing(), steps, reads_earlier=True) == [{"a": 0, "b": 1}, {"c": 2}, {"d": 1}]
 
 
 def test_what_an_earlier_step_has_placed_stays_and_counts_once():

@@ -1,0 +1,51 @@
+"""The steps of a script as one strategy plans them, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autodist.graph.item import GraphItem, place_variables
+from autodist.graph.placement import Placement
+from autodist.graph.renaming import Renaming
+from autodist.kernels import find_placements
+from autodist.proto import strategy_pb2
+from autodist.resources import ResourceSpec
+from autodist.runs.step_plans import StepPlans
+from autodist.strategies import BuildsStrategy, arranged
+
+
+class PlannedSteps:
+    """Plans each step with what the steps before it have placed, as a run does.
+
+    Args:
+        builder: decides the strategy.
+        spec: the machines.
+    """
+
+    def __init__(self, builder: BuildsStrategy, spec: ResourceSpec) -> None:
+        self.builder = builder
+        self._workers = len(spec.workers)
+        self._plans = StepPlans(arranged(builder, spec), builder, 0, None)
+        self._placements: dict[str, Placement] = {}
+
+    def next(self, item: GraphItem, names: Mapping[str, str]) -> tuple[strategy_pb2.Strategy, GraphItem]:
+        """The strategy for the next step, and that step with its variables where earlier steps have put them.
+
+        Args:
+            item: the step.
+            names: under which the session knows each variable.
+
+        Raises:
+            StrategyError: the strategy asks for what cannot be done.
+        """
+        placed = place_variables(
+            item, {name: self._placements[kept] for name, kept in names.items() if kept in self._placements}
+        )
+        strategy = self._plans.build(placed, names)
+        self._plans.decide(strategy, names, Renaming())
+        if self._workers > 1:
+            planned = {node.variable for node in strategy.nodes}
+            for name, placement in find_placements(placed, strategy).items():
+                if name in planned or placement != Placement():
+                    self._placements[names[name]] = placement
+        return strategy, placed

@@ -1,0 +1,189 @@
+"""PlanningLook: lets a script run on one device from one training step to the next, without training."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import CodeType
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from autodist.asked import Asked, named_builder
+from autodist.cli.planned_step import PlannedStep
+from autodist.cli.planned_steps import PlannedSteps
+from autodist.cli.plans import PlannedStrategy
+from autodist.cli.telling import UsageError
+from autodist.graph.flops import with_inferred_shapes
+from autodist.graph.item import GraphItem
+from autodist.nearest import listed
+from autodist.resources import ResourceSpec
+from autodist.runs.step_plans import share_names
+from autodist.strategies import BuildsStrategy
+
+_OF_TRAINING = frozenset({"GradientTape", "gradient", "minimize", "apply_gradients"})
+"""Names that the code of a function which trains contains."""
+
+_AT_ITS_END = "There the script came to its end."
+
+
+class EndOfLookError(BaseException):
+    """Ends the script, whose training steps have been planned."""
+
+
+@dataclass
+class PlanningLook:
+    """Plans the training steps that a script comes to.
+
+    By default the script goes on past a training step only while it has another function under `@ad.function` that
+    makes gradients and was not called yet, and only until it calls a step again. What steps return is made up: ones.
+
+    Attributes:
+        asked: machines in place of the script's.
+        strategies: to be planned; none: the script's own.
+        calls: at which call of a training step the script is ended; None: as above.
+        chosen: machines and builder, once the script has made its AutoDist.
+        plans: of each step, one for each strategy.
+        end: why no more steps were planned, as a sentence.
+    """
+
+    asked: Asked
+    strategies: Sequence[str]
+    calls: int | None = None
+    chosen: tuple[ResourceSpec, BuildsStrategy] | None = None
+    plans: list[PlannedStrategy] = field(default_factory=list)
+    end: str = _AT_ITS_END
+    _strategies: dict[str, PlannedSteps] = field(default_factory=dict)
+    _planned: dict[tuple[str, frozenset[str]], str] = field(default_factory=dict)
+    _expected: Counter[str] = field(default_factory=Counter)
+    _calls_made: int = 0
+    _is_counted: bool = False
+    _is_over: bool = False
+
+    @property
+    def spec(self) -> ResourceSpec:
+        """The machines for which the plans are."""
+        assert self.chosen is not None, "the script has made its AutoDist"
+        return self.chosen[0]
+
+    def choose(self, spec: ResourceSpec, builder: BuildsStrategy) -> ResourceSpec:
+        """One device.
+
+        Raises:
+            UsageError: the script has made an AutoDist before.
+        """
+        if self.chosen is not None:
+            raise UsageError(
+                "the script makes two AutoDist objects, and it is not known which of them is meant; leave one, and "
+                "open its scope() again."
+            )
+        if spec.is_given:
+            raise UsageError(
+                "the machines of a given cluster are known when its processes have met; say which to plan for, by "
+                "--cluster or --workers."
+            )
+        self.chosen = spec, builder
+        return ResourceSpec.local()
+
+    def defines_step(self, function: Callable[..., Any]) -> None:
+        """Expects the script to call a function that makes gradients."""
+        code = getattr(inspect.unwrap(function), "__code__", None)
+        if isinstance(code, CodeType) and not _OF_TRAINING.isdisjoint(_names_in(code)):
+            self._expected[function.__name__] += 1
+
+    def calls_within_step(self, name: str) -> None:
+        """Expects no call of it by itself any more."""
+        self._expected -= Counter([name])
+
+    def comes_to_step(
+        self,
+        item: GraphItem,
+        names: Mapping[str, str],
+        shapes: Mapping[str, Sequence[int]],
+        rehearses: bool,
+        name: str,
+    ) -> None:
+        """Plans the step, if it is a new one, and ends the script where it is not to go on.
+
+        A script that catches the end, and comes to another step, is ended again.
+        """
+        key = name, frozenset(names[gradient.variable] for gradient in item.gradients)
+        is_new = key not in self._planned and not self._is_over
+        if is_new:
+            self._expected -= Counter([name])
+            self._planned[key] = self._shown_as(name)
+            step = PlannedStep(share_names(item, names), self.spec, shapes, rehearses)
+            self._plan(self._planned[key], names, step)
+        if not rehearses:
+            self._end("A session's graph is planned as a whole.")
+        self._count_call(is_new)
+        self._is_counted = True
+
+    def answers(self, item: GraphItem, values: Sequence[Any]) -> list[np.ndarray]:
+        """Ones, of the shapes that the step's outputs have for these values; or the end of the script."""
+        if not self._is_counted:
+            self._count_call(is_new=False)
+        self._is_counted = False
+        shapes = {name: np.shape(value) for name, value in zip(item.inputs, values, strict=True)}
+        graph = with_inferred_shapes(item, list(item.outputs), shapes)
+        outputs = [graph.get_tensor_by_name(name) for name in item.outputs]
+        for output in outputs:
+            if not output.shape.is_fully_defined():
+                self._end(f"What that step returns has a shape that is known once it has run: {output.name}.")
+        return [_ones(output) for output in outputs]
+
+    def note(self) -> str:
+        """The steps that are planned, why there are no more, and how to see more, on one line."""
+        told = f"Planned: {listed(self._planned.values())}. {self.end}"
+        if self.end == _AT_ITS_END:
+            return told
+        return (
+            f"{told} Steps that it comes to later are not shown: `autodist plan --calls N` lets it go on to its N-th "
+            "call of a training step. No step is made; those that the script goes on from return ones."
+        )
+
+    def _shown_as(self, name: str) -> str:
+        named = name or "the session's graph"
+        before = sum(of_step == name for of_step, _ in self._planned)
+        return f"{named} ({before + 1})" if before else named
+
+    def _plan(self, shown_as: str, names: Mapping[str, str], step: PlannedStep) -> None:
+        assert self.chosen is not None, "the script has made its AutoDist"
+        if not self._strategies:
+            builders = {name: named_builder(name) for name in self.strategies} or {"": self.chosen[1]}
+            self._strategies = {name: PlannedSteps(builder, self.spec) for name, builder in builders.items()}
+        self.plans += [step.plan(name, steps, names, shown_as) for name, steps in self._strategies.items()]
+
+    def _count_call(self, is_new: bool) -> None:
+        """Counts a call of a training step, and ends the script if it is the last."""
+        self._calls_made += 1
+        if self._is_over:
+            raise EndOfLookError
+        if self.calls is not None:
+            if self._calls_made >= self.calls:
+                self._end(f"The script was ended at call {self.calls} of a training step.")
+        elif not self._expected:
+            self._end("There the script was ended.")
+        elif not is_new:
+            self._end(f"The script was ended where it calls a step again, before {listed(self._expected)}.")
+
+    def _end(self, why: str) -> NoReturn:
+        """Ends the script; one that catches that, and comes to another step, is ended there once more."""
+        if not self._is_over:
+            self.end, self._is_over = why, True
+        raise EndOfLookError
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Names of globals and attributes in the code of a function and of those that it defines."""
+    inner = (constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return {*code.co_names}.union(*map(_names_in, inner))
+
+
+def _ones(output: tf.Tensor) -> np.ndarray:
+    if output.dtype == tf.string:
+        return np.full(output.shape, b"", object)
+    return np.ones(output.shape, output.dtype.as_numpy_dtype)
