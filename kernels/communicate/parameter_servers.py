@@ -167,7 +167,7 @@ class _Servers:
             exchange = Exchange(f, self.context, message.key)
             done = tf.constant(True)
             if message.reader == self.context.worker:
-                reads = after_loops(self.item.wiring, self.versions.own(message.reads))
+                reads = after_loops(self.item.wiring, self.versions.own(message))
                 exchange.send(message.owner, "read", [done], [f.after(reads)] if reads else [])
             else:
                 exchange.receive(message.reader, "read", [done])

@@ -3,12 +3,15 @@
 A write at the owner ends a version of the variable. It waits until every worker has read that version, and for nothing
 else. A worker whose gradient reaches the owner in between has read it by then: the gradient waits for the read, and the
 write for the gradient. Any other worker that reads the version sends an acknowledgement.
+
+Where workers may fetch different things, none has the fetches of another. Each then acknowledges the reads that it may
+fetch, and waits for those that it fetches.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,6 +20,7 @@ from autodist.graph.execution_order import message_of
 from autodist.graph.item import GraphItem, Replication
 from autodist.graph.names import node_of
 from autodist.graph.parts import Join
+from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.duties import Workers
@@ -31,6 +35,7 @@ class Acknowledgement:
         reader: the worker that has read them.
         owner: the worker that holds them.
         reads: the captured names of the reads; none if only the worker's last step has to be over.
+        fetchable: those among them that the worker makes only if it fetches what they lead to.
         writes: the nodes that wait for the message.
         key: the same on both workers, and in all programs that write the same variables.
     """
@@ -38,17 +43,19 @@ class Acknowledgement:
     reader: int
     owner: int
     reads: tuple[str, ...]
+    fetchable: frozenset[str]
     writes: tuple[str, ...]
     key: str
 
 
 @dataclass(frozen=True)
 class _Wait:
-    """A write at `owner` that waits for what `reader` reads."""
+    """A write at `owner` that waits for what `reader` reads, `fetchable` of it only if it fetches that."""
 
     reader: int
     owner: int
     reads: tuple[str, ...]
+    fetchable: frozenset[str]
     write: str
 
 
@@ -125,9 +132,14 @@ class Versions:
                             found[join.name] = join
         return found
 
-    def own(self, reads: Collection[str]) -> list[str]:
-        """This worker's nodes for captured reads, each replica's."""
-        return [name for name in self._item.wiring.effects if self._captured(name) in reads]
+    def own(self, message: Acknowledgement) -> list[str]:
+        """This worker's nodes for the reads that it acknowledges, each replica's."""
+        fetched = reach(map(node_of, self._item.outputs), self._item.wiring.data.__getitem__)
+        return [
+            name for name in self._item.wiring.effects
+            if self._captured(name) in message.reads
+            and (self._captured(name) not in message.fetchable or name in fetched)
+        ]  # fmt: skip
 
     def awaited(self, acknowledgements: Iterable[Acknowledgement]) -> Mapping[str, Sequence[str]]:
         """By write and by message of gradients, what other workers do before it for its sake."""
@@ -174,13 +186,14 @@ class Versions:
             key = f"read/{what}/{times[reader, what]}"
             times[reader, what] += 1
             reads = dict.fromkeys(read for wait in waits for read in wait.reads)
+            fetchable = frozenset(read for wait in waits for read in wait.fetchable)
             writes = dict.fromkeys(wait.write for wait in waits)
-            found.append(Acknowledgement(reader, waits[0].owner, tuple(reads), tuple(writes), key))
+            found.append(Acknowledgement(reader, waits[0].owner, tuple(reads), fetchable, tuple(writes), key))
         return found
 
     def _waits(self, runs: Mapping[str, Workers]) -> Iterator[_Wait]:
         """What writes wait for besides gradients, in the order of the writes."""
-        readers, position = self._find_readers(runs), self._order.position
+        readers, position, fetchable = self._find_readers(runs), self._order.position, self._fetchable
         final = {handle: position[write] for write in self._writes for handle in self._writes[write]}
         last = dict.fromkeys(final, -1)
         for write, handles in self._writes.items():
@@ -192,7 +205,8 @@ class Versions:
                 acknowledged = sent if worker in self._context.computing else -1
                 reads = [
                     read for handle in sorted(handles) for read in self._reads.get(handle, ())
-                    if readers[read] >> worker & 1 and last[handle] < position[read] < position[write]
+                    if (readers[read] >> worker & 1 or read in fetchable)
+                    and last[handle] < position[read] < position[write]
                     and not (position[read] < acknowledged and read not in self._once)
                 ]  # fmt: skip
                 is_late = acknowledged < 0 and any(
@@ -200,11 +214,14 @@ class Versions:
                     for handle in handles
                 )
                 if reads or is_late:
-                    yield _Wait(worker, owner, tuple(reads), write)
+                    maybe = frozenset(read for read in reads if not readers[read] >> worker & 1)
+                    yield _Wait(worker, owner, tuple(reads), maybe, write)
             last.update(dict.fromkeys(handles, position[write]))
 
     def _reads_last_version(self, readers: Mapping[str, Workers], worker: int, handle: str, final: int) -> bool:
-        """Returns True if a worker reads a variable behind its last write, so that the next step's first one waits."""
+        """Returns True if a worker may read a variable behind its last write: the next step's first one waits."""
+        if not self._context.joins_outputs:
+            return True
         has_proxy = worker in self._context.computing and self._context.plan.has_proxy(
             self._item.by_handle[handle].name
         )
@@ -230,6 +247,24 @@ class Versions:
                 for handle in (effect.reads - effect.writes) & self._owner.keys():
                     found.setdefault(handle, []).append(name)
         return found
+
+    @cached_property
+    def _fetchable(self) -> frozenset[str]:
+        """The reads that any worker may fetch for itself, and that the step orders before a write of their variable.
+
+        All workers have these, since they have the write.
+        """
+        if self._context.joins_outputs:
+            return frozenset()
+        bits = {handle: 1 << k for k, handle in enumerate(self._owner)}
+        written: dict[str, int] = {}
+        for name in reversed(self._order.names):
+            mask = written.get(name, 0) | sum(bits[handle] for handle in self._writes.get(name, ()))
+            for source in self._order.sources[name]:
+                written[source] = written.get(source, 0) | mask
+        return frozenset(
+            read for handle, reads in self._reads.items() for read in reads if written.get(read, 0) & bits[handle]
+        )
 
     @cached_property
     def _replica_reads(self) -> Mapping[str, list[str]]:

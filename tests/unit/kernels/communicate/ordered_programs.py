@@ -18,8 +18,11 @@ from autodist.capture.function import CapturedFunction
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.walks import reach
+from autodist.kernels import Context, Fetching, rewrite
+from autodist.kernels.pipeline import KERNELS
 from autodist.proto import strategy_pb2
 from tests.unit.kernels.in_one_process import capture, plan, rewritten
+from tests.unit.kernels.without_stacks import without_stacks
 
 NAMES = ("first", "second")
 KINDS = ("read", "write", "gradient")
@@ -57,8 +60,12 @@ def programs(length: int) -> list[Program]:
     return [p for p in found if p[0].variable == 0 and any(line.kind == "write" for line in p)]
 
 
-def make(program: Program, is_chained: bool) -> tuple[CapturedFunction, Callable[..., object]]:
+def make(
+    program: Program, is_chained: bool, fetches: bool | None = None
+) -> tuple[CapturedFunction, Callable[..., object]]:
     """A step that runs the lines, and trains a third variable by all that they have read.
+
+    Where `fetches` is given, nothing but a fetch uses what they have read: it is returned, or left.
 
     Where `is_chained`, each line waits for the one before, as a script of TensorFlow 1 orders them; otherwise those of
     one variable do, as `tf.function` orders them.
@@ -66,7 +73,7 @@ def make(program: Program, is_chained: bool) -> tuple[CapturedFunction, Callable
     owned = [tf.Variable(np.linspace(0.5 + k, 1.0, 3), name=name) for k, name in enumerate(NAMES)]
     other = tf.Variable(np.ones(3), name="other")
 
-    def step(x: tf.Tensor) -> tf.Tensor:
+    def step(x: tf.Tensor) -> list[tf.Tensor]:
         seen: list[tf.Tensor] = []
         gradients: dict[int, tf.Tensor] = {}
         last: list[tf.Tensor] = []
@@ -75,8 +82,9 @@ def make(program: Program, is_chained: bool) -> tuple[CapturedFunction, Callable
                 last = [_run(line, x, owned, seen, gradients)]
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.square(tf.reduce_sum(x * other, 1) - 1.0))
-        other.assign_sub(0.1 * tape.gradient(loss, other) * (1.0 + tf.add_n([tf.zeros([], tf.float64), *seen])))
-        return loss
+        used = seen if fetches is None else []
+        other.assign_sub(0.1 * tape.gradient(loss, other) * (1.0 + tf.add_n([tf.zeros([], tf.float64), *used])))
+        return [loss, *(seen if fetches else [])]
 
     return capture(step, BATCH), step
 
@@ -115,9 +123,27 @@ def strategy_of(captured: CapturedFunction, layout: Layout) -> strategy_pb2.Stra
     return made
 
 
-def unordered(captured: CapturedFunction, strategy: strategy_pb2.Strategy) -> list[str]:
-    """What no order of the rewritten step ensures: reads that may see another version than the captured step's."""
-    items = rewritten(captured, strategy)
+def rewritten_by_each(captured: Sequence[CapturedFunction], strategy: strategy_pb2.Strategy) -> list[GraphItem]:
+    """The step of every worker, which fetches what it likes: worker k makes the k-th of these steps, counted around."""
+    workers = range(Context(strategy, 0).workers)
+    with without_stacks():
+        return [
+            rewrite(captured[k % len(captured)].item, Context(strategy, k, Fetching.BY_EACH), kernels=KERNELS)
+            for k in workers
+        ]
+
+
+def unordered(
+    captured: CapturedFunction, strategy: strategy_pb2.Strategy, items: Sequence[GraphItem] | None = None
+) -> list[str]:
+    """What no order of the rewritten step ensures: reads that may see another version than the captured step's.
+
+    Args:
+        captured: the step.
+        strategy: by which it is rewritten.
+        items: each worker's; None: they all fetch the same.
+    """
+    items = rewritten(captured, strategy) if items is None else items
     graph = _Union(items)
     order = graph.order()
     if order is None:

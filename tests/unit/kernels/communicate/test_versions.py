@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from autodist.errors import FetchedElsewhereError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import GraphItem
 from autodist.kernels.communicate.buckets import digest
@@ -16,6 +19,7 @@ from tests.unit.kernels.communicate.ordered_programs import (
     Program,
     make,
     programs,
+    rewritten_by_each,
     strategy_of,
     unordered,
 )
@@ -68,6 +72,35 @@ def test_programs_equal_one_device(program: Program, is_chained: bool, layout: L
     captured, step = make(program, is_chained)
     batches = [(BATCH + k,) for k in range(3)]
     assert_same(train(captured, strategy_of(captured, layout), batches), one_device(captured, step, batches))
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_what_only_some_workers_fetch_sees_its_version_or_is_refused(length: int):
+    """Workers of a session: all have the writes, and every other one fetches what the program reads."""
+    wrong, told = {}, Counter[bool]()
+    reading = [p for p in programs(length) if READ in p or Line("read", 1) in p]
+    for k, program in enumerate(reading[:: length - 1]):
+        steps = [make(program, bool(k % 2), fetches)[0] for fetches in (True, False)]
+        layout = LAYOUTS[k % len(LAYOUTS)]
+        strategy = strategy_of(steps[0], layout)
+        try:
+            items = rewritten_by_each(steps, strategy)
+        except FetchedElsewhereError:
+            told[True] += 1
+            continue
+        told[False] += 1
+        if found := unordered(steps[0], strategy, items):
+            wrong["; ".join(map(str, program)), layout] = found
+    assert not wrong
+    assert told[False] > told[True]
+
+
+def test_a_worker_without_replicas_begins_its_step_before_the_next_write_where_it_may_fetch():
+    captured, _ = make((GRADIENT, WRITE), False, fetches=True)
+    items = rewritten_by_each([captured], strategy_of(captured, Layout((1, 1), computing=2, servers=1)))
+    assert [[name for name in _sent(item) if name.startswith("read/")] for item in items] == [
+        [], [], [f"read/{digest('first')}/0/read/2/1"]
+    ]  # fmt: skip
 
 
 def test_a_worker_without_replicas_acknowledges_what_it_reads_and_no_other_worker_does():
