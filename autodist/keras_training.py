@@ -87,4 +87,5 @@ class KerasTraining:
             digest_of=digest_of,
             validates=fits.validates if fits is not None else lambda model: False,
             noting_interrupts=run.end.noting_interrupts,
+            on_own=run.own_values.warn,
         )

@@ -22,6 +22,7 @@ from autodist.capture.keras_fits import argument
 from autodist.capture.keras_libraries import steps_per_execution
 from autodist.capture.keras_progress import TracedStep
 from autodist.capture.made_functions import makes_its_own
+from autodist.capture.suspects import plain_variable
 from autodist.converting import converting, ours
 from autodist.errors import NotSharedError
 from autodist.terminal_log import ALIKE_EVERYWHERE
@@ -50,6 +51,7 @@ class Evaluations:
         digest_of: tells arrays apart.
         validates: whether a model is being validated in `fit`, which all workers come to.
         noting_interrupts: is entered around each evaluation, with what tells whether all workers make it.
+        on_own: called with the name of a method and the variables of its model, where this worker computes by itself.
     """
 
     def __init__(
@@ -61,7 +63,9 @@ class Evaluations:
         noting_interrupts: Callable[[Callable[[], bool]], AbstractContextManager[None]] = lambda is_shared: (
             nullcontext()
         ),
+        on_own: Callable[[str, Sequence[Any]], None] = lambda method, variables: None,
     ) -> None:
+        self.on_own = on_own
         self.distribute, self.together, self.digest_of, self.validates = distribute, together, digest_of, validates
         self._noting_interrupts = noting_interrupts
         self._lengths: dict[tuple[int, str], Callable[[], Mapping[str, str]]] = {}
@@ -174,6 +178,9 @@ class Shared:
     def _shares(self, data: Any) -> bool:
         if self._is_shared is None:
             self._is_shared = self._step is not None and not self._model.run_eagerly and self._meets(data)
+            if not self._is_shared:
+                method = "evaluate" if self._name == "test" else self._name
+                self._how.on_own(f"{method} of {self._model.name}", [*map(plain_variable, self._model.variables)])
         return self._is_shared
 
     def _meets(self, data: Any) -> bool:

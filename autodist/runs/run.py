@@ -28,6 +28,7 @@ from autodist.runs import restarts
 from autodist.runs.chief_acts import ChiefActs
 from autodist.runs.fingerprint import Fingerprint, require_equal
 from autodist.runs.missed_step import MissedStep
+from autodist.runs.own_values import OwnValues
 from autodist.runs.peers import Peers
 from autodist.runs.run_end import RunEnd
 from autodist.runs.start_up import StartUp
@@ -76,6 +77,7 @@ class Run:
         draws: names of operations that draw random numbers from a state which TensorFlow does not show.
         chief: what the chief does for all workers between two steps.
         talk: what the workers tell one another between two steps.
+        own_values: initial values that this worker has, and the chief has not.
         end: of the run.
         tables: names of the lookup tables that this worker has filled.
         recorder: records its training steps; None: nobody has asked for that.
@@ -92,10 +94,12 @@ class Run:
     resumed: Mapping[str, Any] = field(default_factory=dict)
     strategy: strategy_pb2.Strategy | None = None
     _engines: Engines | None = None
+    _chiefs_early: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.index = self.member.index if self.member else 0
         self.workers = len(self.spec.workers)
+        self.own_values = OwnValues(self.workers > 1, self._chiefs_early)
         self.start_up = StartUp(is_chief=self.index == 0)
         self._peers = Peers(self.spec, self.member, self._payload(), self.seed, self.start_up)
         self.tracker = VariableTracker(self.pull)
@@ -168,7 +172,8 @@ class Run:
             return cls(spec, builder, None, drawn, resumed)
         told = json.loads(member.payload)
         draw_from(told["draws"])
-        return cls(ResourceSpec.from_payload(told["spec"]), None, member, told["seed"], told.get("resumed", {}))
+        spec, resumed = ResourceSpec.from_payload(told["spec"]), told.get("resumed", {})
+        return cls(spec, None, member, told["seed"], resumed, _chiefs_early=told["early"])
 
     def _payload(self) -> bytes:
         """What the chief tells the others that it starts."""
@@ -177,6 +182,7 @@ class Run:
             "seed": self.seed,
             "resumed": self.resumed,
             "draws": json.dumps(Draws.now().told()),
+            "early": self.own_values.told(),
         }
         return json.dumps(told).encode()
 

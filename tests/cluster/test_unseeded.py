@@ -63,6 +63,46 @@ def test_all_workers_draw_and_initialise_alike_before_they_train(tmp_path: Path,
         run.assert_gone()
 
 
+BUILT = """
+import gc
+gc.freeze = lambda: None  # of the tests' own, which would hide what is made before it
+import keras
+{seed}
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+"""
+
+EVALUATED = """
+x, y = np.ones((8, 3)), np.ones((8, 1))
+with ad.scope():
+    model.compile("adam", "mse")
+before = [model.evaluate(x, y, verbose=0) for _ in range(2)]
+model.predict(x, verbose=0)
+model.fit(x, y, batch_size=4, verbose=0)
+keep(before=before, after=model.evaluate(x, y, verbose=0))
+"""
+
+
+@pytest.mark.parametrize("seed, is_told", [("", True), ("keras.utils.set_random_seed(3)", False)])
+def test_a_worker_that_evaluates_initial_values_of_its_own_names_them_once(
+    tmp_path: Path, seed: str, is_told: bool
+) -> None:
+    strategy = {"builder": "PS"}
+    with Training(
+        tmp_path, EVALUATED, {**SPEC, "strategy": strategy}, before=BUILT.format(seed=seed), is_forked=False
+    ) as run:
+        assert run.wait(120) == 0, run.stderr
+        run.assert_gone()
+    chief, other = run.kept(0), run.kept(1)
+    assert np.array_equal(chief["before"], other["before"]) is not is_told
+    assert chief["after"] == other["after"]
+    told = [line for line in run.stderr.splitlines() if "its own initial values" in line]
+    assert len(told) == is_told, run.stderr
+    for line in told:
+        assert "[localhost:1]" in line
+        assert "evaluate of sequential computes" in line
+        assert "sequential/dense/kernel, sequential/dense_1/kernel: they were made before AutoDist(...)" in line
+
+
 SEEDED = """
 import random
 seen = {"python": random.random(), "numpy": np.random.normal()}
