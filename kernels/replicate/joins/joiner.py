@@ -153,7 +153,11 @@ class Joiner:
             kind: how it joins.
             copies: the tensor that stands for `captured` in each local replica; None: the replica's own copy.
             depth: length of the chain of joins before it.
+
+        Raises:
+            RewriteError: other workers have a part in it, and its shape is not known.
         """
+        self._require_sized(captured)
         with fragment(self.editor, name) as f:
             made = self._locally(f, captured, kind, copies)
             whole = made.finished(made.local if made.total is None else tf.math.divide_no_nan(made.local, made.total))
@@ -166,6 +170,20 @@ class Joiner:
             )
         )  # fmt: skip
         return f.name(whole.result)
+
+    def _require_sized(self, name: str) -> None:
+        """Passes if a tensor can be joined over all workers, which send it as a part of one vector.
+
+        Raises:
+            RewriteError: its shape is not known.
+        """
+        shape = self.item.spec_of(name).shape
+        if self.context.workers > 1 and not shape.is_fully_defined():
+            raise RewriteError(
+                f"{name!r} has the shape {shape}, and a sum or mean of the batch that the step goes on with is joined "
+                "over all workers, for which its shape has to be known before the step runs. Give it one by "
+                "tf.ensure_shape, or say the length of what is passed whole in input_signature."
+            )
 
     def join_here(self, name: str, captured: str, kind: Joined, copies: Sequence[str] | None = None) -> str:
         """One tensor over the local replicas alone, as its kind joins; arguments as of `join_value`."""
