@@ -90,6 +90,11 @@ class Peers:
         """Whether nothing is under way that waits for another worker."""
         return self._caller is None or self._caller.is_idle
 
+    def wait_until_idle(self, limit: float) -> None:
+        """Returns when nothing is under way that waits for another worker, or after `limit` seconds."""
+        if self._caller is not None:
+            self._caller.wait_until_idle(limit)
+
     @property
     def fault(self) -> ClusterError | None:
         """On the chief, what the run was lost by, where that was no doing of this process."""

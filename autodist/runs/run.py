@@ -53,6 +53,9 @@ from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Tracked, VariableTracker
 from autodist.strategies import BuildsStrategy
 
+_END_LIMIT = 0.5
+"""Seconds for a call that was cancelled to come back; what waits for a worker that is gone may never do."""
+
 _REFUSAL = "refusal"
 """Key of what the chief sends in place of a strategy that it cannot make."""
 
@@ -128,6 +131,7 @@ class Run:
             self.missed_step,
             lambda: self.guard(self._updates.wait),
             self._close_session,
+            self._end_threads,
         )
         self._landings: list[Callable[[], Any]] = []
         self.on_training: Callable[[], None] = lambda: None
@@ -379,6 +383,16 @@ class Run:
             self._engines.close()
         else:
             self._engines.abandon()
+
+    def _end_threads(self) -> None:
+        """Brings threads back from TensorFlow before Python ends: it aborts a process to which one comes back later.
+
+        Sessions in which nothing runs stay open, since exit handlers of the script may read variables.
+        """
+        self.talk.end_reading()
+        if self._engines is not None and not (self._peers.is_idle and self._updates.is_idle):
+            self._engines.end_runs()
+            self._peers.wait_until_idle(_END_LIMIT)
 
     def guard(self, call: Callable[..., Any], *args: Any) -> Any:
         """Calls what fails if another worker goes away; then raises why that worker went, not what it led to here.

@@ -30,6 +30,7 @@ class RunEnd:
         missed_step: of this worker's script.
         await_updates: waits for updates that run beside the steps.
         close_session: takes leave of the other workers' servers.
+        end_threads: brings threads back from TensorFlow that a bad end has left there.
 
     Attributes:
         before: called at the end of the script, while all values are still there; if one raises, the run ends badly by
@@ -47,9 +48,10 @@ class RunEnd:
         missed_step: MissedStep,
         await_updates: Callable[[], None],
         close_session: Callable[[], None],
+        end_threads: Callable[[], None],
     ) -> None:
         self._spec, self._is_chief, self._peers, self._missed_step = spec, is_chief, peers, missed_step
-        self._await_updates, self._close_session = await_updates, close_session
+        self._await_updates, self._close_session, self._end_threads = await_updates, close_session, end_threads
         self._script_end = watch_script_end()
         self.before: list[Callable[[], None]] = []
         self.reason = "the chief's script failed"
@@ -131,6 +133,8 @@ class RunEnd:
         except KeyboardInterrupt:
             self._peers.abort(_INTERRUPTED)
             raise
+        finally:
+            self._end_threads()
 
     def _take_leave(self) -> None:
         try:

@@ -110,6 +110,11 @@ class Talk:
         """This worker's script says no more."""
         if self._calls is not None and self._mailbox is not None:
             self._peers.guard(self._calls.leave)
+        self.end_reading()
+
+    def end_reading(self) -> None:
+        """Reads no more of what other workers tell this one at any time."""
+        if self._mailbox is not None:
             self._mailbox.close()
 
     # -- what all do alike -----------------------------------------------------------------------------------------

@@ -74,6 +74,14 @@ class Caller:
         with self._lock:
             return not self._under_way
 
+    def wait_until_idle(self, limit: float) -> None:
+        """Returns when all is done that is under way now, or after `limit` seconds."""
+        is_done = threading.Event()
+        with self._lock:
+            self._under_way += 1
+        self._requests.put((Future(), is_done.set, ()))
+        is_done.wait(limit)
+
     def _refuse(self) -> None:
         self._lock, self._waiting = threading.Lock(), set()  # some thread of the parent may have had the lock
         self._failure = ClusterError(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Mapping
 
 import tensorflow as tf
 
 from autodist.runtime.engine import Engine
 from autodist.runtime.memories import Memories
+
+_END_LIMIT = 0.5
+"""Seconds for runs to end that are cancelled; what waits for a worker that is gone may never do."""
 
 
 class Engines:
@@ -64,6 +68,15 @@ class Engines:
         """Leaves the sessions as they are till the process ends: closing one waits for runs that never end."""
         for engine in self._opened:
             engine.abandon()
+
+    def end_runs(self) -> None:
+        """Ends what runs, as far as that is possible within a moment, in sessions that were abandoned."""
+        closing = [threading.Thread(target=e.session.close, name="autodist-closing", daemon=True) for e in self._opened]
+        for thread in closing:
+            thread.start()
+        deadline = time.monotonic() + _END_LIMIT
+        for thread in closing:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def _as_it_stands(config: tf.compat.v1.ConfigProto) -> tf.compat.v1.ConfigProto:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Sequence
 
@@ -17,7 +18,7 @@ _END = b""
 """What a worker sends itself at the end."""
 
 _END_LIMIT = 5.0
-"""Seconds to wait for the reader, which has nothing else to do by then."""
+"""Seconds to wait for the reader, which has nothing else to do by then unless other workers are gone."""
 
 
 class Mailbox:
@@ -68,10 +69,16 @@ class Mailbox:
         self._engine.session.run([self._sends[w] for w in workers], {self._content: content})
 
     def close(self) -> None:
-        """Ends the reading. What comes later lies there unread."""
-        if self._reader is not None:
+        """Ends the reading, also where other workers are gone. What comes later lies there unread."""
+        if self._reader is not None and self._reader.is_alive():
+            ending = threading.Thread(target=self._end, name="autodist-mailbox-end", daemon=True)
+            ending.start()  # in a session that may not answer any more
+            ending.join(_END_LIMIT)
+            self._reader.join(0 if ending.is_alive() else _END_LIMIT)
+
+    def _end(self) -> None:
+        with contextlib.suppress(tf.errors.OpError, RuntimeError):  # the session is closed, and the reading ended
             self._send([self._worker], _END)
-            self._reader.join(_END_LIMIT)
 
     def _read(self) -> None:
         while True:

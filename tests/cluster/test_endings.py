@@ -141,3 +141,36 @@ if {catches}:
         assert run.wait(ENDS) == -signal.SIGTERM
         run.assert_gone()
     assert run.stdout == ("caught WorkerFailedError\n" if catches else "")
+
+
+# Python aborts a process to which a thread comes back from TensorFlow while it ends.
+LEAVES_NONE_IN_TENSORFLOW = """
+import sys, threading
+
+def tell_of_threads():
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    for ident, frame in sys._current_frames().items():
+        while frame is not None and "session.py" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        if frame is not None:
+            note(f"in TensorFlow: {names.get(ident)}")
+    note(f"left{me}")
+
+atexit.register(tell_of_threads)
+"""
+
+FAILS = """
+if me == 0:
+    atexit.register(lambda: print("reads", variable.numpy().sum()))
+    raise ValueError("the chief fails")
+step(np.ones([2, 3]))
+"""
+
+
+def test_no_thread_is_left_in_tensorflow_where_the_chief_fails(tmp_path: Path) -> None:
+    with Training(tmp_path, TRAIN + FAILS, TWO, LEAVES_NONE_IN_TENSORFLOW) as run:
+        assert run.wait(START) == 1
+        run.assert_gone()
+        assert run.has_note("left0") and run.has_note("left1")
+        assert not list(run.directory.glob("notes/in TensorFlow*"))
+    assert "reads -1.5" in run.stdout and "ValueError: the chief fails" in run.stderr

@@ -66,6 +66,7 @@ def end_of(done: list[str], await_updates: Callable[[], None] | None = None, **k
         MissedStep(lambda: True),
         await_updates or (lambda: done.append("updates")),
         lambda: done.append("session"),
+        lambda: done.append("threads"),
     )
     made.before.append(lambda: done.append("before"))
     return made
@@ -80,7 +81,7 @@ def raising(error: Exception) -> Callable[[], None]:
 
 def test_what_needs_values_comes_before_leave_is_taken(script: Script, done: list[str]) -> None:
     end_of(done).finish()
-    assert done == ["updates", "before", "session", "finish"]
+    assert done == ["updates", "before", "session", "finish", "threads"]
 
 
 def test_what_fails_before_the_end_is_raised_after_all_have_ended(script: Script, done: list[str]) -> None:
@@ -88,7 +89,7 @@ def test_what_fails_before_the_end_is_raised_after_all_have_ended(script: Script
     end.before.insert(0, raising(CheckpointError("no room")))
     with pytest.raises(CheckpointError, match="no room"):
         end.finish()
-    assert done == ["updates", "before", "session", "finish"]
+    assert done == ["updates", "before", "session", "finish", "threads"]
 
 
 def test_a_script_that_fails_stops_the_others_first(
@@ -99,14 +100,14 @@ def test_a_script_that_fails_stops_the_others_first(
     end.before.insert(0, raising(CheckpointError("no room")))
     with caplog.at_level(logging.ERROR, "autodist"):
         end.finish()
-    assert done == ["session", "abort: the chief's script failed", "before"]
+    assert done == ["session", "abort: the chief's script failed", "before", "threads"]
     assert "no room" in caplog.text
 
 
 def test_updates_that_fail_end_the_run(script: Script, done: list[str]) -> None:
     with pytest.raises(ClusterError, match="an update"):
         end_of(done, raising(ClusterError("an update failed"))).finish()
-    assert done == ["session", "abort: the chief's updates failed"]
+    assert done == ["session", "abort: the chief's updates failed", "threads"]
 
 
 def test_ctrl_c_that_was_caught_is_told(script: Script, done: list[str]) -> None:

@@ -80,3 +80,17 @@ def test_a_forked_process_is_told_that_it_takes_no_part() -> None:
         assert told.read().startswith(f"Process {child} was forked from a worker's, as those of `multiprocessing` are")
     os.waitpid(child, 0)
     assert caller.call(int) == 0
+
+
+def test_what_is_under_way_is_waited_for_up_to_a_limit() -> None:
+    caller, go = Caller(), threading.Event()
+    waits = threading.Thread(target=lambda: caller.call(go.wait))
+    waits.start()
+    while caller.is_idle:
+        waits.join(0.001)
+    caller.wait_until_idle(0.01)
+    assert not caller.is_idle
+    go.set()
+    caller.wait_until_idle(20)
+    waits.join(20)
+    assert caller.call(lambda: 1) == 1
