@@ -43,13 +43,13 @@ class Pickled:
         content: the value, pickled.
         sources: by name of a file, or of a cell, its text: what the value's functions were compiled from.
         path: folders of modules that the packing process imports from.
-        settings: of Keras in that process; None: it has not imported Keras.
+        settings: of each Keras that the packing process has imported.
     """
 
     content: bytes
     sources: dict[str, str] = field(default_factory=dict)
     path: tuple[str, ...] = ()
-    settings: KerasSettings | None = None
+    settings: tuple[KerasSettings, ...] = ()
 
 
 def pack(value: object, what: str, mend: str) -> bytes:
@@ -91,8 +91,9 @@ def unpack(packed: bytes, takes_settings: bool = False) -> Any:
             # No time of change: the text stays, whatever looks for the file.
             linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     try:
-        if takes_settings and pickled.settings is not None:
-            pickled.settings.apply()
+        if takes_settings:
+            for settings in pickled.settings:
+                settings.apply()
         return pickle.loads(pickled.content)
     except Exception as error:  # as above
         mend = _MODULES if isinstance(error, ImportError | AttributeError) else "Send what it can be made of."

@@ -151,7 +151,7 @@ def require_equal(chief: Fingerprint, mine: Fingerprint, name: str, item: GraphI
         f"{name} captured another step than the chief; they differ first at line {at}:\n"
         f"    chief:  {theirs}\n    here:   {ours}\n"
         "The script must build the same step on every worker: let nothing that shapes it depend on the worker, the "
-        "machine or chance."
+        "machine or chance. What it draws is alike where it draws after AutoDist(…), or by a generator with a seed."
     )
 
 

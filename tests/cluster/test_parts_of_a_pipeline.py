@@ -106,6 +106,31 @@ keep(losses=losses, first=model.get_weights()[0], second=model.get_weights()[2])
 """
 )
 
+FIT = (
+    """
+import keras
+keras.config.set_floatx("float64")
+keras.utils.set_random_seed(1)
+"""
+    + DATA
+    + """
+def mine(rows):  # my part of each batch of 8, of which the last one has 7
+    return np.concatenate([(batch := rows[start : start + 8])[len(batch) * me // n : len(batch) * (me + 1) // n]
+                           for start in range(0, 23, 8)])
+
+with ad.scope():
+    layers = [keras.Input((4,)), keras.layers.Dense(3, "tanh"), keras.layers.Dense(2)]
+    model = keras.Sequential(layers)
+    model.set_weights([kernels[0], np.zeros(3), kernels[1], np.zeros(2)])
+    model.compile(keras.optimizers.Adam(0.1), "mse", metrics=["mae"])
+    weights = np.arange(23.0)
+    fitted = model.fit(mine(x), mine(y), batch_size=8 // n, sample_weight=mine(weights), epochs=2, shuffle=False,
+                       validation_data=(x, y), verbose=0)
+    losses = np.concatenate([fitted.history[name] for name in ("loss", "mae", "val_loss")])
+keep(losses=losses, first=model.get_weights()[0], second=model.get_weights()[2], predicted=model.predict(x, verbose=0))
+"""
+)
+
 
 def machines(workers: int, **strategy: Any) -> dict[str, Any]:
     nodes = [{"address": "localhost", "cpus": list(range(workers)), "workers": workers}]
@@ -131,6 +156,15 @@ def test_own_parts_fed_to_two_pipelines_side_by_side_are_too(tmp_path: Path) -> 
     [alone] = kept(tmp_path / "one", FUNCTION, machines(1), 1)
     spec = machines(4, micro_batches=1, mesh={"stage": 2, "data": 2})
     for found in kept(tmp_path / "mesh", FUNCTION, spec, 4):
+        for name, value in alone.items():
+            np.testing.assert_allclose(found[name], value, rtol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize("workers, mesh", [(2, {"stage": 2}), (4, {"stage": 2, "data": 2})])
+def test_fit_on_parts_that_workers_pass_trains_as_one_device_on_all(tmp_path: Path, workers: int, mesh: Any) -> None:
+    own = {"batch": "per_worker"}
+    [alone] = kept(tmp_path / "one", FIT, machines(1) | own, 1)
+    for found in kept(tmp_path / "stages", FIT, machines(workers, micro_batches=2, mesh=mesh) | own, workers):
         for name, value in alone.items():
             np.testing.assert_allclose(found[name], value, rtol=1e-9, err_msg=name)
 

@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tf_keras
 
 from autodist.errors import LaunchError, WorkerFailedError
 from autodist.notebook.keras_settings import KerasSettings
@@ -135,8 +136,7 @@ def test_model_whose_optimizer_has_made_no_step_comes_without_a_warning() -> Non
 
 
 def test_settings_of_keras_are_taken_where_that_is_asked_for() -> None:
-    before = KerasSettings.of_this_process()
-    assert before is not None
+    before = settings_of("keras")
     try:
         others = KerasSettings(
             "float64", 1e-5, "channels_first", {"class_name": "DTypePolicy", "config": {"name": "float16"}}
@@ -153,6 +153,26 @@ def test_settings_of_keras_are_taken_where_that_is_asked_for() -> None:
     finally:
         before.apply()
         keras.config.set_dtype_policy(before.floatx)
+
+
+def test_settings_of_tf_keras_are_taken_too() -> None:
+    before = settings_of("tf_keras")
+    try:
+        KerasSettings("float64", 1e-5, "channels_first", "mixed_float16", "tf_keras").apply()
+        packed = pack(lambda: (tf_keras.backend.floatx(), tf_keras.layers.Dense(1).compute_dtype), "", "")
+        before.apply()
+        tf_keras.mixed_precision.set_global_policy(before.floatx)
+        assert unpack(packed)() == (before.floatx, before.floatx)
+        assert unpack(packed, takes_settings=True)() == ("float64", "float16")
+        assert settings_of("tf_keras").image_data_format == "channels_first"
+    finally:
+        before.apply()
+        tf_keras.mixed_precision.set_global_policy(before.floatx)
+
+
+def settings_of(library: str) -> KerasSettings:
+    [found] = [settings for settings in KerasSettings.of_this_process() if settings.library == library]
+    return found
 
 
 def test_what_cannot_be_put_together_is_told() -> None:
