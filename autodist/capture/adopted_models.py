@@ -15,7 +15,7 @@ from autodist.capture.keras_distribution import check_current_distribution
 from autodist.capture.keras_evaluations import Evaluations
 from autodist.capture.keras_fits import SHOW_PROGRESS, Fits
 from autodist.capture.keras_progress import TracedStep
-from autodist.capture.made_functions import is_making
+from autodist.capture.made_functions import is_making, own_maker, set_maker
 from autodist.capture.other_strategies import require_no_strategy
 from autodist.capture.own_frames import hiding_own_frames
 from autodist.capture.patches import Patch, patched
@@ -116,6 +116,8 @@ class AdoptedModels(ABC):
 
         @functools.wraps(method)
         def call(model: Any, *args: Any, **kwargs: Any) -> Any:
+            if method.__name__ == "fit" and own_maker(model, "train") is not None:
+                self.adopt(model)  # else Keras would call it in place of the class's, by which models are adopted
             bound = method.__get__(model)
             ours = self._fits.wrapped(bound) if self._fits is not None else bound
             return (self._around_fit(ours) if method.__name__ == "fit" else ours)(*args, **kwargs)
@@ -127,12 +129,14 @@ class AdoptedModels(ABC):
         batch_axis = self._batch_axis
 
         def make_train_function(force: bool = False) -> Any:
+            if is_making(model):  # the script's own calls what it has found on the model
+                return type(model).make_train_function(model, force)
             if model.train_function is None or force:
                 _check(model)
                 model.train_function = self.train_function(model, batch_axis)
             return model.train_function
 
-        vars(model)["make_train_function"] = make_train_function
+        set_maker(model, "train", make_train_function)
         model.train_function = None
         evaluations = None if batch_axis else self._evaluations  # else each worker evaluates the whole of batches
         if evaluations is not None:

@@ -21,7 +21,7 @@ from autodist.capture.keras_batches import without_optionals
 from autodist.capture.keras_fits import argument
 from autodist.capture.keras_libraries import steps_per_execution
 from autodist.capture.keras_progress import TracedStep
-from autodist.capture.made_functions import makes_its_own
+from autodist.capture.made_functions import makes_its_own, set_maker
 from autodist.capture.suspects import plain_variable
 from autodist.converting import converting, ours
 from autodist.errors import NotSharedError
@@ -71,11 +71,11 @@ class Evaluations:
         self._lengths: dict[tuple[int, str], Callable[[], Mapping[str, str]]] = {}
 
     def adopt(self, model: keras.Model) -> None:
-        """Gives a model functions of ours, unless its class makes its own."""
+        """Gives a model functions of ours, unless it or its class makes its own."""
         for name, shared in self.shared.items():
             if not makes_its_own(model, name):
                 setattr(model, f"{name}_function", None)
-                vars(model)[f"make_{name}_function"] = self._maker(model, name, shared)
+                set_maker(model, name, self._maker(model, name, shared))
 
     @property
     def shared(self) -> Mapping[str, type[Shared]]:

@@ -1,4 +1,4 @@
-"""The functions that a model's class makes (`make_train_function` and its like), as functions of one batch."""
+"""The functions that a model or its class makes (`make_train_function` and its like), as functions of one batch."""
 
 from __future__ import annotations
 
@@ -15,19 +15,38 @@ _IS_MADE = "_autodist_makes_a_function"
 """A model has it while its class makes a function of one batch for us."""
 
 
+_SCRIPTS_OWN = "_autodist_scripts_own"
+"""Of a maker of ours: the one that the script had set on the model, in whose place it is; None: it had set none."""
+
+
 def is_making(model: Any) -> bool:
-    """Returns True while the class of a model makes a function for us."""
+    """Returns True while a model or its class makes a function for us."""
     return _IS_MADE in vars(model)
 
 
+def set_maker(model: Any, name: str, make: Callable[..., Any]) -> None:
+    """Sets a `make_train_function` of ours, or the like of another name, on a model; keeps the script's own."""
+    vars(make)[_SCRIPTS_OWN] = own_maker(model, name)
+    vars(model)[f"make_{name}_function"] = make
+
+
+def own_maker(model: Any, name: str) -> Callable[..., Any] | None:
+    """The `make_train_function`, or the like, that the script has set on a model itself; None: it has set none."""
+    found = vars(model).get(f"make_{name}_function")
+    own: Callable[..., Any] | None = getattr(found, _SCRIPTS_OWN, found)
+    return own
+
+
 def makes_its_own(model: Any, name: str) -> bool:
-    """Returns True if the class of a model overrides `make_train_function`, or the like of another name."""
+    """Returns True if the script overrides `make_train_function`, or the like, on a model or in its class."""
+    if own_maker(model, name) is not None:
+        return True
     definer = definer_of(type(model), f"make_{name}_function")
     return not definer.__module__.startswith(("keras.", "tf_keras."))
 
 
 def one_batch_step(model: Any, name: str) -> Callable[[Any], Any]:
-    """Returns a step of one batch: what the class of a model makes by `make_train_function`, or the like.
+    """Returns a step of one batch: what a model or its class makes by `make_train_function`, or the like.
 
     Args:
         model: of Keras 3 or of tf_keras.
@@ -51,7 +70,8 @@ def plain_function(model: Any, name: str) -> Callable[[Any], Any]:
     with _for_one_batch(model):
         setattr(model, attribute, None)
         try:
-            made = getattr(type(model), f"make_{attribute}")(model)
+            own = own_maker(model, name)
+            made = getattr(type(model), f"make_{attribute}")(model) if own is None else own()
             return getattr(model, attribute) if made is None else made
         finally:
             setattr(model, attribute, None)

@@ -105,6 +105,40 @@ def test_fit_distributes_what_the_class_makes(library: Any, function: Train, ste
         np.testing.assert_allclose(mine, other, rtol=1e-9, atol=1e-9)
 
 
+def doubled(library: Any, when: str, calls: str) -> list[Any]:
+    """The weights after a `fit` of a model on which a maker was set that doubles what is logged."""
+    initial = library.initializers.GlorotUniform(seed=1)
+    model = library.Sequential([library.Input((3,)), library.layers.Dense(1, kernel_initializer=initial)])
+    if when == "before fit":
+        model.compile(library.optimizers.SGD(0.1), "mse")
+    found = model.make_train_function
+
+    def make_train_function(force: bool = False) -> Any:
+        if model.train_function is None or force:
+            found(force=True) if calls == "what it found" else type(model).make_train_function(model, force=True)
+            plain = model.train_function
+            model.train_function = lambda iterator: tf.nest.map_structure(lambda log: 2.0 * log, plain(iterator))
+        return model.train_function
+
+    model.make_train_function = make_train_function
+    if when == "before compile":
+        model.compile(library.optimizers.SGD(0.1), "mse")
+    history = model.fit(X, Y, batch_size=5, epochs=2, shuffle=False, verbose=0)
+    return [*model.get_weights(), history.history["loss"]]
+
+
+@BOTH
+@pytest.mark.parametrize("when", ["before compile", "before fit"])
+@pytest.mark.parametrize("calls", ["what it found", "the class's"])
+def test_fit_distributes_what_a_maker_that_is_set_on_the_model_makes(library: Any, when: str, calls: str) -> None:
+    alone, ad = doubled(library, when, calls), two_replicas()
+    with ad.scope():
+        found = doubled(library, when, calls)
+    assert ad._run.step == 2 * 4
+    for mine, other in zip(found, alone, strict=True):
+        np.testing.assert_allclose(mine, other, rtol=1e-9, atol=1e-9)
+
+
 @BOTH
 @pytest.mark.parametrize("owner", [None, 1], ids=["all-reduce", "server"])
 def test_what_the_class_makes_is_that_of_one_device_on_two_workers(library: Any, owner: int | None) -> None:
@@ -134,6 +168,16 @@ class Judged(keras.Sequential):
 
     def make_predict_function(self, force: bool = False) -> None:
         self.predict_function = lambda batches: 2.0 * self(batches[0])
+
+
+def test_test_and_predict_functions_that_are_set_on_the_model_are_called_as_they_are() -> None:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.make_test_function = lambda force=False: Judged.make_test_function(model)
+    model.make_predict_function = lambda force=False: Judged.make_predict_function(model)
+    with two_replicas().scope():
+        model.compile("sgd", "mse")
+        np.testing.assert_allclose(model.predict(X, verbose=0), 2.0 * model(X))
+        assert set(model.evaluate(X, Y, verbose=0, return_dict=True)) == {"total"}
 
 
 def test_test_and_predict_functions_of_the_class_are_called_as_they_are() -> None:
