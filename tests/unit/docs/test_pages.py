@@ -167,6 +167,13 @@ def test_every_error_has_its_entry() -> None:
     assert entries == classes - {"AutoDistError"}
 
 
+def test_the_api_reference_has_every_method_of_an_autodist() -> None:
+    [listed] = re.findall(
+        r"^::: autodist.api.AutoDist\n    options: {members: \[(.*)\]}$", PAGES["api.md"], re.MULTILINE
+    )
+    assert set(listed.split(", ")) == {name for name in vars(AutoDist) if not name.startswith("_")}
+
+
 def test_the_readme_is_short() -> None:
     assert len(PAGES["README.md"].splitlines()) <= 120
 
