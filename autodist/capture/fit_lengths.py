@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from collections.abc import Callable, Mapping
@@ -12,6 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import tree
+
+from autodist.capture.bound_calls import arguments_of, with_bound_arguments
 
 _LENGTHS = "_autodist_batch_lengths"
 """Those of the `fit` that a model is in."""
@@ -24,22 +25,15 @@ _MAKES_BATCHES = ("Batch", "ParallelBatch")
 
 def noting_lengths(fit: Callable[..., Any], model: keras.Model) -> Callable[..., Any]:
     """A model's `fit`, during which `lengths_to_come` gives the lengths of its batches."""
-    signature = inspect.signature(fit)
 
-    @functools.wraps(fit)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(bound: inspect.BoundArguments) -> Any:
+        vars(model)[_LENGTHS] = batch_lengths(arguments_of(bound))
         try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError:
-            return fit(*args, **kwargs)  # which says so itself
-        rest = next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), "")
-        vars(model)[_LENGTHS] = batch_lengths({**bound.arguments, **bound.arguments.get(rest, {})})
-        try:
-            return fit(*args, **kwargs)
+            return fit(*bound.args, **bound.kwargs)
         finally:
             vars(model).pop(_LENGTHS, None)
 
-    return call
+    return with_bound_arguments(fit, call)
 
 
 def lengths_to_come(model: keras.Model) -> tuple[int, ...]:

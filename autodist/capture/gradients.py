@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -221,8 +222,6 @@ def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None)
     """
     notes = GradientNotes(in_functions=in_functions, whole=whole)
     tape_gradient = tf.GradientTape.gradient
-    tape_jacobian = tf.GradientTape.jacobian
-    tape_batch_jacobian = tf.GradientTape.batch_jacobian
     graph_gradients = gradients_util._GradientsHelper
 
     def unnoted(differentiating: Callable[..., Any]) -> Callable[..., Any]:
@@ -232,27 +231,18 @@ def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None)
 
         return called
 
-    def jacobian(
-        self: tf.GradientTape,
-        target: Any,
-        sources: Any,
-        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        plain = lambda t: tape_jacobian(self, t, sources, unconnected_gradients, *args, **kwargs)  # noqa: E731
-        return notes.jacobian(self, target, Jacobian(sources, unconnected_gradients), plain)
+    def jacobian(of_tape: Any, asked_for: Callable[[Any, tf.UnconnectedGradients], Jacobian | BatchJacobian]) -> Any:
+        """`jacobian` or `batch_jacobian` of a tape, whose third parameter is what is differentiated by."""
+        signature = inspect.signature(of_tape)
+        by = [*signature.parameters][2]
 
-    def batch_jacobian(
-        self: tf.GradientTape,
-        target: Any,
-        source: Any,
-        unconnected_gradients: tf.UnconnectedGradients = tf.UnconnectedGradients.NONE,
-        *args: Any,
-        **kwargs: Any,
-    ) -> Any:
-        plain = lambda t: tape_batch_jacobian(self, t, source, unconnected_gradients, *args, **kwargs)  # noqa: E731
-        return notes.jacobian(self, target, BatchJacobian(source, unconnected_gradients), plain)
+        def called(self: tf.GradientTape, target: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(self, target, *args, **kwargs)
+            bound.apply_defaults()
+            asked = asked_for(bound.arguments[by], bound.arguments["unconnected_gradients"])
+            return notes.jacobian(self, target, asked, lambda t: of_tape(self, t, *args, **kwargs))
+
+        return called
 
     def gradient(
         self: tf.GradientTape,
@@ -274,8 +264,8 @@ def noting_gradients(in_functions: bool = True, whole: TakesApart | None = None)
 
     with (
         replaced(tf.GradientTape, "gradient", gradient),
-        replaced(tf.GradientTape, "jacobian", jacobian),
-        replaced(tf.GradientTape, "batch_jacobian", batch_jacobian),
+        replaced(tf.GradientTape, "jacobian", jacobian(tf.GradientTape.jacobian, Jacobian)),
+        replaced(tf.GradientTape, "batch_jacobian", jacobian(tf.GradientTape.batch_jacobian, BatchJacobian)),
         replaced(gradients_util, "_GradientsHelper", helper),
         # What is differentiated for one example by itself has no part of a batch,
         replaced(control_flow_ops, "_pfor_impl", unnoted(control_flow_ops._pfor_impl)),

@@ -16,9 +16,9 @@ import tensorflow as tf
 from keras import tree
 
 from autodist.batch_axis import is_array
+from autodist.capture.bound_calls import argument
 from autodist.capture.fit_arguments import told_lengths
 from autodist.capture.keras_batches import without_optionals
-from autodist.capture.keras_fits import argument
 from autodist.capture.keras_libraries import steps_per_execution
 from autodist.capture.keras_progress import TracedStep
 from autodist.capture.made_functions import makes_its_own, set_maker

@@ -7,7 +7,7 @@ import inspect
 import json
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ import keras
 import numpy as np
 from keras import tree
 
+from autodist.capture.bound_calls import argument, arguments_of, set_argument, takes, with_bound_arguments
 from autodist.capture.fit_arguments import require_same_arguments, told_arguments
 from autodist.capture.keras_callbacks import (
     acting_alone,
@@ -73,14 +74,13 @@ class Fits:
     def wrapped(self, method: Callable[..., Any]) -> Callable[..., Any]:
         """One of `SHOW_PROGRESS`, bound to its model, as this worker is to call it."""
         model, name = method.__self__, method.__name__  # type: ignore[attr-defined]
-        signature = inspect.signature(method)
 
-        @functools.wraps(method)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(bound: inspect.BoundArguments) -> Any:
             key = (id(model), name)
-            if key in self._under_way or not (_takes(signature, "verbose") and _takes(signature, "callbacks")):
-                return method(*args, **kwargs)
-            bound = signature.bind(*args, **kwargs)
+            if key in self._under_way or not (
+                takes(bound.signature, "verbose") and takes(bound.signature, "callbacks")
+            ):
+                return method(*bound.args, **bound.kwargs)
             given = callbacks_in(argument(bound, "callbacks"))
             called = given if self._is_chief else self._leave_to_chief(given, model)
             if name == "fit":
@@ -91,10 +91,10 @@ class Fits:
             if not self._is_chief:
                 set_argument(bound, "verbose", 0)
             refusing = self._refusing() if name == "fit" else nullcontext()
-            with refusing, self._noted(key), self._acting(given), self._validating(model, kwargs):
+            with refusing, self._noted(key), self._acting(given), self._validating(model, bound):
                 return method(*bound.args, **bound.kwargs)
 
-        return call
+        return with_bound_arguments(method, call)
 
     def _agree(self, bound: inspect.BoundArguments) -> None:
         """Compares a call of `fit` with the chief's, and takes the chief's first epoch.
@@ -102,8 +102,7 @@ class Fits:
         Raises:
             ClusterError: an argument differs.
         """
-        rest = bound.arguments.get(_rest(bound.signature) or "", {})
-        mine = told_arguments({**bound.arguments, **rest}, self._is_global)
+        mine = told_arguments(arguments_of(bound), self._is_global)
         first = argument(bound, "initial_epoch")
         chiefs, first = json.loads(self._share(json.dumps([mine, None if first is None else int(first)])))
         require_same_arguments(chiefs, mine)
@@ -119,8 +118,8 @@ class Fits:
             self._under_way.discard(key)
 
     @contextmanager
-    def _validating(self, model: keras.Model, options: Mapping[str, Any]) -> Iterator[None]:
-        is_validation = bool(options.get("_use_cached_eval_dataset"))  # which `fit` alone says
+    def _validating(self, model: keras.Model, bound: inspect.BoundArguments) -> Iterator[None]:
+        is_validation = bool(argument(bound, "_use_cached_eval_dataset"))  # which `fit` alone says
         if is_validation:
             self._validated.append(model)
         try:
@@ -279,28 +278,3 @@ def _plain(value: Any) -> Any:
 
 def _as_logged(value: Any) -> Any:
     return np.asarray(value) if isinstance(value, list) else value
-
-
-# -- arguments, by name or among the rest that a subclass hands on ---------------------------------------------------
-
-
-def _rest(signature: inspect.Signature) -> str | None:
-    return next((p.name for p in signature.parameters.values() if p.kind is p.VAR_KEYWORD), None)
-
-
-def _takes(signature: inspect.Signature, name: str) -> bool:
-    return name in signature.parameters or _rest(signature) is not None
-
-
-def argument(bound: inspect.BoundArguments, name: str) -> Any:
-    """What a call passes for a parameter, be it among the rest; None: nothing."""
-    rest = _rest(bound.signature)
-    return bound.arguments.get(name, bound.arguments.get(rest, {}).get(name) if rest else None)
-
-
-def set_argument(bound: inspect.BoundArguments, name: str, value: Any) -> None:
-    """Lets a call pass another value for a parameter."""
-    if name in bound.signature.parameters:
-        bound.arguments[name] = value
-    else:
-        bound.arguments.setdefault(str(_rest(bound.signature)), {})[name] = value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -11,7 +10,7 @@ from typing import Any
 import keras
 from keras import tree
 
-from autodist.capture.keras_fits import argument, set_argument
+from autodist.capture.bound_calls import argument, set_argument, with_bound_arguments
 from autodist.checkpoint.automatic import Automatic
 from autodist.checkpoint.keras_callback import CheckpointCallback
 
@@ -36,17 +35,11 @@ class AroundFit:
 
     def __call__(self, fit: Callable[..., Any]) -> Callable[..., Any]:
         """`fit`, bound to its model, as the script is to call it."""
-        signature, model = inspect.signature(fit), _model_of(fit)
+        key = id(_model_of(fit))
 
-        @functools.wraps(fit)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            key = id(model)
+        def call(bound: inspect.BoundArguments) -> Any:
             if key in self._under_way:
-                return fit(*args, **kwargs)
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError:
-                return fit(*args, **kwargs)  # which says so itself
+                return fit(*bound.args, **bound.kwargs)
             set_argument(bound, "callbacks", self._in_order(argument(bound, "callbacks")))
             self._under_way.add(key)
             try:
@@ -55,7 +48,7 @@ class AroundFit:
             finally:
                 self._under_way.discard(key)
 
-        return call
+        return with_bound_arguments(fit, call)
 
     def _saved(self, fit: Callable[..., Any], bound: inspect.BoundArguments) -> Any:
         if self._automatic is None:

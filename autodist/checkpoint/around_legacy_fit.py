@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from autodist.capture.keras_fits import argument, callbacks_in
+from autodist.capture.bound_calls import argument, with_bound_arguments
+from autodist.capture.keras_fits import callbacks_in
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.errors import CheckpointError
 from autodist.own_share import OwnShare
@@ -30,14 +30,8 @@ class AroundLegacyFit:
 
     def __call__(self, fit: Callable[..., Any]) -> Callable[..., Any]:
         """`fit`, bound to its model, as the script is to call it."""
-        signature = inspect.signature(fit)
 
-        @functools.wraps(fit)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError:
-                return fit(*args, **kwargs)  # which says so itself
+        def call(bound: inspect.BoundArguments) -> Any:
             self._share.require_no_files("fit of tf_keras reads whole batches on every worker")
             given = callbacks_in(argument(bound, "callbacks"))
             if self._saves or any(isinstance(callback, CheckpointCallback) for callback in given):
@@ -47,6 +41,6 @@ class AroundLegacyFit:
                     "tf_keras.callbacks.BackupAndRestore(folder), or train with Keras 3."
                 )
             with self._noting_interrupts():
-                return fit(*args, **kwargs)
+                return fit(*bound.args, **bound.kwargs)
 
-        return call
+        return with_bound_arguments(fit, call)
