@@ -106,6 +106,47 @@ def test_the_run_ends_at_once(tmp_path: Path, script: str, status: int, printed:
     assert run.stdout.strip() == printed
 
 
+# The chief of a pipeline waits for what the other worker feeds, which feeds nothing.
+GATHERS = """
+with ad.scope():
+    kernels = [tf.Variable(np.ones(shape), name=f"kernel_{k}") for k, shape in enumerate(((4, 3), (3, 2)))]
+
+    @ad.function
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(rows @ kernels[0]) @ kernels[1])
+        for kernel, gradient in zip(kernels, tape.gradient(loss, kernels)):
+            kernel.assign_sub(gradient)
+
+    step(np.full((4, 4), 1.0 + me))
+    if me:
+        note("feeds nothing")
+        wait_for("never", 600)
+    note("gathers")
+    step(np.ones((4, 4)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "number", "status", "told"),
+    [
+        ("gathers", signal.SIGINT, -signal.SIGINT, "stopping all workers: the chief was interrupted"),
+        ("feeds nothing", signal.SIGTERM, 1, "localhost:1 was ended by SIGTERM; the other workers were stopped."),
+    ],
+    ids=["Ctrl-C at the chief", "SIGTERM to the other worker"],
+)
+def test_while_the_chief_of_a_pipeline_gathers(
+    tmp_path: Path, target: str, number: signal.Signals, status: int, told: str
+) -> None:
+    spec = TWO | {"strategy": {"builder": "Pipeline", "micro_batches": 2}}
+    with Training(tmp_path, GATHERS, spec) as run:
+        pids = {note: run.wait_for_note(note, START) for note in ("feeds nothing", "gathers")}
+        os.kill(pids[target], number)
+        assert run.wait(10) == status, run.stderr
+        run.assert_gone(10)
+    assert told in run.stderr
+
+
 # The other worker has been started, and comes no further; the chief waits for it at its first step.
 COMES_NOT = f"""
 if {CONTROL_VARIABLE!r} in os.environ:
