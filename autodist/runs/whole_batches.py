@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
-from autodist.errors import CaptureError
+from autodist.errors import CaptureError, ClusterError
 from autodist.runtime.batches import Share, require_examples, rows_of
 
 _MEND = (
@@ -99,12 +100,13 @@ def bring_together(
 
     Raises:
         CaptureError: the parts cannot be joined; on all workers.
+        ClusterError: the chief is not in this step, but somewhere else in its script.
         EmptyBatchError: no worker has examples; on all workers.
     """
     split = [one for one in fed if one.axis is not None]
     parts = [_unpacked(said) for said in gather(_packed([one.value for one in split]))]
     joined, said = _joined(split, parts) if parts else ([], b"")
-    told = json.loads(exchange(said))
+    told = _told(exchange(said))
     if "refusal" in told:
         raise CaptureError(told["refusal"])
     whole = iter(joined)
@@ -115,6 +117,20 @@ def bring_together(
     made = WholeFed(values, worker, told["rows"])
     require_examples(made.all_examples > 0)
     return made
+
+
+def _told(said: bytes) -> dict[str, Any]:
+    """What the chief says of the parts, which it does not say where it has come to another call."""
+    try:
+        told = json.loads(said)
+    except ValueError:
+        told = None
+    if isinstance(told, dict) and ("rows" in told or "refusal" in told):
+        return told
+    raise ClusterError(
+        "this worker makes a step, and the chief has come to another call: every worker has to make the same steps. "
+        "See that each has as many batches."
+    )
 
 
 def _joined(split: Sequence[Fed], parts: Sequence[Sequence[np.ndarray]]) -> tuple[list[np.ndarray], bytes]:

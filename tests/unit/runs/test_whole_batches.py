@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autodist.errors import CaptureError, EmptyBatchError
+from autodist.errors import CaptureError, ClusterError, EmptyBatchError
 from autodist.runs.whole_batches import Fed, WholeFed, bring_together
 
 
@@ -85,3 +85,13 @@ def test_parts_that_do_not_fit_are_refused_on_all_workers(other: np.ndarray) -> 
 
 def test_a_batch_without_examples_is_refused_on_all_workers() -> None:
     assert all(isinstance(e, EmptyBatchError) for e in on_workers([[Fed("x", np.zeros((0, 3)), 0)]] * 2))
+
+
+@pytest.mark.parametrize(
+    "said", [b'{"loss": 1.0}', b"true", b"", b"\xff"], ids=["logs", "a decision", "nothing", "bytes"]
+)
+def test_a_step_that_the_chief_does_not_make_is_refused_by_name(said: bytes) -> None:
+    with pytest.raises(
+        ClusterError, match="the chief has come to another call: every worker has to make the same steps"
+    ):
+        bring_together([Fed("x", np.ones((2, 3)), 0)], 1, lambda content: [], lambda content: said)
