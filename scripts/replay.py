@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Rewrites the stored steps of tests/replay and shows where the result is not what was recorded.
+"""Makes the texts of tests/replay again (rewritten steps, layouts of tensors) and shows the differences to the record.
 
     python scripts/replay.py                        # what has changed in this tree, by eye
     python scripts/replay.py jit_step keras_*-ps-*  # cases by name; * stands for anything
+    python scripts/replay.py "layouts/*"            # the layouts of the stored steps alone
     python scripts/replay.py --since main           # against what a git revision has recorded
     python scripts/replay.py --record               # records what there is now
     python scripts/replay.py --text jit_step-*      # the text of what is made now
@@ -23,20 +24,24 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from tests.replay.cases import CASES
+from tests.replay.layouts import PREFIX, layouts_of
 from tests.replay.recorded import difference, forget, record, recorded, recorded_names
 from tests.replay.rewriting import replay
+from tests.replay.stored import stored_names
+
+NAMES = [*CASES, *(PREFIX + step for step in stored_names())]
 
 
 def main() -> int:
     told = _arguments()
     if told.capture:
         return _capture(told.capture)
-    names = [name for name in CASES if _is_asked(name, told.cases)]
+    names = [name for name in NAMES if _is_asked(name, told.cases)]
     if not names:
-        print(f"no case is called so; there are {', '.join(CASES)}", file=sys.stderr)
+        print(f"no case has that name; there are {', '.join(NAMES)}", file=sys.stderr)
         return 2
     changed = [name for name in names if not _shown(name, told)]
-    lost = [name for name in recorded_names() if name not in CASES]
+    lost = [name for name in recorded_names() if name not in NAMES]
     for name in lost if told.record else ():
         forget(name)
     how = "recorded" if told.record else "changed"
@@ -62,7 +67,7 @@ def _is_asked(name: str, patterns: list[str]) -> bool:
 
 def _shown(name: str, told: argparse.Namespace) -> bool:
     """Whether a case is as it was recorded; where it is not, this shows or records it."""
-    text = replay(CASES[name]).text
+    text = replay(CASES[name]).text if name in CASES else layouts_of(name.removeprefix(PREFIX))
     if told.text:
         print(f"{name}\n{text}")
         return True

@@ -1,4 +1,4 @@
-"""The texts as they were recorded, one compressed file a case."""
+"""Recorded texts, one compressed file each: of a case, or (in the folder `layouts`) of a stored step's layouts."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SUFFIX = ".txt.xz"
 
 
 def recorded_names() -> list[str]:
-    return sorted(path.name.removesuffix(_SUFFIX) for path in FOLDER.glob(f"*{_SUFFIX}"))
+    return sorted(str(path.relative_to(FOLDER)).removesuffix(_SUFFIX) for path in FOLDER.rglob(f"*{_SUFFIX}"))
 
 
 def recorded(name: str, revision: str | None = None) -> str:
-    """The text of a case, as this tree or as a git revision has it; empty where there is none."""
+    """Returns the text of that name, as this tree or as a git revision has it; empty where there is none."""
     path = FOLDER / f"{name}{_SUFFIX}"
     if revision is None:
         return lzma.decompress(path.read_bytes()).decode() if path.exists() else ""
-    asked = ["git", "show", f"{revision}:./{path.name}"]
+    asked = ["git", "show", f"{revision}:./{name}{_SUFFIX}"]
     shown = subprocess.run(asked, cwd=FOLDER, capture_output=True, check=False)
     return lzma.decompress(shown.stdout).decode() if shown.returncode == 0 else ""
 
@@ -34,12 +34,14 @@ def recorded(name: str, revision: str | None = None) -> str:
 def record(name: str, text: str) -> None:
     """Records a text, with this TensorFlow; an equal one leaves the file as it is."""
     if recorded(name) != text:
-        (FOLDER / f"{name}{_SUFFIX}").write_bytes(lzma.compress(text.encode(), preset=9))
+        path = FOLDER / f"{name}{_SUFFIX}"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(lzma.compress(text.encode(), preset=9))
     (FOLDER / _VERSION).write_text(f"{tensorflow_version()}\n")
 
 
 def forget(name: str) -> None:
-    """Of a case that there is no more."""
+    """Deletes the text of a case, or of a stored step, that no longer exists."""
     (FOLDER / f"{name}{_SUFFIX}").unlink()
 
 

@@ -18,6 +18,7 @@ from autodist.strategies import registered_names
 from tests.replay import stored
 from tests.replay.capture import capture
 from tests.replay.cases import CASES, CLUSTERS, LOOKED_AT, STRATEGIES
+from tests.replay.layouts import PREFIX, layouts_of
 from tests.replay.names import differ_by_names_alone
 from tests.replay.recorded import difference, recorded, recorded_names, recorded_version, tensorflow_version
 from tests.replay.rewriting import load, replay
@@ -31,12 +32,21 @@ def test_a_stored_step_is_rewritten_as_recorded(name):
     text = replay(CASES[name]).text
     if tensorflow_version() != recorded_version():
         pytest.skip(f"recorded with TensorFlow {recorded_version()}, whose API may make other nodes of a fragment")
+    _require_recorded(name, text)
+
+
+@pytest.mark.parametrize("step", stored_names())
+def test_the_tensors_of_a_stored_step_have_the_recorded_layouts(step):
+    _require_recorded(PREFIX + step, layouts_of(step))
+
+
+def _require_recorded(name, text):
     found = difference(recorded(name), text, LINES)
     assert not found, f"`scripts/replay.py {name}` shows what has changed, `--record` takes it:\n{found}"
 
 
-def test_what_is_recorded_is_of_a_case():
-    assert recorded_names() == sorted(CASES)
+def test_what_is_recorded_is_of_a_case_or_of_a_stored_step():
+    assert recorded_names() == sorted([*CASES, *(PREFIX + step for step in stored_names())])
 
 
 def test_every_step_strategy_and_cluster_is_in_a_case():
