@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from autodist.graph.item import GraphItem
-from autodist.graph.serialize import to_proto
 from autodist.graph.step_text import text_of_notes, text_of_step
 from autodist.graph.verify import verify
 from autodist.kernels.base import Context, Kernel, Watcher, run_pipeline
@@ -119,11 +118,10 @@ class Watch:
         self._since = time.perf_counter()
 
     def _dump(self, folder: pathlib.Path, item: GraphItem) -> None:
-        """The graph as TensorBoard reads it, the step as a protobuf, and all of it as text; it has to hang together."""
+        """Writes the graph for TensorBoard and the step as text, and checks the structure of the step."""
         verify(item)
         self._captured = self._captured or item
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / "graph_item.pb").write_bytes(to_proto(item).SerializeToString())
         (folder / "step.txt").write_text(text_of_notes(item) + text_of_step(item, self._captured), encoding="utf-8")
         with tf.Graph().as_default():  # the writer refuses to be made in eager mode
             writer = tf.compat.v1.summary.FileWriter(str(folder))

@@ -116,18 +116,3 @@ def bubble(order: Order, length_of: Callable[[Unit], int] = usual_length) -> Fra
     length = max(end for _, end in when.values())
     work = sum(end - start for start, end in when.values())
     return 1 - Fraction(work, length * len(order))
-
-
-def chart(order: Order) -> str:
-    """The simulated step as text: a line for each pipeline stage, the units in their places."""
-    when = simulate(order)
-    width = max(len(str(unit)) for unit in when) + 1
-    length = max(end for _, end in when.values())
-    lines = []
-    for units in order:
-        cells = ["." * (width - 1) + " "] * length
-        for unit in units:
-            start, end = when[unit]
-            cells[start:end] = [str(unit).ljust(width)] + ["-" * (width - 1) + " "] * (end - start - 1)
-        lines.append("".join(cells).rstrip())
-    return "\n".join(lines)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autodist.graph.schedule import SCHEDULES, Unit, bubble, chart, kept_at_once, make_schedule, simulate
+from autodist.graph.schedule import SCHEDULES, Order, Unit, bubble, kept_at_once, make_schedule, simulate
 
 CHARTS = {
     "GPipe": """
@@ -20,6 +20,21 @@ F0 F1 F2 .. .. .. .. B0 -- F3 B1 -- F4 B2 -- .. B3 -- .. B4 --
 .. .. F0 B0 -- F1 B1 -- F2 B2 -- F3 B3 -- F4 B4 -- .. .. .. ..
 """,
 }
+
+
+def chart(order: Order) -> str:
+    """Draws the simulated step as text: a line for each pipeline stage, each unit in its place."""
+    when = simulate(order)
+    width = max(len(str(unit)) for unit in when) + 1
+    length = max(end for _, end in when.values())
+    lines = []
+    for units in order:
+        cells = ["." * (width - 1) + " "] * length
+        for unit in units:
+            start, end = when[unit]
+            cells[start:end] = [str(unit).ljust(width)] + ["-" * (width - 1) + " "] * (end - start - 1)
+        lines.append("".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
