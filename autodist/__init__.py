@@ -34,7 +34,7 @@ def __getattr__(name: str) -> Any:
     """Imports what is asked for when it is asked for: an agent on another machine needs no TensorFlow."""
     if name not in _WHERE:
         raise AttributeError(f"module 'autodist' has no attribute {name!r}")
-    from autodist.importing import import_lazily, importing_tensorflow
+    from autodist.tf_compat.importing import import_lazily, importing_tensorflow
 
     with importing_tensorflow():
         return getattr(import_lazily(_WHERE[name]), name)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from autodist.batch_axis import require_mapping
+from autodist.batch.axis import require_mapping
 from autodist.capture.early_initializers import seed_early_initializers
 from autodist.capture.generated_code import load_generated_code_from_memory
 from autodist.capture.gradients import GradientNotes, noting_gradients
@@ -31,33 +31,33 @@ from autodist.checkpoint.around_fit import AroundFit
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.checkpoint.of_session import SessionCheckpoints
 from autodist.checkpoint.section import find_resumed, save_automatically, saving_callback
-from autodist.choosing import choose
 from autodist.cluster.script import require_script
 from autodist.cluster.script_end import watch_script_end
 from autodist.errors import AutoDistError, CaptureError, CheckpointError
 from autodist.functions.function_step import DistributedFunction
 from autodist.functions.graph_function import GraphSessions
+from autodist.functions.keras_training import KerasTraining
 from autodist.functions.tracing import Tracing
-from autodist.keras_training import KerasTraining
-from autodist.look import look
-from autodist.newer_control_flow import newer_control_flow
-from autodist.own_share import OwnShare
-from autodist.plain_shapes import plain_shapes
-from autodist.quiet import quiet_tensorflow
+from autodist.logs.quiet import quiet_tensorflow
+from autodist.logs.terminal import ALIKE_EVERYWHERE, log_to_the_terminal
 from autodist.reading.elementwise import elementwise
 from autodist.reading.own_files import NOTHING_DEALT
-from autodist.recording import recorder
+from autodist.reading.own_share import OwnShare
 from autodist.resources import ResourceSpec
+from autodist.runs.dry_run import look
+from autodist.runs.resolve_config import choose
 from autodist.runs.restarts import before, restart
 from autodist.runs.run import Run
+from autodist.runs.undistributed import UndistributedScript
 from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.sampler import Sampler
 from autodist.runtime.seeds import is_seeded_by_script, seed_what_has_no_seed
 from autodist.runtime.threads import share_cores
 from autodist.sessions.session import DistributedSession
 from autodist.strategies import BuildsStrategy
-from autodist.terminal_log import ALIKE_EVERYWHERE, log_to_the_terminal
-from autodist.trains_alone import TrainsAlone
+from autodist.tf_compat.control_flow_v2 import newer_control_flow
+from autodist.tf_compat.static_shapes import plain_shapes
+from autodist.verify.recorder import recorder
 
 log = logging.getLogger("autodist")
 
@@ -125,7 +125,7 @@ class AutoDist:
         self._notes: GradientNotes | None = None
         self._sums: SumNotes | None = None
         self._graph_sessions = GraphSessions(self._run, self._noted)
-        self._alone = TrainsAlone(
+        self._alone = UndistributedScript(
             self._run.spec,
             self._run.index == 0,
             self._is_in_scope,

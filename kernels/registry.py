@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from autodist.errors import StrategyError
 from autodist.kernels.base import Kernel
-from autodist.nearest import did_you_mean, listed
-from autodist.registry import Registry
+from autodist.logs.suggestions import did_you_mean, listed
+from autodist.options.registry import Registry
 
 KernelClass = TypeVar("KernelClass", bound=type[Kernel])
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from autodist.options import check_options
+from autodist.options.fields import check_options
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.variables import GraphLike, SyncedVariable

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from autodist.errors import StrategyError
-from autodist.nearest import listed
+from autodist.logs.suggestions import listed
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import graph_config

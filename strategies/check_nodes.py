@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Callable
 
 from autodist.errors import Place, StrategyError
-from autodist.nearest import did_you_mean, listed
-from autodist.options import OptionError
+from autodist.logs.suggestions import did_you_mean, listed
+from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.partition import require_cut

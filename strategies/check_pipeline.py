@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autodist.errors import StrategyError
 from autodist.graph.schedule import SCHEDULES, keeps_several
-from autodist.nearest import listed
+from autodist.logs.suggestions import listed
 from autodist.proto import strategy_pb2
 from autodist.strategies.check_nodes import PlaceOf
 from autodist.strategies.variables import SyncedVariable

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from autodist.compressors import Compressor
 from autodist.errors import Place, StrategyError
-from autodist.options import check_options
+from autodist.options.fields import check_options
 from autodist.strategies.all_reduce_options import SpecName
 from autodist.strategies.partition import Partition
 from autodist.strategies.ps import Owner

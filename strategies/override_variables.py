@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autodist.errors import StrategyError
-from autodist.nearest import listed, nearest
+from autodist.logs.suggestions import listed, nearest
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.asking import ask_builder

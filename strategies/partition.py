@@ -9,7 +9,7 @@ from pydantic import Field
 
 from autodist.errors import StrategyError
 from autodist.graph.placement import Cut
-from autodist.options import check_options
+from autodist.options.fields import check_options
 from autodist.strategies.cut import even_sizes
 from autodist.strategies.variables import SyncedVariable
 

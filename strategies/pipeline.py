@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from autodist.graph.schedule import GPIPE, SCHEDULES, keeps_several
-from autodist.options import OptionError
+from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import BuildsStrategy, StrategyBuilder, make_strategy

@@ -8,8 +8,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from autodist.nearest import listed
-from autodist.options import OptionError, check_options
+from autodist.logs.suggestions import listed
+from autodist.options.fields import OptionError, check_options
 from autodist.proto import strategy_pb2
 from autodist.resources import Worker
 

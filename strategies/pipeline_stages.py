@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby, pairwise
 
-from autodist.nearest import listed
-from autodist.options import OptionError
+from autodist.logs.suggestions import listed
+from autodist.options.fields import OptionError
 from autodist.strategies.stage_cuts import balanced_cuts
 from autodist.strategies.variables import GraphLike, SyncedVariable
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from autodist.errors import Place, StrategyError
-from autodist.options import OptionError
+from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec, StrategySection
 from autodist.strategies.asking import ask_builder

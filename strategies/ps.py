@@ -7,8 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from autodist.nearest import listed
-from autodist.options import OptionError
+from autodist.logs.suggestions import listed
+from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
 from autodist.strategies.base import StrategyBuilder, make_strategy

@@ -8,8 +8,8 @@ from typing import Any
 
 from autodist.compressors import Compressor, registered_compressors
 from autodist.errors import Place, StrategyError
-from autodist.nearest import did_you_mean, listed
-from autodist.options import (
+from autodist.logs.suggestions import did_you_mean, listed
+from autodist.options.fields import (
     missing_options,
     nested_options,
     option_from_yaml,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from autodist.errors import Place
-from autodist.registry import Registry
+from autodist.options.registry import Registry
 
 BuilderClass = TypeVar("BuilderClass", bound=type)
 

@@ -9,8 +9,8 @@ from rich.table import Table
 from rich.text import Text
 
 from autodist.graph.tally import Tally
-from autodist.nearest import listed
-from autodist.readable import counted, readable_bytes, readable_flops
+from autodist.logs.formatting import counted, readable_bytes, readable_flops
+from autodist.logs.suggestions import listed
 
 STAGE_HEADS = ("stage", "worker", "variables", "bytes", "holds", "FLOPs forward", "FLOPs back")
 CUT_HEADS = ("from stage to stage", "each micro-batch", "once a step")

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from autodist.graph.placement import EVERY_WORKER
 from autodist.graph.schedule import SCHEDULES, bubble, make_schedule
-from autodist.nearest import listed
+from autodist.logs.formatting import counted, readable_bytes
+from autodist.logs.suggestions import listed
 from autodist.proto import strategy_pb2
-from autodist.readable import counted, readable_bytes
 from autodist.resources import ResourceSpec
 from autodist.strategies.check_pipeline import mates_of, pipelines_of, stage_of, workers_of
 from autodist.strategies.cost import Traffic, computing_workers, sent_for, sent_to_mates, worker_count

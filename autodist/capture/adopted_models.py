@@ -20,7 +20,7 @@ from autodist.capture.other_strategies import require_no_strategy
 from autodist.capture.own_frames import hiding_own_frames
 from autodist.capture.patches import Patch, patched
 from autodist.capture.replaced import definer_of
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -22,7 +22,7 @@ from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
 from autodist.graph.origins import note_origins
 from autodist.graph.parts import Aggregation, Gradient, GradientCall, Term, Variable
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

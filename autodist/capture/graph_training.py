@@ -11,7 +11,7 @@ from autodist.graph.find_stages import find_stages
 from autodist.graph.item import GraphItem
 from autodist.graph.placement import listed
 from autodist.graph.walks import reach
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -15,7 +15,7 @@ from autodist.graph.editor import GraphDef, GraphEditor, NodeDef
 from autodist.graph.item import GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.ops import Trait, having
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

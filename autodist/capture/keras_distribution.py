@@ -13,7 +13,7 @@ from keras.src.distribution import distribution_lib  # which `keras.distribution
 
 from autodist.capture.replaced import all_replaced
 from autodist.errors import CaptureError
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -15,7 +15,7 @@ import keras
 import tensorflow as tf
 from keras import tree
 
-from autodist.batch_axis import is_array
+from autodist.batch.axis import is_array
 from autodist.capture.bound_calls import argument
 from autodist.capture.fit_arguments import told_lengths
 from autodist.capture.keras_batches import without_optionals
@@ -23,9 +23,9 @@ from autodist.capture.keras_libraries import steps_per_execution
 from autodist.capture.keras_progress import TracedStep
 from autodist.capture.made_functions import makes_its_own, set_maker
 from autodist.capture.suspects import plain_variable
-from autodist.converting import converting, ours
 from autodist.errors import NotSharedError
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.tf_compat.do_not_convert import converting, ours
 
 log = logging.getLogger("autodist")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from autodist.capture.keras_libraries import is_legacy
 from autodist.capture.replaced import definer_of
-from autodist.converting import converting, ours
 from autodist.errors import CaptureError
+from autodist.tf_compat.do_not_convert import converting, ours
 
 _IS_MADE = "_autodist_makes_a_function"
 """A model has it while its class makes a function of one batch for us."""

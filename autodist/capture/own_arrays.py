@@ -11,9 +11,9 @@ from keras.src.trainers.data_adapters import array_slicing  # by which Keras mak
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from tensorflow.python.util import nest  # tf.nest, with where each leaf stands
 
-from autodist.batch_axis import keras_name
-from autodist.converting import ours
+from autodist.batch.axis import keras_name
 from autodist.reading.own_batches import Counted, OwnBatches, OwnRows
+from autodist.tf_compat.do_not_convert import ours
 
 
 def own_arrays(adapter: Any, own_rows: OwnRows) -> OwnBatches | None:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.graph.ops import Trait, having
-from autodist.plain_nests import numbered
+from autodist.tf_compat.plain_nests import numbered
 
 _READS = having(Trait.READ | Trait.QUERY)
 

@@ -30,7 +30,7 @@ from autodist.graph.ops import Trait, having
 from autodist.graph.origins import line_of
 from autodist.graph.walks import reach
 from autodist.graph.whole_sums import SUM_NAME
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -22,7 +22,7 @@ from autodist.graph.item import GraphItem
 from autodist.graph.origins import line_of
 from autodist.graph.propagation import Mean, Scalar, Total, Weight
 from autodist.graph.read_again import branches_read_again, find_behind, writes_read_again
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

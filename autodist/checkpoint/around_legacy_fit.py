@@ -11,7 +11,7 @@ from autodist.capture.bound_calls import argument, with_bound_arguments
 from autodist.capture.keras_fits import callbacks_in
 from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.errors import CheckpointError
-from autodist.own_share import OwnShare
+from autodist.reading.own_share import OwnShare
 
 
 class AroundLegacyFit:

@@ -23,12 +23,12 @@ from autodist.checkpoint.schedule import Schedule
 from autodist.checkpoint.slices import Here, read_here
 from autodist.errors import CheckpointError
 from autodist.graph.item import GraphItem
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.resources import CheckpointSection
 from autodist.runs.run import Run
 from autodist.runs.step_observer import StepObserver
 from autodist.runtime.eager_watch import unwatched
 from autodist.runtime.variables import Kept, Tracked
-from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

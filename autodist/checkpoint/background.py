@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 from typing import ClassVar
 
-from autodist.error_words import words_of
 from autodist.errors import CheckpointError
+from autodist.logs.error_text import words_of
 
 _NICENESS = 15
 """Of the thread, at least: beside a training step that wants its core it has a thirtieth of that, at 10 a tenth."""

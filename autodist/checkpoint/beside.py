@@ -16,13 +16,13 @@ from tensorflow.python.ops import stateful_random_ops  # likewise TensorFlow
 from autodist.checkpoint.content import OURS, Value
 from autodist.checkpoint.script import files_of, saved_script
 from autodist.graph.placement import Placement, listed
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.proto import strategy_pb2
 from autodist.runs.run import Run
 from autodist.runtime.memories import Saved
 from autodist.runtime.seeds import resume_seeds, seeds_now
 from autodist.runtime.variables import Kept
 from autodist.synchronizers import all_synchronizers
-from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -23,10 +23,10 @@ from autodist.checkpoint.keras_state import arrays_in, set_states, states_of, wi
 from autodist.checkpoint.read import read_about, require_seen
 from autodist.checkpoint.schedule import Schedule
 from autodist.errors import CheckpointError
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.own_files import dealt_otherwise
 from autodist.runs.run import Run
 from autodist.runtime.draws import Draws
-from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -10,10 +10,10 @@ from types import FrameType
 from typing import Any, Protocol
 
 from autodist.checkpoint.script import DRAWS, resume_draws
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.runtime.dataset import DistributedDataset
 from autodist.runtime.draws import Draws
 from autodist.runtime.sampler import Sampler
-from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -19,9 +19,9 @@ from autodist.checkpoint.content import SIDE_FILE, Content, Value
 from autodist.checkpoint.folder import Folder
 from autodist.checkpoint.trail import Follow, Trail, nobody
 from autodist.checkpoint.write import PartWriter, merge, write_here
-from autodist.error_words import words_of
 from autodist.errors import CheckpointError
 from autodist.graph.devices import cpu_of
+from autodist.logs.error_text import words_of
 from autodist.runs.restarts import is_gone
 from autodist.runs.run import Run
 from autodist.runtime.variables import Kept

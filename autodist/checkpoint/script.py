@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.runs.run import Run
 from autodist.runtime.draws import Draws
-from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -12,8 +12,8 @@ from autodist.checkpoint.keras_callback import CheckpointCallback
 from autodist.checkpoint.preemption import Preemption
 from autodist.checkpoint.read import read_about, require_whole
 from autodist.errors import CheckpointError
-from autodist.look import look
 from autodist.resources import CheckpointSection, ResourceSpec
+from autodist.runs.dry_run import look
 from autodist.runs.run import Run
 
 log = logging.getLogger("autodist")

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from autodist.asked import named_builder, take_over
 from autodist.errors import BAD_INPUT, AutoDistError, MisusedError
+from autodist.runs.cli_overrides import named_builder, take_over
 
 
 def main() -> None:

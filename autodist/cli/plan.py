@@ -10,13 +10,13 @@ from typing import Annotated
 
 import typer
 
-from autodist.asked import Asked
 from autodist.cli.options import Arguments, Cluster, IsModule, Replicas, Script, Strategies, Traceback, Workers
 from autodist.cli.plans import Plans
 from autodist.cli.script import Target
 from autodist.cli.telling import output, require_writable, write_file
-from autodist.importing import importing_tensorflow
 from autodist.resources import ResourceSpec
+from autodist.runs.cli_overrides import CliOverrides
+from autodist.tf_compat.importing import importing_tensorflow
 
 
 def plan(
@@ -58,7 +58,7 @@ def plan(
     if html is not None:
         require_writable(html)
     target = Target(script, is_module, arguments or [])
-    asked = Asked(None if cluster is None else str(cluster), workers, replicas)
+    asked = CliOverrides(None if cluster is None else str(cluster), workers, replicas)
     plans, _ = make_plans_quietly(target, asked, strategies or [], calls)
     if html is not None:
         from autodist.cli.plan_page import page_of
@@ -82,7 +82,7 @@ def show(plans: Plans) -> None:
 
 
 def make_plans_quietly(
-    target: Target, asked: Asked, strategies: Sequence[str], calls: int | None = None
+    target: Target, asked: CliOverrides, strategies: Sequence[str], calls: int | None = None
 ) -> tuple[Plans, ResourceSpec]:
     """`make_plans`, with what the script prints on standard error."""
     target.require()  # before TensorFlow is imported, which takes seconds

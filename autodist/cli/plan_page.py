@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 from autodist.cli.plan_tables import cost, shape_text, where
 from autodist.cli.plans import PlannedStrategy, Plans, VariablePlan
-from autodist.readable import readable_bytes, readable_flops
+from autodist.logs.formatting import readable_bytes, readable_flops
 from autodist.strategies.stage_table import CUT_HEADS, STAGE_HEADS, cut_rows, stage_rows
 
 MOST_BARS = 64

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from autodist.cli.plans import PlannedStrategy, VariablePlan
 from autodist.graph.tally import Tally
-from autodist.nearest import listed
-from autodist.readable import readable_bytes, readable_flops
+from autodist.logs.formatting import readable_bytes, readable_flops
+from autodist.logs.suggestions import listed
 from autodist.strategies.stage_table import bytes_text, stage_tables
 from autodist.strategies.table import ALL_WORKERS, MOST_NAMES, NARROW
 

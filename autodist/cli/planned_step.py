@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil, prod
 
+from autodist.batch.examples import share_of
 from autodist.cli.flops import count_flops
 from autodist.cli.planned_steps import PlannedSteps
 from autodist.cli.plans import LinkPlan, PlannedStrategy, ShardPlan, SlotPlan, VariablePlan, WorkerPlan
@@ -14,12 +15,11 @@ from autodist.graph.placement import EVERY_WORKER, Placement
 from autodist.graph.tally import Tally
 from autodist.kernels import Context, rewrite
 from autodist.kernels.place.assign_owners import find_placements
-from autodist.pipeline_figures import figures_of
+from autodist.kernels.place.slots import find_slots
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.runtime.batches import share_of
-from autodist.slots import find_slots
-from autodist.stage_costs import Rewriting, StageCosts, costs_of
+from autodist.runs.pipeline_figures import figures_of
+from autodist.runs.stage_costs import Rewriting, StageCosts, costs_of
 from autodist.strategies import (
     SyncedVariable,
     link_bytes,

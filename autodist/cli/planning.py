@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from autodist.asked import Asked, named_builder
 from autodist.cli.planning_look import EndOfLookError, PlanningLook
 from autodist.cli.plans import Plans
 from autodist.cli.script import Target
 from autodist.cli.telling import ScriptFailedError, UsageError
-from autodist.look import looking
 from autodist.resources import ResourceSpec
+from autodist.runs.cli_overrides import CliOverrides, named_builder
+from autodist.runs.dry_run import looking
 
 
 def make_plans(
-    target: Target, asked: Asked, strategies: Sequence[str], calls: int | None = None
+    target: Target, asked: CliOverrides, strategies: Sequence[str], calls: int | None = None
 ) -> tuple[Plans, ResourceSpec]:
     """The plans of a script's training steps, and the machines for which they are.
 

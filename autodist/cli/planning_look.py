@@ -12,15 +12,15 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from autodist.asked import Asked, named_builder
 from autodist.cli.planned_step import PlannedStep
 from autodist.cli.planned_steps import PlannedSteps
 from autodist.cli.plans import PlannedStrategy
 from autodist.cli.telling import UsageError
 from autodist.graph.flops import with_inferred_shapes
 from autodist.graph.item import GraphItem
-from autodist.nearest import listed
+from autodist.logs.suggestions import listed
 from autodist.resources import ResourceSpec
+from autodist.runs.cli_overrides import CliOverrides, named_builder
 from autodist.runs.step_plans import share_names
 from autodist.strategies import BuildsStrategy
 
@@ -50,7 +50,7 @@ class PlanningLook:
         end: why no more steps were planned, as a sentence.
     """
 
-    asked: Asked
+    asked: CliOverrides
     strategies: Sequence[str]
     calls: int | None = None
     chosen: tuple[ResourceSpec, BuildsStrategy] | None = None

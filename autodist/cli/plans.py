@@ -7,7 +7,7 @@ from pathlib import Path
 import pydantic
 
 from autodist.cli.telling import UsageError
-from autodist.readable import counted
+from autodist.logs.formatting import counted
 from autodist.strategies.stage_table import PipelineFigures
 
 

@@ -12,7 +12,6 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from autodist.asked import Asked
 from autodist.cli.options import (
     Arguments,
     Cluster,
@@ -34,6 +33,7 @@ from autodist.cluster.given.follower import FollowerOrder, follow
 from autodist.cluster.given.form import CHIEF, INDEX, WORKERS, Given, host_and_port_of
 from autodist.cluster.script import Script as ScriptToRun
 from autodist.resources import ResourceSpec, Timeouts, Worker
+from autodist.runs.cli_overrides import CliOverrides
 
 
 def run(
@@ -77,17 +77,17 @@ def run(
     target.require()
     file = None if cluster is None else os.path.abspath(cluster)
     if join is None:
-        Asked(file, workers)  # told before the file is read
+        CliOverrides(file, workers)  # told before the file is read
     spec = None if file is None else ResourceSpec.from_file(file)  # told here, before TensorFlow is imported
     given = find_given(spec, join, index, workers)
     if given is not None:
         _require_no_look(dry_run)
-        asked = Asked(file, strategy=strategy, given=True, replicas=replicas, max_restarts=max_restarts)
+        asked = CliOverrides(file, strategy=strategy, given=True, replicas=replicas, max_restarts=max_restarts)
         limits = spec or Timeouts()
         if given.index:
             follow(FollowerOrder(given, _script(target), limits.join_timeout))
     else:
-        asked = Asked(file, workers, replicas, strategy, max_restarts=max_restarts)
+        asked = CliOverrides(file, workers, replicas, strategy, max_restarts=max_restarts)
     if dry_run:
         _show_what_would_run(target, asked)
         return
@@ -147,9 +147,9 @@ def _script(target: Target) -> ScriptToRun:
     return ScriptToRun(tuple(_launched(target)), os.getcwd(), file)
 
 
-def _show_what_would_run(target: Target, asked: Asked) -> None:
+def _show_what_would_run(target: Target, asked: CliOverrides) -> None:
     strategies = [] if asked.strategy is None else [asked.strategy]
-    plans, spec = make_plans_quietly(target, Asked(asked.cluster, asked.workers, asked.replicas), strategies)
+    plans, spec = make_plans_quietly(target, CliOverrides(asked.cluster, asked.workers, asked.replicas), strategies)
     console = output()
     command = ["python", *(["-m"] if target.is_module else []), target.name, *target.arguments]
     console.print(f"{shlex.join(command)} would run as", soft_wrap=True)

@@ -8,10 +8,10 @@ from typing import Annotated
 
 import typer
 
-from autodist.asked import Asked
 from autodist.cli.options import Arguments, IsModule, Script, Strategy, Traceback
 from autodist.cli.script import Target
 from autodist.cli.telling import output
+from autodist.runs.cli_overrides import CliOverrides
 
 DIFFERENT = 1
 """Exit status where the two trainings lie further apart than is promised."""
@@ -46,7 +46,7 @@ def verify(
     from autodist.cli.verifying import verify_script  # and NumPy
 
     with tempfile.TemporaryDirectory(prefix="autodist-verify-") as folder:
-        asked = Asked(None, workers, replicas, strategy)
+        asked = CliOverrides(None, workers, replicas, strategy)
         verified = verify_script(target, asked, steps, Path(folder), shows_output=traceback)
     console = output()
     console.print(verified.table())

@@ -14,18 +14,18 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from autodist.asked import Asked, named_builder
-from autodist.cli.comparing import FLOAT64_LIMIT, FLOORS, Compared, compare, steps_of
-from autodist.cli.rounding import ALONE, NoFloorError, Rounding, limit_of
 from autodist.cli.script import Target
 from autodist.cli.telling import ScriptFailedError, UsageError
-from autodist.readable import counted
-from autodist.recorded import ERROR, NOTES, Recording
+from autodist.logs.formatting import counted
+from autodist.runs.cli_overrides import CliOverrides, named_builder
+from autodist.verify.compare import FLOAT64_LIMIT, FLOORS, Compared, compare, steps_of
+from autodist.verify.recording import ERROR, NOTES, Recording
+from autodist.verify.rounding import ALONE, NoFloorError, Rounding, limit_of
 
 PERMUTATIONS = 2
 """Of the examples of each batch, by which the rounding floor is measured."""
 
-_ONE_DEVICE = Asked(workers=1, replicas=1)
+_ONE_DEVICE = CliOverrides(workers=1, replicas=1)
 
 
 NOT_PERMUTED = (
@@ -51,7 +51,7 @@ class Verified:
     """
 
     compared: Compared
-    asked: Asked
+    asked: CliOverrides
     limit: float
     precision: str
     notes: Mapping[str, Any]
@@ -121,7 +121,7 @@ class Verified:
                 )
 
 
-def verify_script(target: Target, asked: Asked, steps: int, folder: Path, shows_output: bool) -> Verified:
+def verify_script(target: Target, asked: CliOverrides, steps: int, folder: Path, shows_output: bool) -> Verified:
     """Runs and compares.
 
     Args:
@@ -244,7 +244,7 @@ class _Runs:
         return Rounding.of(reference, permuted, FLOAT64_LIMIT / FLOORS if in_float64 else ALONE)
 
     def run(
-        self, name: str, asked: Asked, in_float64: bool, is_reference: bool, permutation: int | None = None
+        self, name: str, asked: CliOverrides, in_float64: bool, is_reference: bool, permutation: int | None = None
     ) -> Path:
         """One run; returns the folder of what it has recorded.
 
@@ -271,7 +271,7 @@ class _Runs:
         return folder
 
 
-def _doing(asked: Asked, in_float64: bool) -> str:
+def _doing(asked: CliOverrides, in_float64: bool) -> str:
     where = f"on {asked.workers} workers" if (asked.workers, asked.replicas) != (1, 1) else "on one device"
     return f"{where}, in float64" if in_float64 else where
 

@@ -24,7 +24,7 @@ from autodist.cluster.protocol import (
     encode,
 )
 from autodist.cluster.transport import Channel
-from autodist.tensorflow_log import says_nothing, tells_of_no_failure
+from autodist.logs.tensorflow_log import says_nothing, tells_of_no_failure
 
 _log = logging.getLogger("autodist.cluster")
 

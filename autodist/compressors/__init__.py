@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from autodist.compressors.base import Compressor, Dense, register_compressor, registered_compressors
 from autodist.compressors.reduction import Code, Gradient, Memory, Reduction, Summed
 from autodist.compressors.uncompressed import NO_COMPRESSOR, Uncompressed
-from autodist.importing import import_lazily
+from autodist.tf_compat.importing import import_lazily
 
 if TYPE_CHECKING:
     from autodist.compressors.ours import *  # noqa: F403

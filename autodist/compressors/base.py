@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from autodist.compressors.older_names import in_current_names
 from autodist.compressors.reduction import Gradient, Reduction
 from autodist.errors import Place, StrategyError
-from autodist.nearest import listed
-from autodist.options import check_options, make_nested, option_types
+from autodist.logs.suggestions import listed
+from autodist.options.fields import check_options, make_nested, option_types
+from autodist.options.registry import Registry
 from autodist.proto import strategy_pb2
-from autodist.registry import Registry
 
 if TYPE_CHECKING:
     import tensorflow as tf

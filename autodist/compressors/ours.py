@@ -1,6 +1,6 @@
 """Our compressors. They do arithmetic, so that TensorFlow is imported with them, and they only where one is named."""
 
-from autodist.importing import importing_tensorflow
+from autodist.tf_compat.importing import importing_tensorflow
 
 with importing_tensorflow():
     from autodist.compressors.power_sgd import PowerSGD

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from autodist.batch_axis import is_array
+from autodist.batch.axis import is_array
 from autodist.capture.function import CapturedFunction
 from autodist.errors import (
     CaptureError,

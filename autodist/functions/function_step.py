@@ -12,13 +12,13 @@ from typing import Any, ClassVar
 import numpy as np
 import tensorflow as tf
 
-from autodist.batch_axis import name_by_path
+from autodist.batch.axis import name_by_path
+from autodist.batch.examples import require_rows_for_all, tell_of_empty_micro_batches
 from autodist.capture.batch_length import require_any_length
 from autodist.capture.demands import Demands
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.capture.nested_step import call_in_function
 from autodist.capture.rows_by_position import require_no_rows_by_position
-from autodist.converting import converting, ours
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.functions.bound_functions import BoundFunction, BoundFunctions
 from autodist.functions.graph_function import GraphFunction, GraphSessions
@@ -29,13 +29,13 @@ from autodist.functions.step_arguments import Constants, Leaf, StepArguments, in
 from autodist.functions.traces import TracedFor, Traces, constant_key
 from autodist.functions.tracing import BY_ITSELF, Tracing, explaining_open_axes
 from autodist.graph.flows import row_axes
-from autodist.look import look
-from autodist.quiet import quiet_tensorflow
+from autodist.logs.quiet import quiet_tensorflow
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.own_batches import Given, WholeBatch
+from autodist.runs.dry_run import look
 from autodist.runs.run import Run
-from autodist.runtime.batches import require_rows_for_all, tell_of_empty_micro_batches
 from autodist.runtime.first_batches import Meant
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.tf_compat.do_not_convert import converting, ours
 
 log = logging.getLogger("autodist")
 

@@ -17,9 +17,9 @@ from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.whole_sums import SumNotes
 from autodist.errors import CaptureError
 from autodist.functions.traces import constant_key
-from autodist.plain_shapes import plain_shapes
 from autodist.runs.run import Run
 from autodist.sessions.session import DistributedSession
+from autodist.tf_compat.static_shapes import plain_shapes
 
 v1 = tf.compat.v1
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from tensorflow.python.framework.ops import EagerTensor  # the class of every tensor that has a value
 
-from autodist import plain_nests
-from autodist.plain_nests import NotPlainError
+from autodist.tf_compat import plain_nests
+from autodist.tf_compat.plain_nests import NotPlainError
 
 _PLAIN = frozenset({type(None), bool, int, float, str, bytes})
 

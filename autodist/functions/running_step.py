@@ -16,8 +16,8 @@ from autodist.graph.item import GraphItem, place_variables
 from autodist.graph.keeper import Pace
 from autodist.graph.placement import Placement, shard_name
 from autodist.kernels import LOCAL_KERNELS, Fetching
-from autodist.look import look
 from autodist.proto import strategy_pb2
+from autodist.runs.dry_run import look
 from autodist.runs.run import Run
 from autodist.runs.written_values import keeps_pace
 from autodist.runtime.program import Program

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
+from autodist.batch.examples import require_examples, share_of, take, told_rows, with_a_row
 from autodist.capture.batch_length import Dealt, fault_in_parts
 from autodist.capture.function import CapturedFunction
 from autodist.errors import UnevenBatchError
 from autodist.functions.step_arguments import Leaf, count_examples, split_rows
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.own_batches import WholeBatch
 from autodist.resources import ResourceSpec
 from autodist.runs.whole_batches import Fed, WholeFed
-from autodist.runtime.batches import require_examples, share_of, take, told_rows, with_a_row
-from autodist.terminal_log import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

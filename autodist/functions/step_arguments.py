@@ -14,10 +14,10 @@ import tensorflow as tf
 from tensorflow.python.eager.polymorphic_function import function_type_utils  # by which tf.function takes arguments
 from tensorflow.python.util import nest  # tf.nest, with where each leaf stands
 
-from autodist.batch_axis import axis_within, is_array, name_by_path, require_axis, require_mapping, said_of
+from autodist.batch.axis import axis_within, is_array, name_by_path, require_axis, require_mapping, said_of
+from autodist.batch.examples import group_rows
 from autodist.errors import CaptureError
 from autodist.functions.composite_rows import CompositeRows, open_spec, rows_of
-from autodist.runtime.batches import group_rows
 
 COMPOSITES = (tf.SparseTensor, tf.RaggedTensor, tf.IndexedSlices)
 

@@ -14,8 +14,8 @@ from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.seeds import live_calls
 from autodist.graph.stage_marks import marked_stage
 from autodist.graph.walks import reach
-from autodist.nearest import listed
-from autodist.options import OptionError
+from autodist.logs.suggestions import listed
+from autodist.options.fields import OptionError
 
 _READS = having(Trait.READ) - having(Trait.NOT_IN_XLA)
 """What reads a variable whole."""

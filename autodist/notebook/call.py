@@ -7,9 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from autodist.asked import Asked
 from autodist.errors import LaunchError
 from autodist.notebook.pickled import pack, unpack
+from autodist.runs.cli_overrides import CliOverrides
 from autodist.strategies import BuildsStrategy
 
 RETURNS = (
@@ -33,7 +33,7 @@ class LaunchedCall:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     spec: str | None
-    asked: Asked
+    asked: CliOverrides
     builder: BuildsStrategy | None
 
 

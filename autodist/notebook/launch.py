@@ -10,17 +10,17 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from autodist.asked import Asked, named_builder
 from autodist.cluster.failure import exit_reason
 from autodist.cluster.member import CONTROL_VARIABLE
 from autodist.cluster.tools import Main
 from autodist.errors import LaunchError
+from autodist.logs.terminal import log_to_the_terminal
 from autodist.notebook.call import LaunchedCall, Outcome, name_of
 from autodist.notebook.pickled import LARGEST, pack
 from autodist.notebook.process import Ended, run_module
 from autodist.notebook.uses import sets, uses, what_stays
 from autodist.resources import ResourceSpec, Timeouts
-from autodist.terminal_log import log_to_the_terminal
+from autodist.runs.cli_overrides import CliOverrides, named_builder
 
 if TYPE_CHECKING:
     from autodist.strategies import BuildsStrategy
@@ -78,7 +78,7 @@ def launch(
     spec = _read_cluster(cluster, workers, replicas)
     builder = _read_strategy(strategy)
     payload = None if spec is None else spec.to_payload()
-    call = LaunchedCall(function, args, payload, Asked(workers=workers, replicas=replicas), builder)
+    call = LaunchedCall(function, args, payload, CliOverrides(workers=workers, replicas=replicas), builder)
     name = name_of(function)
     order = _packed(call, name)
     log_to_the_terminal(is_chief=True)
@@ -90,7 +90,7 @@ def launch(
 
 
 def _require_outside_of_a_run() -> None:
-    api = sys.modules.get("autodist.look")
+    api = sys.modules.get("autodist.runs.dry_run")
     if api is not None and api.look() is not None:
         raise LaunchError(
             "launch() starts processes of its own, which `autodist plan` and `autodist verify` cannot look at. Give "

@@ -14,12 +14,12 @@ import traceback
 from types import TracebackType
 from typing import Any
 
-from autodist.asked import take_over
 from autodist.cluster.member import Member
 from autodist.cluster.script import bring_along
 from autodist.errors import LaunchError
 from autodist.notebook.process import FILES
 from autodist.resources import ResourceSpec
+from autodist.runs.cli_overrides import take_over
 
 
 def main() -> None:
@@ -97,9 +97,9 @@ def _tell_nothing(kind: type[BaseException], error: BaseException, trace: Traceb
 
 def _call(order: bytes) -> Any:
     from autodist import AutoDist  # before TensorFlow, which comes with the function
+    from autodist.logs.quiet import quiet_tensorflow
     from autodist.notebook.call import LaunchedCall
     from autodist.notebook.pickled import unpack
-    from autodist.quiet import quiet_tensorflow
 
     with quiet_tensorflow():  # what the function uses may be the first here that asks TensorFlow for something
         call: LaunchedCall = unpack(order, takes_settings=True)

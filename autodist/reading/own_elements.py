@@ -19,14 +19,14 @@ import tensorflow as tf
 from tensorflow.python.data.util import structure  # by which data sets hand elements to functions
 from tensorflow.python.framework import op_def_registry
 
-from autodist.converting import ours
 from autodist.graph.ops import Trait, having
 from autodist.graph.propagation import propagate
 from autodist.graph.propagation.kinds import PerExample
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 from autodist.reading.data_sets import kind_of
 from autodist.reading.elementwise import is_elementwise, name_called
 from autodist.reading.own_batches import Counted, OwnBatches, OwnRows, Reading
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.tf_compat.do_not_convert import ours
 
 log = logging.getLogger("autodist")
 

@@ -18,11 +18,11 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.data.experimental.ops import distribute  # by which tf.distribute deals out files
 
-from autodist.error_words import words_of
+from autodist.batch.examples import Share, length_of, share_of, slice_rows
 from autodist.errors import AutoDistError, ClusterError
+from autodist.logs.error_text import words_of
 from autodist.reading.data_sets import all_of, kind_of
 from autodist.reading.own_batches import PartsIterator
-from autodist.runtime.batches import Share, length_of, share_of, slice_rows
 
 MOST_AHEAD = 64
 """Parts that a worker has read, at most, when it says that it has them."""

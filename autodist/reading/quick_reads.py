@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from autodist import plain_nests
-from autodist.plain_nests import NotPlainError
+from autodist.tf_compat import plain_nests
+from autodist.tf_compat.plain_nests import NotPlainError
 
 Read = Callable[[], Any]
 

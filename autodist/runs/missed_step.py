@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from autodist.error_words import words_of
 from autodist.errors import ClusterError, WorkerFailedError
+from autodist.logs.error_text import words_of
 
 
 class MissedStep:

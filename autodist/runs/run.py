@@ -13,19 +13,18 @@ from typing import Any
 import tensorflow as tf
 
 from autodist.cluster.member import Member
-from autodist.error_words import words_of
 from autodist.errors import AutoDistError, ClusterError, StrategyError
 from autodist.graph.devices import home_of
 from autodist.graph.item import GraphItem
 from autodist.graph.ops import Trait
 from autodist.graph.renaming import Renaming
 from autodist.kernels import KERNELS, SETTING_KERNELS, Fetching, Kernel, own_kernels
-from autodist.look import look
+from autodist.logs.error_text import words_of
 from autodist.proto import strategy_pb2
-from autodist.recording import SEED, recorder
 from autodist.resources import ResourceSpec
 from autodist.runs import restarts
 from autodist.runs.chief_acts import ChiefActs
+from autodist.runs.dry_run import look
 from autodist.runs.fingerprint import Fingerprint, require_equal
 from autodist.runs.missed_step import MissedStep
 from autodist.runs.own_values import OwnValues
@@ -52,6 +51,7 @@ from autodist.runtime.threads import session_config
 from autodist.runtime.updates import Updates
 from autodist.runtime.variables import Tracked, VariableTracker
 from autodist.strategies import BuildsStrategy
+from autodist.verify.recorder import SEED, recorder
 
 _END_LIMIT = 0.5
 """Seconds for a call that was cancelled to come back; what waits for a worker that is gone may never do."""

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from autodist.cluster.script_end import watch_script_end
-from autodist.error_words import words_of
 from autodist.errors import AutoDistError, ClusterError, MachinesAwayError
+from autodist.logs.error_text import words_of
 from autodist.resources import ResourceSpec
 from autodist.runs.missed_step import MissedStep
 from autodist.runs.peers import Peers

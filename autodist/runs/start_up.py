@@ -14,7 +14,7 @@ import rich.console
 import rich.live
 import rich.spinner
 
-from autodist.terminal_log import is_shown_on_the_terminal
+from autodist.logs.terminal import is_shown_on_the_terminal
 
 log = logging.getLogger("autodist")
 

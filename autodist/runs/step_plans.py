@@ -14,10 +14,9 @@ from autodist.graph.renaming import Renaming
 from autodist.graph.stage_marks import has_stage_marks
 from autodist.kernels import KERNELS, Context, Fetching, Kernel, rewrite
 from autodist.proto import strategy_pb2
-from autodist.recording import Recorder
 from autodist.resources import ResourceSpec
+from autodist.runs.stage_costs import Rewriting
 from autodist.runtime.fusions import keep_apart
-from autodist.stage_costs import Rewriting
 from autodist.strategies import (
     BuildsStrategy,
     ask_builder,
@@ -28,6 +27,7 @@ from autodist.strategies import (
     telling_places,
 )
 from autodist.strategies.nodes import pieces
+from autodist.verify.recorder import Recorder
 
 log = logging.getLogger("autodist")
 

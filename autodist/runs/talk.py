@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from autodist.error_words import words_of
 from autodist.errors import (
     CaptureError,
     CaptureMismatchError,
@@ -21,6 +20,7 @@ from autodist.errors import (
     StrategyError,
     UnevenBatchError,
 )
+from autodist.logs.error_text import words_of
 from autodist.runs.missed_step import MissedStep
 from autodist.runs.peers import Peers
 from autodist.runs.whole_batches import Fed, WholeFed, bring_together

@@ -11,10 +11,10 @@ import rich.console
 from autodist.graph.gradient_rows import gradient_rows
 from autodist.graph.item import GraphItem
 from autodist.kernels import Context
-from autodist.pipeline_figures import figures_of
 from autodist.proto import strategy_pb2
 from autodist.resources import ResourceSpec
-from autodist.stage_costs import Rewriting, costs_of
+from autodist.runs.pipeline_figures import figures_of
+from autodist.runs.stage_costs import Rewriting, costs_of
 from autodist.strategies import strategy_table
 from autodist.strategies.stage_table import stage_tables
 

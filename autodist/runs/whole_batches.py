@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
+from autodist.batch.examples import Share, require_examples, rows_of
 from autodist.errors import CaptureError, ClusterError
-from autodist.runtime.batches import Share, require_examples, rows_of
 
 _MEND = (
     "Under a pipeline the parts of all workers are joined to one batch: pad them to one length, or let every worker "

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autodist.batch.examples import require_even, require_examples, uneven
 from autodist.graph.item import ALL_EXAMPLES, EXAMPLES, UNEVEN, GraphItem
 from autodist.graph.names import node_of
 from autodist.graph.parts import EvenParts
-from autodist.runtime.batches import require_even, require_examples, uneven
 from autodist.runtime.engine import Engine
 from autodist.runtime.engines import Engines
 from autodist.runtime.memory import collect_and_trim, trim_heaps

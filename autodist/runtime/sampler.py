@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from autodist.runtime.batches import share_of
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.batch.examples import share_of
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

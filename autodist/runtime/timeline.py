@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from autodist.errors import TraceError
 from autodist.graph.imported import ImportedGraph
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

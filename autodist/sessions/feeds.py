@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import tensorflow as tf
 
-from autodist.batch_axis import axis_within
+from autodist.batch.axis import axis_within
+from autodist.batch.examples import count_examples, require_examples, rows_of, share_of
 from autodist.capture.batch_length import Dealt, require_any_length
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, MAKES, only_makes_iterators
@@ -22,7 +23,6 @@ from autodist.graph.walks import reach
 from autodist.kernels import only_sets
 from autodist.resources import ResourceSpec
 from autodist.runs.whole_batches import Fed, WholeFed
-from autodist.runtime.batches import count_examples, require_examples, rows_of, share_of
 from autodist.runtime.first_batches import Meant
 
 _PASSING = having(Trait.SAME | Trait.RESHAPES | Trait.CASTS) | {"NoOp"}

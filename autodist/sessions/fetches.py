@@ -12,8 +12,8 @@ from autodist.graph.names import node_of
 from autodist.graph.propagation import Joined, Unknown
 from autodist.graph.walks import reach
 from autodist.kernels import Fetching
+from autodist.logs.quiet import quiet_tensorflow
 from autodist.proto import strategy_pb2
-from autodist.quiet import quiet_tensorflow
 from autodist.runtime.program import Program
 from autodist.synchronizers import all_synchronizers
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import tensorflow as tf
 
+from autodist.batch.examples import tell_of_empty_micro_batches
 from autodist.capture.batch_length import require_any_length
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.iterators import GETS, concerns_iterators_alone
@@ -21,7 +22,6 @@ from autodist.graph.item import GraphItem
 from autodist.graph.propagation import PerExample, Replicated
 from autodist.kernels import KERNELS, LOCAL_KERNELS, SETTING_KERNELS, Fetching, only_sets
 from autodist.runs.run import Run
-from autodist.runtime.batches import tell_of_empty_micro_batches
 from autodist.sessions.batches import require_no_queue
 from autodist.sessions.feeds import SessionFeeds, disagree
 from autodist.sessions.fetches import Fetches, RunPrograms

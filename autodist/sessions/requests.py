@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.indexed_slices import IndexedSlicesValue  # what TensorFlow gives for one
 
-from autodist import plain_nests
 from autodist.errors import CaptureError
-from autodist.plain_nests import NotPlainError
 from autodist.runtime.program import RunMetadata, RunOptions
+from autodist.tf_compat import plain_nests
+from autodist.tf_compat.plain_nests import NotPlainError
 
 FEED_DENSE = (
     "Feed a dense placeholder and make it sparse in the graph (tf.sparse.from_dense), or feed strings, one row an "

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 import tensorflow as tf
 
+from autodist.batch.examples import require_examples, with_a_row
 from autodist.errors import CaptureError, ReductionError
 from autodist.kernels import Fetching
 from autodist.runs.run import Run
-from autodist.runtime.batches import require_examples, with_a_row
 from autodist.runtime.first_batches import digest_of
 from autodist.runtime.program import Program, RunMetadata, RunOptions
 from autodist.sessions.feeds import SessionFeeds, examples_of

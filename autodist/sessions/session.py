@@ -13,14 +13,13 @@ import tensorflow as tf
 from tensorflow.python.client.session import SessionInterface  # by which a Saver knows that it is given a session
 from tensorflow.python.framework import stack  # the stack of default sessions, by which Tensor.eval finds its own
 
-from autodist.batch_axis import axis_within, require_axis, require_mapping
+from autodist.batch.axis import axis_within, require_axis, require_mapping
 from autodist.capture.gradients import GradientNotes
 from autodist.capture.graph_mode import CapturedGraph
 from autodist.capture.graph_training import require_training, tell_unordered
 from autodist.errors import CaptureError, EmptyBatchError
 from autodist.kernels import LOCAL_KERNELS
-from autodist.plain_shapes import plain_shapes
-from autodist.quiet import quiet_tensorflow
+from autodist.logs.quiet import quiet_tensorflow
 from autodist.runs.run import Run
 from autodist.runtime.program import RunMetadata, RunOptions
 from autodist.runtime.variables import Kept
@@ -32,6 +31,7 @@ from autodist.sessions.plan import SessionPlan
 from autodist.sessions.programs import Prepared, SessionPrograms
 from autodist.sessions.requests import ABSENT, Request, Requests, check_options, expanded, refuse_partial_runs
 from autodist.sessions.runs import SessionRuns
+from autodist.tf_compat.static_shapes import plain_shapes
 
 
 class DistributedSession(SessionInterface):

@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from autodist.compressors import NO_COMPRESSOR, Compressor, Dense
 from autodist.errors import StrategyError
-from autodist.nearest import listed
-from autodist.options import OptionError
+from autodist.logs.suggestions import listed
+from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.synchronizers.base import Synchronizer
 from autodist.synchronizers.traffic import INDEX_BYTES, Piece, Sent

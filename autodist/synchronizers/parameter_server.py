@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from autodist.graph.keeper import Keeper, Pace
-from autodist.options import OptionError
+from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.synchronizers.base import Synchronizer
 from autodist.synchronizers.traffic import INDEX_BYTES, Piece, Sent

@@ -21,7 +21,7 @@ from autodist.graph.propagation import Mean, PerExample, Propagation, Replicated
 from autodist.graph.seeds import joined_calls
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context, Kernel
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

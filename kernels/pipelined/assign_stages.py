@@ -13,7 +13,7 @@ from autodist.graph.pipeline_part import PipelinePart
 from autodist.graph.step_editor import StepEditor
 from autodist.graph.waiting import free_constants, wait_past
 from autodist.kernels.base import Context, Kernel
-from autodist.options import OptionError
+from autodist.options.fields import OptionError
 
 
 @dataclass(frozen=True)

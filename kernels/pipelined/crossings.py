@@ -19,7 +19,7 @@ from autodist.kernels.base import Context
 from autodist.kernels.communicate.buckets import digest
 from autodist.kernels.communicate.exchange import Exchange
 from autodist.kernels.pipelined.homes import Crossing, Homes
-from autodist.options import OptionError
+from autodist.options.fields import OptionError
 
 
 @dataclass(frozen=True)

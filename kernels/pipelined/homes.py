@@ -16,8 +16,8 @@ from autodist.graph.schedule import Unit
 from autodist.graph.walks import reach
 from autodist.kernels.base import Context
 from autodist.kernels.pipelined.assign_stages import stage_of_handles
-from autodist.nearest import listed
-from autodist.options import OptionError
+from autodist.logs.suggestions import listed
+from autodist.options.fields import OptionError
 
 _TABLES = having(Trait.TABLE_READ | Trait.CALL)
 

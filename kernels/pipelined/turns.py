@@ -19,7 +19,7 @@ from autodist.graph.step_editor import StepEditor
 from autodist.kernels.base import Context
 from autodist.kernels.pipelined.assign_stages import passes_no_stage
 from autodist.kernels.pipelined.homes import Homes
-from autodist.options import OptionError
+from autodist.options.fields import OptionError
 
 Turns = Mapping[int, Sequence[Unit]]
 """For each worker its units, one after the other."""

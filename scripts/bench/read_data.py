@@ -18,10 +18,10 @@ import numpy as np
 import tensorflow as tf
 from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 
+from autodist.batch.examples import rows_to_read
 from autodist.capture.own_arrays import own_arrays
 from autodist.reading.own_batches import OwnRows
 from autodist.reading.own_elements import own_elements
-from autodist.runtime.batches import rows_to_read
 from autodist.runtime.sampler import Sampler
 
 EXAMPLES, BATCH, SIDE, EPOCHS = 2048, 256, 96, 3

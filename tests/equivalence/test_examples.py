@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autodist.tensorflow_log import is_log_line
+from autodist.logs.tensorflow_log import is_log_line
 from tests.cluster.hosts import HOST_KINDS, Hosts
 from tests.cluster.runs import MARK, workers_here
 from tests.equivalence.harness import ROOT, run_to_its_end

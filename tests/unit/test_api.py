@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from autodist import AutoDist, ResourceSpec, choosing
+from autodist import AutoDist, ResourceSpec
 from autodist.cluster.member import Member
 from autodist.errors import ClusterError
+from autodist.runs import resolve_config
 from autodist.runtime.draws import Draws
 
 KERNEL = ["python", "-m", "ipykernel_launcher", "-f", "kernel.json"]
@@ -57,7 +58,7 @@ def test_a_script_whose_steps_are_compared_neither_saves_nor_waits_for_sigterm(
     """Workers passed over the first SIGTERM where nobody would have saved."""
     saved = {"checkpoint": {"folder": str(tmp_path), "on_preempt": True}}
     spec = ResourceSpec.from_dict({"nodes": [{"address": "localhost", "cpus": [0]}]} | saved)
-    monkeypatch.setattr(choosing, "recorder", lambda: SimpleNamespace(is_reference=False))
+    monkeypatch.setattr(resolve_config, "recorder", lambda: SimpleNamespace(is_reference=False))
     before = signal.getsignal(signal.SIGTERM)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:

@@ -12,7 +12,7 @@ from autodist.cli.checking.links import MeasuredLink
 from autodist.cli.checking.protocol import Hardware
 from autodist.cli.checking.report import MachineReport, Report
 from autodist.cluster.preflight import table as aligned
-from autodist.readable import counted, readable_bytes
+from autodist.logs.formatting import counted, readable_bytes
 
 _NOT_KNOWN = "–"
 

@@ -10,7 +10,7 @@ from rich.text import Text
 from autodist.cli.checking.tables import readable_seconds
 from autodist.cli.tracing.files import Trace
 from autodist.cli.tracing.spent import ANYBODY, TimeSpent
-from autodist.readable import readable_bytes
+from autodist.logs.formatting import readable_bytes
 
 _WORTH_A_WORD = 0.05
 """The part of a step from which on a worker's waiting is told."""

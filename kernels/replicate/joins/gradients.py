@@ -20,7 +20,7 @@ from autodist.kernels.replicate.joins.shares import Seeds, Shares
 from autodist.kernels.replicate.joins.statistics import Statistics
 from autodist.kernels.replicate.joins.terms import TermSeeds
 from autodist.kernels.sums import ordered_sum, rows_of_examples, rows_together, sum_of_sums
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -30,7 +30,7 @@ from autodist.kernels.replicate.joins.rows import concatenated
 from autodist.kernels.replicate.joins.statistics import Statistics
 from autodist.kernels.replicate.joins.whole_state import WholeState
 from autodist.kernels.replicate.made_of import MadeOf, find_made_of, make_again
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -21,7 +21,7 @@ from autodist.kernels.replicate.joins.joiner import Joiner
 from autodist.kernels.replicate.joins.whole_state import WholeState
 from autodist.kernels.replicate.state_writes import StateChange
 from autodist.kernels.sums import ordered_sum
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -14,7 +14,7 @@ from autodist.graph.names import node_of, tensor
 from autodist.graph.parts import JoinKind, Term
 from autodist.graph.propagation import Examples, Kind, Mean, PerExample, Replicated, Sum, Unknown, Weight
 from autodist.kernels.replicate.joins.joiner import Joiner
-from autodist.terminal_log import ALIKE_EVERYWHERE
+from autodist.logs.terminal import ALIKE_EVERYWHERE
 
 log = logging.getLogger("autodist")
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.batch.examples import rows_to_read
 from autodist.capture.keras_models import KerasModels
 from autodist.errors import CaptureError, ResourceSpecError
 from autodist.reading.own_batches import Reading, Slices, WholeBatch
 from autodist.reading.own_files import Files
-from autodist.runtime.batches import rows_to_read
 
 X = np.arange(22.0).reshape(11, 2)
 

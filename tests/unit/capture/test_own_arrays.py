@@ -11,9 +11,9 @@ import scipy.sparse
 import tensorflow as tf
 from keras.src.trainers.data_adapters import get_data_adapter
 
+from autodist.batch.examples import rows_to_read, share_of
 from autodist.capture.own_arrays import own_arrays
 from autodist.reading.own_batches import whole_of
-from autodist.runtime.batches import rows_to_read, share_of
 
 REPLICAS = [0, 1, 1, 2]
 """Three workers; a batch of 10 gives them 3, 5 and 2 examples."""

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from autodist.asked import VARIABLE
 from autodist.cli import launched
 from autodist.cli.app import app
 from autodist.cli.run import find_given
 from autodist.cluster.given.form import OF_ONE_PROCESS
 from autodist.errors import StrategyError
 from autodist.resources import ResourceSpec
+from autodist.runs.cli_overrides import VARIABLE
 from tests.cluster.runs import MARK
 from tests.forked_python.start import ON_CPU, forked_python
 

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from autodist.asked import Asked
 from autodist.cli import verifying
 from autodist.cli.app import app
-from autodist.cli.comparing import compare
-from autodist.cli.rounding import NoFloorError, Rounding
 from autodist.cli.verifying import Verified
+from autodist.runs.cli_overrides import CliOverrides
+from autodist.verify.compare import compare
+from autodist.verify.rounding import NoFloorError, Rounding
 from tests.cluster.runs import MARK
 from tests.forked_python.start import ON_CPU, ForkedPython
 
@@ -290,7 +290,9 @@ def test_a_step_to_which_the_order_matters_has_no_rounding_alone(
 def test_what_explains_a_difference_under_a_pipeline_speaks_of_micro_batches(tmp_path: Path) -> None:
     one, two = (record(tmp_path / name, {"variable a": value}) for name, value in (("one", 1), ("two", 2)))
     notes = {"draws": ["RandomUniform"], "normalises": ["FusedBatchNormV3"]}
-    found = Verified(compare(one, two, 0.1), Asked(workers=2), 0.1, "in float64", notes, stages=2, micro_batches=4)
+    found = Verified(
+        compare(one, two, 0.1), CliOverrides(workers=2), 0.1, "in float64", notes, stages=2, micro_batches=4
+    )
     told = "\n".join(found.words())
     assert "DIFFERENT: 1 steps on 2 pipeline stages with 4 micro-batches and on one device" in told
     assert "each micro-batch draws its own" in told

@@ -9,8 +9,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from autodist.batch.examples import share_of, take
 from autodist.kernels.communicate.buckets import ALIGNMENT
-from autodist.runtime.batches import share_of, take
 
 Array = NDArray[np.floating]
 Model = Callable[[list[Array]], Array]

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from autodist.batch.examples import share_of, take
 from autodist.capture.demands import Demands
 from autodist.capture.function import CapturedFunction, capture_function
 from autodist.compressors import Compressor
@@ -29,7 +30,6 @@ from autodist.kernels.pipelined.place_stages import PlaceStages
 from autodist.kernels.registry import own_kernels
 from autodist.kernels.replicate.replicate import Replicate
 from autodist.proto import strategy_pb2
-from autodist.runtime.batches import share_of, take
 from tests.unit.kernels.without_stacks import without_stacks
 
 Values = dict[str, np.ndarray]

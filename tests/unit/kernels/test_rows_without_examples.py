@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.batch.examples import rows_of, with_a_row
 from autodist.proto import strategy_pb2
-from autodist.runtime.batches import rows_of, with_a_row
 from tests.unit.kernels import in_one_process
 from tests.unit.kernels.in_one_process import assert_same, capture, one_device, plan, train
 from tests.unit.kernels.pairs import pairs

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.batch.examples import rows_to_read, share_of
 from autodist.reading.elementwise import elementwise
 from autodist.reading.own_batches import Reading, Slices, whole_of
 from autodist.reading.own_elements import own_elements, reading_own
-from autodist.runtime.batches import rows_to_read, share_of
 
 REPLICAS = [0, 1, 1, 2]
 """Three workers; a batch of 10 gives them 3, 5 and 2 examples."""

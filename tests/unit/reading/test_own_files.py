@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from autodist.choosing import choose
 from autodist.errors import AutoDistError, ClusterError, ResourceSpecError
 from autodist.reading.own_batches import Reading, Slices
 from autodist.reading.own_files import Files, OwnFiles, part_sizes, why_not_dealt
 from autodist.resources import ResourceSpec
+from autodist.runs.resolve_config import choose
 from autodist.runtime.dataset import DistributedDataset
 
 Data = tf.data.Dataset

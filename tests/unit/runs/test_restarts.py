@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from autodist.asked import Asked
 from autodist.cluster.failure import LEAVING
 from autodist.cluster.stalls import SAME_STEPS
 from autodist.errors import ClusterError, MachinesAwayError, ResourceSpecError, WorkerFailedError
 from autodist.resources import ResourceSpec
 from autodist.runs import restarts
+from autodist.runs.cli_overrides import CliOverrides
 from autodist.runs.restarts import VARIABLE, Before, LostRun, backoff, before, require_can_restart, restart, why_not
 
 KILLED = WorkerFailedError("localhost:1", "was ended by SIGKILL")
@@ -262,9 +262,9 @@ def test_min_nodes_that_cannot_be_are_refused() -> None:
 
 
 def test_the_command_s_number_stands_in_place_of_the_yaml_s() -> None:
-    assert Asked(max_restarts=1).spec(lambda: spec_of(2)).max_restarts == 1
-    assert Asked(max_restarts=0).spec(lambda: spec_of(2)).max_restarts == 0
-    assert Asked(workers=2).spec(lambda: spec_of(1)).max_restarts == 3
+    assert CliOverrides(max_restarts=1).spec(lambda: spec_of(2)).max_restarts == 1
+    assert CliOverrides(max_restarts=0).spec(lambda: spec_of(2)).max_restarts == 0
+    assert CliOverrides(workers=2).spec(lambda: spec_of(1)).max_restarts == 3
     assert ResourceSpec.from_payload(spec_of(2).to_payload()).max_restarts == 3
     with pytest.raises(ResourceSpecError, match="max_restarts.*0 to 1000"):
         spec_of(2, restarts=-1)

@@ -12,12 +12,12 @@ import threading
 
 import pytest
 
+from autodist.logs.terminal import LEVEL_VARIABLE
 from autodist.runs.start_up import StartUp
-from autodist.terminal_log import LEVEL_VARIABLE
 
 BEGIN = """
 import logging, os, sys
-from autodist.terminal_log import log_to_the_terminal
+from autodist.logs.terminal import log_to_the_terminal
 from autodist.runs.start_up import StartUp
 from autodist.cluster.output import Output
 log_to_the_terminal(True)

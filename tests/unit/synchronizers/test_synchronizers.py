@@ -4,7 +4,7 @@ from autodist.compressors import Float16, TopK
 from autodist.errors import StrategyError
 from autodist.graph.keeper import Keeper, Pace
 from autodist.graph.placement import Cut
-from autodist.options import OptionError
+from autodist.options.fields import OptionError
 from autodist.proto import strategy_pb2
 from autodist.strategies import partitioned_node, whole_node
 from autodist.synchronizers import (

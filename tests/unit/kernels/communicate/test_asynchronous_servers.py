@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.batch.examples import share_of
 from autodist.errors import StrategyError
 from autodist.graph.item import EXAMPLES
 from autodist.graph.names import is_control, node_of
 from autodist.kernels import Context, rewrite
-from autodist.runtime.batches import share_of
 from tests.unit.kernels.drawn_steps import OPTIMIZERS, Choices, make_batches, make_step
 from tests.unit.kernels.in_one_process import Session, capture, plan, rewritten, train
 from tests.unit.kernels.pairs import pairs

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from autodist.batch.examples import share_of, take
 from autodist.errors import StrategyError
 from autodist.graph.editor import GraphEditor
 from autodist.graph.item import EXAMPLES, GraphItem
@@ -16,7 +17,6 @@ from autodist.graph.parts import Join, JoinKind
 from autodist.kernels.base import Context
 from autodist.kernels.communicate.reduce_by_collective import ReduceByCollective, padded_lengths
 from autodist.proto import strategy_pb2
-from autodist.runtime.batches import share_of, take
 from tests.unit.graph.replications import replication
 from tests.unit.kernels.in_one_process import capture, one_device, plan, returned_by, rewritten
 

@@ -1,0 +1,91 @@
+"""How models of Keras 3 and of tf_keras train, evaluate and read their data in a run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from autodist.batch.axis import keras_name
+from autodist.capture.imported_later import when_imported
+from autodist.capture.keras_evaluations import Evaluations
+from autodist.capture.keras_fits import Fits
+from autodist.capture.keras_libraries import uses_legacy_keras
+from autodist.capture.keras_models import KerasModels
+from autodist.capture.legacy_evaluations import LegacyEvaluations
+from autodist.capture.legacy_models import LegacyModels
+from autodist.checkpoint.around_fit import AroundFit
+from autodist.checkpoint.around_legacy_fit import AroundLegacyFit
+from autodist.functions.evaluation_step import EvaluationStep
+from autodist.functions.function_step import DistributedFunction
+from autodist.functions.tracing import Tracing
+from autodist.reading.own_share import OwnShare
+from autodist.runs.run import Run
+from autodist.runtime.first_batches import digest_of
+
+
+class KerasTraining:
+    """Lets models of a run train on all replicas.
+
+    Args:
+        run: in which they train.
+        around_fit: makes of a model's `fit` what the script calls.
+        share: of this worker in the data.
+        saves: whether the YAML asks for checkpoints of what trains.
+    """
+
+    def __init__(self, run: Run, around_fit: AroundFit, share: OwnShare, saves: bool) -> None:
+        self._run, self._share = run, share
+        self._is_global = run.spec.batch != "per_worker"
+        self._fits = None
+        if run.workers > 1:
+            is_alike, have_joined = self._is_global and run.spec.shard is None, lambda: run.have_joined
+            refusing = run.missed_step.noted_until_step
+            self._fits = Fits(run.index == 0, run.talk.share, run.land_together, is_alike, have_joined, refusing)
+        shares = run.spec.shares_batches and self._is_global
+        self._models = KerasModels(
+            self._distribute,
+            fits=self._fits,
+            evaluations=self._evaluations(Evaluations) if shares else None,
+            around_fit=around_fit,
+            reading=share.reading() if self._is_global else None,
+        )
+        self._legacy = LegacyModels(
+            self._distribute,
+            fits=self._fits,
+            evaluations=self._evaluations(LegacyEvaluations) if shares else None,
+            around_fit=AroundLegacyFit(share, saves, run.end.noting_interrupts),
+        )
+
+    @contextmanager
+    def adopting(self, batch_axis: Mapping[str, int | None] | None = None) -> Iterator[None]:
+        """Adopts every model that is built, compiled or fitted while the context is open.
+
+        Args:
+            batch_axis: along which the inputs of their `fit` are split; as `AutoDist.scope` takes it.
+        """
+        with ExitStack() as opened:
+            opened.enter_context(self._models.adopting(batch_axis))
+            if uses_legacy_keras():
+                importlib.import_module("tf_keras")
+            legacy = self._legacy.adopting(batch_axis)
+            opened.enter_context(when_imported("tf_keras", lambda: opened.enter_context(legacy)))
+            yield
+
+    def _distribute(
+        self, step: Callable[..., Any], jit_compile: bool, batch_axis: Mapping[str, int | None], is_own: bool = False
+    ) -> DistributedFunction:
+        is_global = self._is_global and not is_own
+        return DistributedFunction(step, self._run, batch_axis, is_global, Tracing(jit_compile), name_of=keras_name)
+
+    def _evaluations(self, kind: type[Evaluations]) -> Evaluations:
+        run, fits = self._run, self._fits
+        return kind(
+            lambda step, jit_compile: EvaluationStep(step, run, jit_compile),
+            together=run.talk.makes_together,
+            digest_of=digest_of,
+            validates=fits.validates if fits is not None else lambda model: False,
+            noting_interrupts=run.end.noting_interrupts,
+            on_own=run.own_values.warn,
+        )

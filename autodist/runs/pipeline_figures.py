@@ -1,0 +1,91 @@
+"""What is told of a pipeline, in a run's tables and in plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import reduce
+
+from autodist.graph.item import GraphItem
+from autodist.graph.schedule import SCHEDULES, Unit, bubble, make_schedule
+from autodist.graph.tally import Tally
+from autodist.proto import strategy_pb2
+from autodist.runs.stage_costs import StageCosts, Way
+from autodist.strategies import synced_variables
+from autodist.strategies.check_pipeline import pipelines_of, stage_of, workers_of
+from autodist.strategies.stage_table import CutFigures, PipelineFigures, StageFigures
+
+_NOT_KNOWN = Tally(is_least=True)
+
+
+def figures_of(
+    strategy: strategy_pb2.Strategy,
+    item: GraphItem,
+    names: Sequence[str],
+    held: Sequence[int] | None,
+    costs: StageCosts | None,
+) -> PipelineFigures:
+    """What the stages of a pipeline hold, compute and hand on.
+
+    Args:
+        strategy: with pipeline stages.
+        item: the captured step.
+        names: of the workers.
+        held: bytes of variables that each worker holds, optimizer slots included; None: not known.
+        costs: of the stages; None: not known.
+    """
+    variables = {variable.name: variable for variable in synced_variables(item)}
+    seats = [workers_of(strategy, stage) for stage in range(len(strategy.pipeline.stages))]
+    own = [[variables[n.variable] for n in strategy.nodes if stage_of(strategy, n) == s] for s in range(len(seats))]
+    none = [_NOT_KNOWN] * len(seats)
+    forward, backward = (none, none) if costs is None else (costs.forward, costs.backward)
+    pipelines, schedule = pipelines_of(strategy), SCHEDULES[strategy.pipeline.schedule]
+    micro_batches = len(strategy.graph_config.replicas) // pipelines
+    order = make_schedule(len(seats), micro_batches, schedule)
+    counts = [forward, backward]
+
+    def flops_of(unit: Unit) -> int:
+        return counts[unit.is_backward][unit.stage].count
+
+    is_known = any(one.count for one in forward) and not any(one.is_least for one in (*forward, *backward))
+    return PipelineFigures(
+        schedule=schedule,
+        micro_batches=micro_batches,
+        pipelines=pipelines,
+        waits=float(bubble(order)),
+        waits_by_flops=float(bubble(order, flops_of)) if is_known else None,
+        examples=1 if costs is None else costs.examples,
+        is_fed=costs is not None and costs.is_fed,
+        stages=tuple(
+            StageFigures(
+                workers=tuple(names[worker] for worker in workers),
+                variables=len(own[stage]),
+                bytes=sum(variable.byte_size for variable in own[stage]),
+                held=None if held is None else max(held[worker] for worker in workers),
+                forward=forward[stage],
+                backward=backward[stage],
+            )
+            for stage, workers in enumerate(seats)
+        ),
+        cuts=() if costs is None else _cuts(seats, costs),
+    )
+
+
+def _cuts(seats: Sequence[Sequence[int]], costs: StageCosts) -> tuple[CutFigures, ...]:
+    stages = {worker: stage for stage, workers in enumerate(seats) for worker in workers}
+    each, once = (_between_stages(ways, stages) for ways in (costs.each, costs.once))
+    return tuple(
+        CutFigures(source=way[0], target=way[1], each=each.get(way, Tally()), once=once.get(way, Tally()))
+        for way in sorted(each.keys() | once.keys())
+    )
+
+
+def _between_stages(ways: Mapping[Way, Tally], stages: Mapping[int, int]) -> dict[Way, Tally]:
+    """The most that goes from a worker of one stage to a worker of another."""
+    found: dict[Way, list[Tally]] = {}
+    for (source, target), tally in ways.items():
+        found.setdefault((stages[source], stages[target]), []).append(tally)
+    return {way: reduce(_larger, tallies) for way, tallies in found.items()}
+
+
+def _larger(one: Tally, other: Tally) -> Tally:
+    return Tally(max(one.count, other.count), one.is_least or other.is_least)

@@ -1,0 +1,94 @@
+"""Which machines and which strategy a run has: what a command asks for, else what the script says."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from autodist.cluster.given.meet import meet, warn_if_alone
+from autodist.errors import MisusedError, ResourceSpecError
+from autodist.logs.terminal import log_to_the_terminal
+from autodist.reading.own_files import why_not_dealt
+from autodist.resources import ResourceSpec
+from autodist.runs.cli_overrides import CliOverrides
+from autodist.runs.dry_run import look
+from autodist.runs.restarts import before, require_can_restart
+from autodist.strategies import AllReduce, BuildsStrategy, arranged, chosen_builder, find_pipeline
+from autodist.verify.recorder import recorder
+
+
+def choose(
+    file: str | os.PathLike[str] | None,
+    given: ResourceSpec | None,
+    builder: BuildsStrategy | str | Mapping[str, Any] | None,
+    is_first: bool,
+) -> tuple[ResourceSpec, BuildsStrategy]:
+    """Machines and strategy, as they are on the chief.
+
+    Args:
+        file: the YAML that the script names.
+        given: the machines that it gives in place of one.
+        builder: the strategy that it gives.
+        is_first: whether it has made no AutoDist before.
+
+    Raises:
+        ResourceSpecError, StrategyError: they cannot be so.
+        MisusedError: a command asks for machines, and the script makes a second AutoDist.
+        ClusterError: processes that a scheduler has started do not meet.
+    """
+    looks = look()
+    asked = CliOverrides.of_this_process() if looks is None else looks.asked
+    if asked.asks and not is_first and looks is None:
+        raise MisusedError(
+            "the script makes two AutoDist objects, and a command has said on which machines its AutoDist runs. Leave "
+            "one, and open its scope() again."
+        )
+    spec = asked.spec(lambda: _read_spec(file, given), _count_gpus)
+    chosen = asked.builder(lambda: chosen_builder(builder, spec.strategy))
+    if looks is not None:
+        return looks.choose(spec, chosen), chosen
+    recording = recorder()
+    if recording is None:
+        require_can_restart(spec)
+        spec = spec.without(before().left_out)
+    else:
+        spec = spec.without_checkpoints()  # steps are compared: none is saved, and none is gone on from
+        if recording.is_reference and find_pipeline(chosen) is not None:
+            chosen = AllReduce()  # which is not asked of one device, where there are no stages either
+    log_to_the_terminal(is_chief=True)
+    reason = why_not_dealt(is_compared=recording is not None, is_pipeline=find_pipeline(chosen) is not None)
+    if spec.shard is not None and reason is not None:
+        raise spec.shard_refused(reason)
+    if spec.is_given:
+        spec = meet(spec, asked.replicas, _count_gpus)
+    else:
+        warn_if_alone(len({node.address for node in spec.nodes}))
+    return arranged(chosen, spec), chosen
+
+
+def _count_gpus() -> int:
+    return len(tf.config.list_physical_devices("GPU"))
+
+
+def _read_spec(file: str | os.PathLike[str] | None, spec: ResourceSpec | None) -> ResourceSpec:
+    if spec is not None and file is not None:
+        raise ValueError("give resource_spec_file or resource_spec, not both.")
+    if spec is not None:
+        if not isinstance(spec, ResourceSpec):
+            given = type(spec).__name__
+            raise ResourceSpecError(
+                f"resource_spec is a {given}; give a ResourceSpec, as ResourceSpec.from_dict makes it, or the path of "
+                "a YAML file as resource_spec_file."
+            )
+        return spec
+    if file is not None:
+        if not isinstance(file, str | bytes | os.PathLike):
+            raise ResourceSpecError(
+                f"resource_spec_file is a {type(file).__name__}; give the path of a YAML file, or "
+                "resource_spec=ResourceSpec.from_dict(...)."
+            )
+        return ResourceSpec.from_file(file)
+    return ResourceSpec.local(_count_gpus())

@@ -1,0 +1,172 @@
+"""Says that a script which asks for several devices trains on one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from autodist.capture.local_training import LocalTraining
+from autodist.capture.second_training import SecondTraining
+from autodist.capture.training_lines import LocalStep, Way
+from autodist.errors import CaptureError
+from autodist.logs.terminal import ALIKE_EVERYWHERE
+from autodist.resources import ResourceSpec
+
+log = logging.getLogger("autodist")
+
+_NAMED = 3
+"""Variables that a warning names."""
+
+_MENDS = {
+    Way.FIT: "Build the model in `with ad.scope():`, or call fit in it",
+    Way.FUNCTION: "Put @ad.function in place of @tf.function on the training step, and build model and optimizer in "
+    "`with ad.scope():`",
+    Way.EAGER: "Put the training step into a function under @ad.function, and build model and optimizer in "
+    "`with ad.scope():`",
+    Way.SESSION: "Build the graph in `with ad.scope():` and make the session there by ad.create_distributed_session(), "
+    "in place of tf.compat.v1.Session() or MonitoredTrainingSession",
+}
+_DOINGS = {
+    Way.FIT: "fit of a model that was built, compiled and fitted outside of ad.scope()",
+    Way.FUNCTION: "a training step that is no @ad.function",
+    Way.EAGER: "a training step that is no @ad.function",
+    Way.SESSION: "a session that ad.create_distributed_session() did not make",
+}
+
+
+_watching: list[UndistributedScript] = []
+"""Who watches: the last that was made, so that a notebook in which a cell is run again is told once."""
+
+
+class UndistributedScript:
+    """Watches a script whose AutoDist has several replicas.
+
+    A first step that this worker trains alone may be meant so, with distributed ones to follow: the log notes it. If
+    none follows, a warning says so at the end. One that trains variables of the scope beside distributed ones is warned
+    of when it is seen. Refused is the one that cannot be meant: a plain session that trains a graph of the scope, where
+    the script takes a part of its data for each worker.
+
+    Args:
+        spec: the machines.
+        is_chief: whether this worker says so.
+        is_in_scope: whether a graph was built in the scope.
+        is_trained: whether a distributed step works on a variable.
+        pull: brings the script's variables up to date.
+
+    Attributes:
+        divides_data: whether the script has asked for what it divides its data by.
+    """
+
+    def __init__(
+        self,
+        spec: ResourceSpec,
+        is_chief: bool,
+        is_in_scope: Callable[[object], bool],
+        is_trained: Callable[[Any], bool] = lambda variable: False,
+        pull: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._spec, self._is_chief, self._is_in_scope = spec, is_chief, is_in_scope
+        self.divides_data = False
+        while _watching:
+            _watching.pop().stop()
+        self._training: LocalTraining | None = None
+        self._second: SecondTraining | None = None
+        if spec.shares_batches:
+            self._training = LocalTraining(self._on_step)
+            self._second = SecondTraining(self._on_second, is_trained, pull, is_in_scope)
+            _watching.append(self)
+
+    def stop(self) -> None:
+        """Nothing is to be said any more."""
+        self._stop_first()
+        if self._second is not None:
+            self._second.stop()
+            self._second = None
+
+    def begin_distributed(self) -> None:
+        """A distributed step trains: what is looked for from now on is training beside it."""
+        self._stop_first()
+        if self._second is not None:
+            self._second.begin()
+
+    def before_training(self) -> None:
+        """A distributed step is about to train."""
+        if self._second is not None:
+            self._second.before_step()
+
+    def noting_variables(self) -> AbstractContextManager[None]:
+        """Variables that are made while it is open are the scope's."""
+        return nullcontext() if self._second is None else self._second.noting_variables()
+
+    def _stop_first(self) -> None:
+        if self._training is not None:
+            self._training.stop()
+            self._training = None
+
+    def tell_at_end(self, has_idle_workers: bool) -> None:
+        """Warns of what no distributed step has followed.
+
+        Args:
+            has_idle_workers: whether other workers were started for nothing.
+        """
+        step = None if self._training is None else self._training.look_again()
+        was_alone = self._training is not None
+        self.stop()
+        if not was_alone or not self._is_chief:
+            return
+        if step is not None:
+            self._warn(step)
+        if has_idle_workers:
+            log.warning("The other workers were started for nothing: no step ran on them.")
+
+    def _on_step(self, step: LocalStep) -> None:
+        has_part = self.divides_data and len(self._spec.workers) > 1
+        if has_part and step.way is Way.SESSION and self._is_in_scope(step.graph):
+            raise CaptureError(
+                "a graph that was built in ad.scope() is trained by a plain session, on this worker's part of the data "
+                f"alone: the script divides it by {len(self._spec.workers)} workers, and each would train a model of "
+                "its own. Make the session by ad.create_distributed_session(), in place of tf.compat.v1.Session() or "
+                "MonitoredTrainingSession; or, if each is to train its own, build that graph outside of the scope."
+            )
+        if self._is_chief:
+            log.info("so far on one device alone: %s%s", _DOINGS[step.way], _at(step))
+
+    def _on_second(self, step: LocalStep, variables: list[str]) -> None:
+        if not self._is_chief:
+            return
+        workers = len(self._spec.workers)
+        each = "each worker by itself, on the data that it passes there" if workers > 1 else "one device alone"
+        rest = f" and {len(variables) - _NAMED} more" if len(variables) > _NAMED else ""
+        log.warning(
+            "beside the steps that are distributed, %s%s trains %s%s on %s. %s. Build what is meant to be trained so "
+            "outside of ad.scope().",
+            _DOINGS[step.way], _at(step), ", ".join(variables[:_NAMED]), rest, each, _mend(step),
+            extra=ALIKE_EVERYWHERE,
+        )  # fmt: skip
+
+    def _warn(self, step: LocalStep) -> None:
+        workers, replicas = len(self._spec.workers), len(self._spec.replicas)
+        said = [
+            f"No training step was distributed: this script made an AutoDist for {replicas} replicas on {workers} "
+            f"worker{'s' if workers > 1 else ''} and trained on one device alone, by {_DOINGS[step.way]}{_at(step)}."
+        ]
+        if self.divides_data and workers > 1:
+            said.append(
+                "If it divides its data by ad.num_workers or ad.distribute_dataset, a part of them was not seen at all."
+            )
+        log.warning("%s %s.", " ".join(said), _mend(step))
+
+
+def _mend(step: LocalStep) -> str:
+    if step.library:
+        return (
+            f"The step is made by {step.library}: put ad.function around it, in place of the library's tf.function, as "
+            "docs/libraries.md shows, and build model and optimizer in `with ad.scope():`"
+        )
+    return _MENDS[step.way]
+
+
+def _at(step: LocalStep) -> str:
+    return f" ({step.line})" if step.line else ""

@@ -1,0 +1,85 @@
+"""How far one device differs from itself when the examples of each batch are permuted, and what is rounding alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autodist.verify.compare import FLOORS, LAST_BIT, compare, kind_of, names_of_numbers
+from autodist.verify.recording import OUTPUTS, VARIABLES
+
+ALONE = 1e-2
+"""A relative difference of this size is rounding alone, in other precisions than float64."""
+
+
+class NoFloorError(Exception):
+    """How far rounding goes could not be measured; the message says why."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """The rounding floors of one script.
+
+    Attributes:
+        floors: by kind and name, the largest relative difference in any step of any permuted run.
+        numbers: names of outputs that are single numbers, which no order of the examples may change.
+        alone: of the floors, those of values that are rounding alone. The bias of a transformer's keys is one: its
+            gradient is zero but for rounding, and Adam divides it by its own size.
+    """
+
+    floors: Mapping[str, float]
+    numbers: frozenset[str]
+    alone: Mapping[str, float]
+
+    @classmethod
+    def of(cls, reference: Path, permuted: Sequence[Path], within: float) -> Rounding:
+        """Compares runs on one device.
+
+        Args:
+            reference: folder of the run in the script's own order.
+            permuted: folders of runs with other orders.
+            within: the relative difference from which on a value is rounding alone, unless the order matters.
+
+        Raises:
+            NoFloorError: the order of the examples matters to the step.
+        """
+        floors: dict[str, float] = {}
+        for run in permuted:
+            for difference in compare(reference, run, 0.0).differences:
+                floors[difference.name] = max(difference.largest, floors.get(difference.name, 0.0))
+        alone = {name: floor for name, floor in floors.items() if kind_of(name) != OUTPUTS and floor > within}
+        found = cls(floors, names_of_numbers(reference), alone)
+        found._require_unordered(within)
+        return found
+
+    @property
+    def floor(self) -> float:
+        """The largest floor of a variable, slot or state that is not rounding alone."""
+        rest = [floor for name, floor in self.floors.items() if kind_of(name) != OUTPUTS and name not in self.alone]
+        return max(rest, default=0.0)
+
+    @property
+    def limits(self) -> dict[str, float]:
+        """By name, the largest relative difference that rounding explains, of what is rounding alone."""
+        return {name: FLOORS * floor for name, floor in self.alone.items() if math.isfinite(floor)}
+
+    def _require_unordered(self, within: float) -> None:
+        """Passes unless another order of the examples changes the loss, or half of the trained variables."""
+        for name in sorted(self.numbers & self.floors.keys()):
+            if not self.floors[name] <= within:
+                raise NoFloorError(_order_matters(f"{name} by {self.floors[name]:.1e}"))
+        trained = [name for name in self.floors if kind_of(name) == VARIABLES]
+        changed = [name for name in trained if name in self.alone]
+        if changed and 2 * len(changed) >= len(trained):
+            raise NoFloorError(_order_matters(f"{len(changed)} of {len(trained)} variables"))
+
+
+def limit_of(floor: float) -> float:
+    """The relative difference that is promised where one device differs from itself by `floor`."""
+    return max(FLOORS * floor, LAST_BIT)
+
+
+def _order_matters(what: str) -> str:
+    return f"one device trains something else when the examples of each batch are permuted, which changes {what}"
